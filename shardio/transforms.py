@@ -40,8 +40,9 @@ class PictureTransform(ABC):
 
     Raises:
         InvalidArgument: (from the constructor) a parameter is invalid.
-        SchemaError: (from the call) a field is missing, or is not a picture or a clip; or the
-            pictures and clips of a sample have different sizes.
+        SchemaError: (from the call) `fields` is None, and a sample has no picture or clip; one of
+            `fields` is missing, or is neither; or the pictures and clips of a sample have different
+            sizes.
     """
 
     def __init__(self, fields: str | Sequence[str] | None) -> None:

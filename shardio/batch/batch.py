@@ -22,7 +22,7 @@ class Skipped:
 
     Attributes:
         row: the row of the batch that has the other sample.
-        index: the index of the failed sample in the dataset.
+        index: the index of the failed sample in the dataset or view of the loader.
         shard, sample: the index of the failed sample's shard, and its row in that shard.
         error: the class name of the exception.
         text: the message of the exception, followed by the traceback if a transform raised it. A
@@ -80,7 +80,7 @@ class Batch(Mapping[str, Any]):
         # the dataset later, the paths of the column's own shards.
         self._paths, self._beside = paths, beside
         self.n_rows = n_rows
-        """The number of samples."""
+        """The number of rows, including padding."""
         self.epoch = epoch
         """The epoch, counted from 0."""
         self.step = step
@@ -114,7 +114,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
-        """For each row, the index of its sample in the dataset; a copy."""
+        """For each row, the index of its sample in the dataset or view of the loader; a copy."""
         return self._origins()["position"].copy()
 
     @property
@@ -128,7 +128,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """For each row, True if it has the intended sample and no replacement; a copy."""
+        """For each row, False if it is padding or has a replacement, otherwise True; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 

@@ -30,9 +30,9 @@ from shardio.format.types import Array
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
 )
-"""An entry of the origin table: the position of the sample in the view, the sample's row in its
-shard, the index of the shard, the index of the field that is being read (-1 for none), and the
-status of the row.
+"""An entry of the origin table: the index of the sample in the view (`position`), the sample's row
+in its shard, the index of the shard, the index of the field that is being read (-1 for none), and
+the status of the row.
 """
 EXTENT: Final = np.dtype([("n_bytes", "<u8"), ("place", "<u8")])
 """The extent of a value: its size in bytes, and its offset in the heap."""
@@ -110,9 +110,9 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays that are views of one block, kept because creating them takes as long as a batch.
+    """Arrays that are views of one block. Creating them takes as long as filling a batch.
 
-    `origins` is the origin table as int64 of (n_rows, 3). Its columns are the position in the view,
+    `origins` is the origin table as int64 of (n_rows, 3). Its columns are the index in the view,
     the row in the shard, and a number with the index of the shard in its lower 32 bits and the
     result of `pack_state` in its upper 32 bits. `states` has only these upper 32 bits. `fixed` has,
     for each fixed field, its bytes as uint8 of (n_rows, bytes per row).

@@ -86,7 +86,7 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
 
 
 def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
-    """Return True if a dtype is that of a field, regardless of the byte order."""
+    """Return True if `field` has the dtype `found`, regardless of the byte order."""
     if is_bfloat16_bits(found):
         return bool(field.dtype == "bfloat16")
     wanted = field.numpy

@@ -199,8 +199,8 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
     """Undo the unfinished commit of a killed writer; return the published generation.
 
     A writer may be killed after it has created a generation file, and before `dataset.json` points
-    to this file. Then the generation file is removed, and also temporary files and unreferenced
-    external lists. The shards of the generation are kept.
+    to this file. Such a generation file is removed; its shards are kept. Temporary files and
+    unreferenced external lists are removed, too.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.

@@ -267,7 +267,7 @@ class MixtureSelection(RowSelection):
     """The selected rows of all sources of a mixture, one source after another.
 
     Args:
-        starts: as in RowSelection, for the shards of all sources.
+        starts: the `shard_starts` for the shards of all sources.
         sources: the selection of each source. These objects are borrowed.
         names: the name of each source, for messages.
     """

@@ -141,7 +141,7 @@ def numbered_packet(
 ) -> Packet[Any]:
     """Return a packet for a decoder: a copy of the bytes `lead` and `part`.
 
-    Its time is `number`, the index of the packet, which the decoder copies to the frame. Zeros
+    The time of the packet is `number`, its index. The decoder copies the time to the frame. Zeros
     follow the copied bytes, because decoders read past the end of a packet. Some decoders use the
     keyframe flag: without the flag, the PNG decoder draws each picture over the previous picture.
     """

@@ -211,8 +211,8 @@ class PacketReader:
     def stream(self, n_streams: int) -> EncodedStream:
         """Build the stream as its container describes it, without decoding.
 
-        A packet without a time gets that of the previous packet. `n_streams` is the number of video
-        streams in the file.
+        A packet without a time gets the time of the previous packet. `n_streams` is the number of
+        video streams in the file.
         """
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
@@ -258,7 +258,7 @@ class PacketReader:
 class SpanReader(Closing):
     """An open video file. `cut` returns the frames of any span of time, in any order.
 
-    `check` is as in `demux`; it concerns the frames of each span.
+    `check` has the same meaning as for `demux`, but for the frames of each span.
     """
 
     def __init__(self, path: str, *, check: bool | None = None) -> None:

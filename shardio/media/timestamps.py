@@ -115,9 +115,9 @@ def fill_missing_times(
 class MonotonicTimestamps:
     """A callable that changes times so that they rise strictly, as packet tables require.
 
-    A time before that of the previous frame means that the clock has restarted: this frame starts
-    at the end of the previous frame, and later frames are moved, too. Of two equal times, the later
-    one is moved by a tick. `n_changed` is the number of times that were changed.
+    If the time of a frame is before the previous time, the clock has restarted: the frame is moved
+    to the end of the previous frame, and later frames are moved by the same ticks. If two times are
+    equal, the second is moved by one tick. `n_changed` is the number of times that were changed.
     """
 
     def __init__(self) -> None:

@@ -249,7 +249,7 @@ class RankPartition:
     def share(self, step: int) -> tuple[int, int]:
         """Return the start and the end of this rank's positions in a step.
 
-        They are equal if this rank has only padding in the step.
+        Start and end are equal if this rank has only padding in the step.
         """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:

@@ -1,9 +1,9 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
 A *group* has up to k consecutive clips of one video. An epoch permutes the groups; the clips of a
-group stay together, in order, so that a decoder decodes them in one pass. A video of n clips has n
-// k groups of k clips and, unless n % k is 0, one smaller group, whose place among the other groups
-of the video is random.
+group stay together, in order, so that a decoder decodes them in one pass. A video of n clips has
+n // k groups of k clips. The clips that are left over, if any, form one smaller group, at a random
+place among the other groups of the video.
 
 For each size, the groups of that size are permuted among themselves (see `permutation`). The epoch
 is divided into *windows* of about 1,024 groups. Every window has the same proportions of group

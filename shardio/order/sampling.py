@@ -5,8 +5,8 @@ weights is looked up in the cumulative sums of the weights. Without replacement,
 sort key -log(u) / weight with a random number u, and the rows are sorted by these keys, which is
 equivalent to drawing one row after another from the rows that are left (P. Efraimidis and P.
 Spirakis, 2006). The last bits of a library's logarithm differ between machines. This module
-therefore has its own, which only uses operations that IEEE 754 rounds in the same way on all
-machines.
+therefore has its own logarithm, which only uses operations that IEEE 754 rounds in the same way on
+all machines.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class ShardShuffle(Order):
 
     @classmethod
     def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
-        """Return the order with windows of `n_shards` shards; `ends` is as in `ShardOrdering`."""
+        """Return the order with windows of `n_shards`; `ends` are the shards' cumulative counts."""
         ends = ends_within(ends, n)
         whole = max(1, n * n_shards // max(1, len(ends)))
         return cls(n_shards, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")

@@ -31,7 +31,7 @@ _OPTIONS: Final = ("frames", "stride", "step", "size")
 class ClipView(SampleView):
     """A view whose samples are clips of the videos in one field. It borrows the dataset.
 
-    On first use, 64 bytes per video are read from the index. With `fps` or `around`, the packet
+    On first use, 96 bytes per video are read from the index. With `fps` or `around`, the packet
     tables of videos without a stored length are read too.
 
     Raises:

@@ -272,8 +272,7 @@ def time_field_names(name: str) -> tuple[str, str]:
 class ClipDraws(NamedTuple):
     """The start of each sample's clip, from `Clips.starts`, and the position of the crop.
 
-    `places` has two fractions for each crop: the part of the cut-off columns that is cut off at the
-    left side, and the part of the cut-off rows that is cut off at the top. None centres all crops.
+    `places` has the x and y of each crop's `CropPosition`. None centres all crops.
     """
 
     starts: _Numbers

@@ -46,7 +46,9 @@ def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = Non
 def common_sizes(
     dataset: Dataset, names: Iterable[str], n: int, rows_of: Callable[[Rows], Rows]
 ) -> Sizes:
-    """Return the sizes of fields whose images have one size in all n samples, missing ones aside.
+    """Return the size of each field in which the images of all n samples have one size.
+
+    Missing images are ignored.
 
     Sizes are read from the index, 24 bytes per image, until one differs. `rows_of` maps indices of
     samples to rows.
@@ -143,7 +145,7 @@ def audio_schema(
 def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) -> AudioField:
     """Return the format of the audio in a field, over the selected rows of a dataset.
 
-    `sound` is the requested format. The other properties are read from the index, 64 bytes per
+    `sound` is the requested format. The other properties are read from the index, 96 bytes per
     stream; rate and channels must then be the same in all rows. `clip` has the options of clips;
     None if samples are not clips.
     """

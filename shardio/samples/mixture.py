@@ -317,7 +317,8 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
     """Return the shares of n sources as positive integers.
 
-    They are exact if their sum is then at most WHOLE, otherwise rounded to a sum of about WHOLE.
+    The shares are exact if their sum is at most WHOLE. Otherwise their sum is rounded to about
+    WHOLE.
     """
     what = f"weights must be {n} numbers above 0, one for each source"
     try:

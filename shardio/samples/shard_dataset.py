@@ -69,7 +69,8 @@ class ShardDataset(OpenDataset):
         cache: for a URL, the folder that a loader downloads shards to; by default SHARDIO_CACHE
             from the environment, otherwise ~/.cache/shardio. For a single sample whose
             shard is not in the cache, only the bytes of the sample are requested.
-        cache_bytes: the size limit of the cache; by default nine tenths of the free space.
+        cache_bytes: the size limit of the cache; by default nine tenths of the space that is free
+            or used by the cache.
         storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
 
     Raises:

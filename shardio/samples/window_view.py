@@ -260,7 +260,7 @@ class TokenSource(FieldSource):
         self._places: Rows = np.zeros(0, np.int64)
         """The offset of each raw document in its shard's map; 0 until the document is verified."""
         self._aheads: dict[int, _Lookahead] = {}
-        """Cached lookaheads by the id of `numbers`, latest last. They keep these arrays alive."""
+        """Cached lookaheads by the id of `numbers`, latest last. They keep `numbers` alive."""
 
     def close(self) -> None:
         """Release the maps of the shards. Idempotent."""

@@ -118,7 +118,7 @@ class ShardReader(Closing):
     ) -> dict[str, Any]:
         """Return the fields `names` of the sample in a row, without reading its other fields.
 
-        Raise ShardChanged if the file was truncated, unless `check_truncated` is False.
+        If `check_truncated` is True, raise ShardChanged if a mapped file was truncated.
         """
         self._check_open()
         row, n = operator.index(row), len(self)
@@ -230,7 +230,7 @@ class ShardReader(Closing):
         return indices
 
     def present(self, name: str, rows: Sequence[int] | Rows | None = None) -> Present:
-        """Return a mask that is True for those of `rows` that have a value of a field.
+        """Return a mask of `rows`: True if the row has a value of the field `name`.
 
         By default, the mask is for all rows. The bytes from which it is read are verified.
 

@@ -97,8 +97,8 @@ class SectionBuffer:
 class SectionTable:
     """Appends sections to a borrowed shard file, and collects the entries of the section table.
 
-    Before the first call, the file has the first page and, if a section was streamed into the file,
-    this section, for which `adopt` must be called first.
+    Initially, the file must have the first page. A section that was already streamed into the file
+    must follow; call `adopt` for this section first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -45,7 +45,7 @@ _HASHED_BY: Final[dict[int, int]] = {
     Kind.INDEX: Kind.PAYLOAD,
     Kind.CHUNK_HASHES: Kind.PAYLOAD,
 }
-"""Maps the kind of a section that contains hashes to the kind of the section that is hashed.
+"""The kind of the section that is hashed, by the kind of the section that contains the hashes.
 
 A section of the kind BLOCK_HASHES states the hashed kind itself.
 """
@@ -82,7 +82,7 @@ class VerifiedUnits:
 
         The keys are the kind and the field of a section. The records have the key (PAYLOAD,
         NO_FIELD), and the chunks of a field of streams have the key (PAYLOAD, field). If the units
-        are blocks, the mark before the first one is that of the section with their hashes.
+        are blocks, the mark before the first one belongs to the section with the blocks' hashes.
         """
         self.n_marks = 0
         """The number of units, and thus of marks."""
@@ -226,7 +226,7 @@ class VerifiedUnits:
         """Return verified copies of the items at the indices `numbers` of an index section.
 
         `name` is the field to which the items belong. There is one section of each kind per field;
-        only the section of the kind INDEX has the items of all fields. `dtype` is that of an item.
+        only the section of the kind INDEX has the items of all fields. An item has this `dtype`.
         """
         content, size = self.content, dtype.itemsize  # raises ClosedError after `release`
         number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
