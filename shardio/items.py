@@ -50,7 +50,7 @@ class Loader(ABC):
     def post_process(self, response: Any) -> Any:
         """Turn `response`, the result of `load`, into the value that the iteration yields.
 
-        Its arrays are in shared memory, and stay valid as long as they are referenced.
+        The arrays of `response` are in shared memory, and stay valid while they are referenced.
         """
 
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing

@@ -57,9 +57,10 @@ class ShardLoader(Closing):
         batch_size: the number of samples in a batch.
         fields: the fields to read, by default all.
         shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
-            "blocks" only permutes samples within windows of 256 MiB (consecutive samples of this
-            total size), for data larger than memory; "shards" within windows of 8 shards. False
-            keeps the order of the dataset.
+            "blocks", for data larger than memory, permutes runs of consecutive samples (up to 4
+            MiB), and then the samples within each window of 64 runs. "shards" permutes the shards,
+            and then the samples within each window of 8 shards. False keeps the order of the
+            dataset.
         seed: the seed of the order and of the transform's generators, from 0 up.
         sampler: the indices of the samples of an epoch in their order, with or without repetitions.
             Pass a sequence of indices; a torch sampler, which is iterated for each epoch with the

@@ -160,7 +160,7 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def user_function(name: str, function: Any, given: str) -> Any:
-    """Return the function; check that it takes one argument, named `given`, and perhaps `rng`."""
+    """Return the function; check that it takes one argument (messages: `given`), or also `rng`."""
     if function is not None:
         if not callable(function):
             raise InvalidArgument(f"{name} must be callable; found {function!r}")

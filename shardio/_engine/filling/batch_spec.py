@@ -43,6 +43,7 @@ class BatchSpec:
         audio: the audio fields that are decoded, and the format of the decoded audio.
         block_rows: the maximum number of samples in a block, the shared memory of a batch.
         n_samples: the number of samples of the view.
+        shuffle: True if the order is a full shuffle.
         skips: True if a sample that fails is replaced by another sample.
         make_view: a function that creates the view from the dataset and the view's tables.
         tables: the dtype and the length of each table of the view.

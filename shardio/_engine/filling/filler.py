@@ -121,8 +121,8 @@ class Filler:
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schema of samples, and that of the results of the batch functions, if any.
 
-        The batch functions run on the first batch of epoch 0 or, if samples may be skipped, on a
-        batch of copies of sample `number` of the view.
+        The batch functions run on the first batch of epoch 0, fully shuffled or in the order of the
+        view; if samples may be skipped, on copies of sample `number` of the view.
         """
         batch_spec = self._batch_spec
         found = self._sample_schemas(number)

@@ -165,7 +165,7 @@ class SourceItem(NamedTuple):
         return f"items {self.first} to {self.last}"
 
 
-Entry = tuple[SourceItem, Any]  # a result, preceded by the items of the source that it is made from
+Entry = tuple[SourceItem, Any]  # the source items of a result, and the result
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +176,7 @@ class StageJob:
     step: int  # the index of the input in the stage
     origin: SourceItem
     item: Any
-    # A generator; of an async one, an event that resumes it; in a worker process, the item's index.
+    # A generator; or the event that resumes an async generator; or an item's index in a TaskPool.
     results: Any = None
     n_given: int = 0
     began_ns: int = 0

@@ -119,9 +119,9 @@ class TaskPool(Closing):
         start_method: the way to start workers, see `Start`.
         preload: the names of modules to import before workers start.
         name: the name of the function in messages.
-        on_crash: a function that returns the value of an item on which a worker has crashed, from
-            the index of the part of the item (see `note_part`) and the worker's exit. By default,
-            the item is tried again.
+        on_crash: a function `f(part, exit)` that returns the value of an item on which a worker has
+            crashed; `part` is the index from `note_part`, or None. By default, the item is tried
+            again.
         held_fds: descriptors that workers keep open, such as the descriptor of a lock.
     """
 

@@ -242,7 +242,7 @@ SendBlock = Callable[[int, int, Sequence[int]], object]
 
 
 class BlockLender(Closing):
-    """The blocks for samples that the main process has lent to workers."""
+    """The blocks that the main process has lent to workers, for samples."""
 
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
         self._blocks = ValueBlocks(None, memory_bytes)
@@ -284,7 +284,7 @@ class BlockLender(Closing):
                 pass
 
     def _give(self, worker: int, send: SendBlock, *, is_needed: bool = False) -> bool:
-        """Send a block if one is available; return True if so."""
+        """Send a block; return False if none is available."""
         block = self._blocks.take(is_needed=is_needed)
         if block is None:
             return False
@@ -296,7 +296,7 @@ class BlockLender(Closing):
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
         """Return the content of a worker's block: the leased memory of the block, or a copy.
 
-        It is copied if the loop holds too many samples and the worker has no other block.
+        The content is copied if the loop holds too many samples and the worker has no other block.
         """
         block = self._of_worker[worker].pop(number)
         self._blocks.see(block, n_bytes)

@@ -198,7 +198,7 @@ def send_all(
 
 
 class MainExited(BaseException):
-    """The main process has closed the channel; no Exception, which user code might catch."""
+    """Raised if the main process closed the channel; no Exception, which user code might catch."""
 
 
 class SampleSender:

@@ -120,7 +120,7 @@ def pack(kind: str, **more: Any) -> bytes:
 
 
 def pack_given(kind: str, **more: Any) -> bytes:
-    """Return the head of a message with values of a user, or raise InvalidArgument."""
+    """Return a message's head; raise InvalidArgument if the user's values cannot be sent."""
     try:
         message = pack(kind, **more)
     except (TypeError, ValueError) as error:

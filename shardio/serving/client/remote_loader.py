@@ -89,10 +89,9 @@ class RemoteLoader(Closing):
 
     Raises:
         InvalidArgument: the client or the server does not accept an option.
-        ServerUnreachable: no server answers, or none accepts this client's key. This error may also
-            occur in the loop.
-        BatchTimeout: the server is alive, but does not answer in time. This error may also occur in
-            the loop.
+        TypeError: an option is unknown.
+        ServerUnreachable: (also in the loop) no server answers, or none accepts this client's key.
+        BatchTimeout: (also in the loop) the server is alive, but does not answer in time.
         ShardCorrupt, TransformError, …: the errors of the loader at the server.
     """
 

@@ -33,7 +33,7 @@ _RESERVED: Final = (
 class RemoteSamples(Closing):
     """The samples of several servers. It owns a RemoteLoader for each server.
 
-    `options` are options of ShardLoader, for all servers; `keys` and `timeout_s` are as in
+    `options` are options of RemoteLoader, for all servers; `keys` and `timeout_s` are as in
     RemoteLoader. The received batches of all servers have at most `memory_bytes` together. `say` is
     called with a line of text for each event, for example if a server has sent all of its samples.
     """
