@@ -102,7 +102,7 @@ class SchemaInference:
     The first sample with a field determines its type. A dimension with differing sizes becomes
     variable. A field that some samples or files lack becomes optional. With `widens`, a differing
     numeric dtype widens the field; otherwise, it is an error. A field that is `UNKNOWN` in some
-    files takes its type, which may be a nested record, from the others. `names` is the plural noun
+    files takes its type, which may be a nested record, from other files. `names` is the plural noun
     in messages about invalid field names; None means that names are not checked.
     """
 

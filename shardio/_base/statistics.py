@@ -109,7 +109,7 @@ class ItemStats:
     """Counters of `load_with_workers` so far."""
 
     n_put: int = 0
-    """Items that were sent to workers, or are waiting for one."""
+    """Items that were sent to workers, or are waiting for a worker."""
     n_taken: int = 0
     """Items whose values were returned."""
     n_skipped: int = 0

@@ -112,9 +112,9 @@ def convert(
             uploaded as soon as it is finished. The cache folder on this machine holds the shards
             that are not uploaded yet, and the state that is needed to resume the conversion.
         engine: "local", or "ray" to convert on the machines of a Ray cluster. All machines must see
-            `src` and `out` at these paths, and `workers` is the number of processes on all machines
-            together. The bytes of the dataset are the same with both engines, and each engine can
-            resume a conversion that was started with the other.
+            `src` and `out` at these paths. `workers` is the number of processes on all machines
+            together, by default one per CPU. The bytes of the dataset are the same with both
+            engines, and each engine can resume a conversion that was started with the other engine.
         address: the address of the Ray cluster, as for `ray.init`. The default is the value of the
             environment variable RAY_ADDRESS; if it is not set, Ray is started on this machine.
         progress: a function that is called in this process before the first file and after every

@@ -253,7 +253,7 @@ def generation_changes(
     classes: tuple[str, ...],
     reports: Sequence[InputReport],
 ) -> dict[str, Any]:
-    """Return those attributes of the next generation that differ from the generation `latest`.
+    """Return the attributes in which the next generation differs from the generation `latest`.
 
     `shards` are the new shards, `classes` the classes after the append, and `reports` the reports
     on the converted inputs. A report replaces the entry about an input that gave no samples before.

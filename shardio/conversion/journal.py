@@ -37,9 +37,10 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json, write_atomic
 
 MIN_UNIT_BYTES: Final = 1 << 20
-"""The minimum size of a unit. Smaller units would give shards too small to read efficiently."""
+"""The minimum target size of a unit. Shards of smaller units would be too small to read fast."""
 MAX_UNIT_BYTES: Final = 128 << 20
-"""The maximum size of a unit. With larger units, workers would wait long for the last unit."""
+"""The maximum target size of a unit. With larger units, workers would wait long for the last unit.
+The last input of a unit may exceed the target size."""
 N_UNITS: Final = 64
 """The number of units to divide the inputs into, if the limits of the size permit it. With many
 units, all workers finish at about the same time."""

@@ -293,7 +293,7 @@ class UnitAttempt:
 
     `events` are the events of the unit, and `folder` is the folder of its new shards. `folder` is
     "" if an earlier conversion had finished the unit, so that the machine wrote no shards.
-    `missing_path` is the path of the first input that the machine cannot see; "" if it sees all.
+    `missing_path` is the path of the first file that the machine cannot see; "" if there is none.
     """
 
     events: tuple[UnitEvent, ...]

@@ -338,8 +338,8 @@ def _stack(values: list[Any]) -> Any:
     first = values[0]
     if kind is np.ndarray:
         # Do not combine arrays without dimensions: the entries of the result would be scalars
-        # instead of arrays. Of the other arrays, combine only numbers in native byte order: the
-        # entries of the result have the dtype of the given arrays, and hold no Python objects.
+        # instead of arrays. Combine other arrays only if they hold numbers in native byte order:
+        # the entries of the result then have the same dtype, and hold no Python objects.
         if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
             return values
         if any(each.dtype != first.dtype or each.shape != first.shape for each in values):

@@ -46,7 +46,7 @@ class FilesExporter:
     of the files that store the other values. If several fields are stored as files, each of these
     fields has a separate folder. NAME is the path in the field `source` without its suffix, or else
     the index of the sample. CLASS is the name of the sample's class, if the field `label` is
-    exported and names one.
+    exported and names a class.
     """
 
     def __init__(self, options: ExportOptions) -> None:

@@ -195,7 +195,7 @@ class ShardRepair:
 
     @property
     def n_lost(self) -> int:
-        """The number of lost samples; samples of which the number is unknown are not counted."""
+        """The number of lost samples; a loss of unknown size is not counted."""
         return sum(loss.n_samples or 0 for loss in self.losses)
 
     def lose(self, row: int, reason: str) -> None:
@@ -228,7 +228,7 @@ class RepairReport:
 
     @property
     def n_lost(self) -> int:
-        """The number of lost samples; samples of which the number is unknown are not counted."""
+        """The number of lost samples; a loss of unknown size is not counted."""
         return sum(shard.n_lost for shard in self.shards)
 
     @property
@@ -355,7 +355,7 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
 def _save_samples(
     readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
 ) -> None:
-    """Write the samples of which all fields can be read; record the other samples as lost."""
+    """Write the samples whose fields can all be read; record the other samples as lost."""
     for row in range(min(map(len, readers))):
         sample: dict[str, Any] = {}
         try:

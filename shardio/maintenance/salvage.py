@@ -76,7 +76,7 @@ class Survey:
     sections: tuple[Section, ...] = ()
 
     def field_of(self, section: Section) -> str | None:
-        """Return the name of the field to which a section belongs; None if it belongs to none."""
+        """Return the name of a section's field; None if the section belongs to no field."""
         if section.field == NO_FIELD:
             return None
         names = list(self.schema or {})
@@ -186,7 +186,7 @@ def mend(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
 
 
 def schema_of(path: str) -> Schema:
-    """Return the schema of a shard of which other parts may be damaged.
+    """Return the schema of a shard whose other parts may be damaged.
 
     The exceptions are those of `mend` and, if the schema is damaged, those of `read_schema`.
     """

@@ -250,7 +250,7 @@ class _Tally:
             self._combine(n, mean, float(wide @ wide), numbers.min().item(), numbers.max().item())
 
     def _combine(self, n: int, mean: float, squares: float, low: Any, high: Any) -> None:
-        """Add n finite values, of which the mean and the sum of squared deviations are given."""
+        """Add n finite values, given their mean, sum of squared deviations, minimum and maximum."""
         total, step = self._n + n, mean - self._mean
         self._squares += squares + step * step * self._n * n / total
         self._mean += step * n / total

@@ -177,7 +177,7 @@ def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
-    """Create a folder, and those of its parents that are missing, unless the folder exists."""
+    """Create a folder and its missing parents; do nothing if the folder exists."""
     if not os.path.isdir(path):
         perform("mkdir", os.fspath(path), Path(path).mkdir, mode, parents=True, exist_ok=True)
 
@@ -203,7 +203,7 @@ def unlink(path: str | os.PathLike[str]) -> None:
 
 
 def remove_folder(path: str | os.PathLike[str]) -> None:
-    """Remove a folder if it is empty; do nothing if it is missing or not empty."""
+    """Remove a folder if it exists and is empty; otherwise do nothing."""
     try:
         perform("rmdir", os.fspath(path), os.rmdir, path)
     except OSError as error:

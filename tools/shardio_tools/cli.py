@@ -79,7 +79,7 @@ COMMANDS: dict[str, ModuleType] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of this process; return the exit code.
+    """Run a command line, by default this process's arguments; return the exit code.
 
     If the report could not be printed, the exit code is ENVIRONMENT instead of 0 or 1.
 

@@ -73,7 +73,7 @@ class NamedArray(ABC):
 
 @dataclass(frozen=True)
 class BlockArray(NamedArray):
-    """An array of which a library reads any range of rows.
+    """An array whose rows a library reads by range.
 
     `read` returns the rows of a slice, or the whole array for `()`. `row_bytes` is the size of a
     row in memory. The library always decodes a whole chunk, of `chunk_rows` rows.

@@ -129,7 +129,7 @@ def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
 
 SUFFIXES: Final = (".npy", ".npz", ".safetensors")
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
-"""The header of a .npy: the shape, True if the order is that of Fortran, and the dtype."""
+"""The header of a .npy: the shape, True for Fortran order, and the dtype."""
 
 ONLY: Final = "array"
 """The name of the field for the array of a .npy file, which contains only one array."""

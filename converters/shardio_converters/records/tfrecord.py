@@ -72,7 +72,7 @@ def _is_head(head: bytes, checksum: Callable[[bytes], int]) -> bool:
 
 
 def _is_compressed(head: bytes) -> bool:
-    """Return True if a file starts like one of gzip or zlib."""
+    """Return True if a file starts like a gzip or zlib file."""
     is_zlib = len(head) > 1 and head[0] & 15 == 8 and not int.from_bytes(head[:2]) % 31
     return is_zlib or head[:2] == b"\x1f\x8b"
 

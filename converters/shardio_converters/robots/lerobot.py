@@ -244,7 +244,7 @@ class LeRobot(InferringConverter):
         return {"pyarrow": version("pyarrow"), **library_versions()}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the episodes of a data file; a broken episode does not affect the others."""
+        """Yield the episodes of a data file; a broken episode does not affect other episodes."""
         place = root_of(source)
         if place is None:
             return Outcome("unsupported", f"no {INFO} in a folder above it, up to the source")

@@ -220,7 +220,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     if n_names == whole.count(":"):
         return rows
     # Some texts contain colons. Count only colons after a quote or white space, as after a name;
-    # colons within texts rarely follow one.
+    # colons within texts rarely follow these characters.
     return rows if n_names == sum(map(whole.count, ('":', " :", "\t:"))) else None
 
 

@@ -132,7 +132,7 @@ class Field(ABC):
 
     @property
     def is_never_empty(self) -> bool:
-        """True if each record has at least one byte, except for those of missing values."""
+        """True if only the records of missing values are empty."""
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:

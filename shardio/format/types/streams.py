@@ -321,7 +321,7 @@ def stream_tables(
 
 
 def n_shown(packets: Packets) -> int:
-    """Return the number of those packets of a video whose frame is shown."""
+    """Return the number of packets of a video whose frames are shown."""
     return int(np.count_nonzero(packet_flags(packets) & PacketFlag.HIDDEN == 0))
 
 

@@ -43,7 +43,7 @@ class VerificationReport:
     """The outcome of verifying a dataset.
 
     `unknown` has the paths of files and folders in the dataset's folder that no generation names.
-    They are no errors, with one exception: a shard that no generation names is also a finding.
+    Of these, only shards are also findings.
     `generation` and `lineage` are the number of the published generation and the dataset's id. If
     `dataset.json` or the published generation cannot be read, both are None, and all shards in the
     folder are verified. `n_shards` includes the shards of column groups (added columns).

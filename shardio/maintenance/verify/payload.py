@@ -101,7 +101,7 @@ class PayloadVerifier:
         self._shapes: dict[str, npt.NDArray[np.uint64]] = {}
         """The stored dimensions of the records of each field, with one row per sample."""
         self._dictionaries: dict[str, Dictionary | None] = {}
-        """The valid dictionary of each field whose codec can have one; None if there is none."""
+        """The dictionary of each field whose codec can have one; None if missing or invalid."""
         self._streams: dict[int, StreamVerifier] = {}
         for k, (name, field) in enumerate(self._fields):
             number = schema.field_id(name)
@@ -263,7 +263,7 @@ class PayloadVerifier:
     def _need_only_hash(
         self, first_row: int, numbers: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records of which only the hash must be checked.
+        """Return a mask of the records that need no check besides their hash.
 
         The mask is correct only for records that are stored without compression. It is False for
         all records of optional fields, because these need another check: a record may be stored

@@ -87,7 +87,7 @@ class StreamVerifier:
         """
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check the streams of consecutive rows, of which the first is `first_row`.
+        """Check the streams of consecutive rows, from `first_row` on.
 
         `entries` are the index entries of the streams. A stream whose entry is invalid according to
         the mask `bad` is skipped.

@@ -91,8 +91,8 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
     """Yield the result of a function for each item, in order; run up to `n_threads` calls at once.
 
-    The exception of a call is raised in place of its result. Calls that are still running after
-    that, or when the iterator is no longer used, are abandoned.
+    The exception of a call is raised in place of its result. After an exception, or when the
+    iterator is no longer used, calls that are still running are abandoned.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -216,7 +216,7 @@ class ObjectStore:
     def download(
         self, name: str, file: IO[bytes], n_bytes: int, *, check: Callable[[], None] = no_cancel
     ) -> None:
-        """Download those bytes of an object that `file` does not have yet, and append them to it.
+        """Download the bytes of an object that `file` lacks, and append them to `file`.
 
         `file` has no buffer and is positioned at its end. `n_bytes` is the size of the object.
         `check` is called between requests; an exception that it raises cancels the download. After

@@ -156,14 +156,14 @@ def suffix_of(path: str) -> str:
 
 
 def encoded_still(pixels: Pixels, suffix: str) -> bytes:
-    """Encode RGB pixels as the format of `suffix`, one of `STILLS`."""
+    """Encode RGB pixels in the format of `suffix`, one of `STILLS`."""
     out, kind = io.BytesIO(), STILLS[suffix]
     image_of(pixels).save(out, kind, **_OPTIONS.get(kind, {}))
     return out.getvalue()
 
 
 def encoded_animation(frames: Sequence[Pixels], rate: float, suffix: str) -> bytes:
-    """Encode RGB frames of one size as the format of `suffix`, one of `MOVING`.
+    """Encode RGB frames of one size in the format of `suffix`, one of `MOVING`.
 
     `rate` is the number of frames per second. GIF, WebP and PNG loop.
     """

@@ -56,7 +56,7 @@ _NEEDS: Final = {
     ("count",): ("sheet",),
     ("field", "side", "overwrite"): ("image", "sheet"),
 }
-"""Options for pictures; the options of each key need one of the options in the value."""
+"""Options for pictures: each option in a key needs one of the options in the value."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def check_picture_options(options: argparse.Namespace) -> None:
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    """Check that no two options exclude each other, and that no option lacks one that it needs."""
+    """Check that options do not exclude each other, and that each has an option that it needs."""
     for names, needed in _NEEDS.items():
         is_met = any(getattr(options, other) for other in needed)
         for name in () if is_met else names:
