@@ -174,7 +174,7 @@ def classify_inputs(
             others = [report for future in futures for report in future.result()]
         finally:
             # After Ctrl-C, the threads stop in the middle of a file. Otherwise the end of the
-            # `with` block would wait until they have read their files to the end.
+            # `with` block would wait until the threads have read their files to the end.
             stopped.set()
     new = tuple(one for one in listing.inputs if one.name not in known)
     return replace(listing, inputs=new), others
@@ -233,9 +233,9 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation of the dataset in `out`, to which the append is then applied.
 
-    Another writer may have published it since `base` was read: raise DatasetConflict if it differs
-    from `base` in its schema, its classes or its lineage, a hash that identifies the dataset. If a
-    writer was killed while it published a generation, that generation is removed first.
+    Another writer may have published since `base` was read: raise DatasetConflict if the schema,
+    the classes or the lineage (a hash that identifies the dataset) differ from those of `base`. If
+    a writer was killed while it published a generation, that generation is removed first.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):

@@ -65,8 +65,8 @@ class Outcome:
     """The result of an input.
 
     `reason` is a text that explains the outcome. `detail` is additional information about the
-    input. It is recorded in the dataset and must therefore consist of JSON values. A converter
-    returns one of these kinds:
+    input, in JSON values, because it is recorded in the dataset. A converter returns one of these
+    kinds:
 
     * `"converted"`: the input gave samples.
     * `"empty"`: the input is readable, but has no samples.

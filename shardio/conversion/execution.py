@@ -1,10 +1,9 @@
 """Execute a conversion: validate the options, convert the inputs in units, publish a generation.
 
-Instead of files, the inputs may be items of a Python iterable. Their shards may be small, because
-the size of an item does not predict the size of its samples. Adjacent small shards are merged
-before the generation is published. Which shards are merged depends only on their sizes and on the
-order of the units, so that the result depends neither on the number of workers nor on the order in
-which units finish.
+Instead of files, the inputs may be items of a Python iterable. The shards of items may be small,
+because the size of an item does not predict the size of its samples. Adjacent small shards are
+merged before the generation is published. Which shards are merged depends only on their sizes and
+on the order of the units, not on the number of workers or the order in which units finish.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
 
 
 def _check_root(source: str, pattern: Pattern) -> None:
-    """Check that a source is a file or folder. If it is a pattern, its root must be a folder."""
+    """Check that a source is a file, a folder, or a pattern whose root is a folder."""
     root = pattern.root
     check_encodable(source, "src (SRC)")
     if pattern.parts and not os.path.isdir(root):

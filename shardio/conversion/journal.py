@@ -1,6 +1,6 @@
 """The plan of a conversion, and its journal on disk, from which the conversion can resume.
 
-The plan divides the inputs into units. It depends only on the source, so that the same source
+The plan divides the inputs into units. Units depend only on the source, so that the same source
 always gives the same shards, on any machine and with any number of workers.
 
 The journal consists of two kinds of files in the work folder of the conversion. `plan.json` has the
@@ -57,8 +57,8 @@ class Unit:
     """Consecutive inputs that one worker converts into shards of their own.
 
     `number` is the index of the unit; the names of the published shards contain it. `first` is the
-    index of the unit's first input among all inputs. `skipped` has the index among all inputs, and
-    a reason for the report, of each input that is not read again because it crashed its readers.
+    index of the unit's first input among all inputs. `skipped` has the inputs that are not read
+    again because they crashed workers: the index among all inputs, and a reason for the report.
     """
 
     number: int

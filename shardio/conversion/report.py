@@ -111,7 +111,7 @@ class ConversionReport:
     but no input gave a sample, nothing was published and `generation` is 0. `stopped` is True if
     the conversion ended early at a broken input. `stats_dropped` is True if an append removed
     statistics that `shardio stats` had recorded, because they do not include the new samples.
-    `view` is the dataset's default view. It says what a loader reads as one sample: a row of the
+    `view` is the dataset's default view, which says what a loader reads as one sample: a row of the
     dataset, or a clip of a video.
     """
 

@@ -51,7 +51,7 @@ _MACHINE_ERRNOS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """The settings that all units of a conversion share. They are sent to each worker once.
+    """The settings that all units of a conversion share, which are sent to each worker once.
 
     `source` is the converter. The shards of each unit are written to a separate folder in `folder`.
     `step_s` is the converter's limit of the CPU time per step; None means no limit.
@@ -249,8 +249,8 @@ class _RollingShardWriter:
 BUFFER_BYTES: Final = 64 << 20
 """The size of the samples of one input at which the samples in memory are written to a file."""
 _N_PICKLES: Final = 64
-"""The number of pickles into which the samples in memory are divided when they are written to the
-file. Only one pickle at a time is read into memory again."""
+"""The maximum number of pickles into which the samples in memory are divided when they are written
+to the file. Only one pickle at a time is read into memory again."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
 """The types of values that contain no other values. Most values of samples have such a type."""
 Sample = Mapping[str, Any]

@@ -1,8 +1,8 @@
 """Add a column, which is a new field of every sample, to a finished dataset.
 
-The caller passes the values, or a function that computes the values. They are stored in additional
-shards, one for each shard of the dataset. Existing shards do not change. The result is published
-as the next generation of the dataset.
+The caller passes the values, or a function that computes the values. The values are stored in
+additional shards, one for each shard of the dataset. Existing shards do not change. The result is
+published as the next generation of the dataset.
 """
 
 from __future__ import annotations

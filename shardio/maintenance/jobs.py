@@ -80,8 +80,8 @@ class _ShardJob(Generic[R]):
     """A call of `function` with a dataset and the index of a shard.
 
     In the calling process, the job uses the given dataset without owning it. If the job is pickled,
-    the other process opens the dataset again. It opens the same generation, even if other
-    generations have been published in the meantime.
+    the other process opens the same generation of the dataset again, even if other generations have
+    been published in the meantime.
     """
 
     def __init__(self, function: Callable[[ShardDataset, int], R], dataset: ShardDataset) -> None:

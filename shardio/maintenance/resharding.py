@@ -2,8 +2,8 @@
 
 `merge` joins several datasets, `reshard` writes a dataset with shards of another size, and
 `compact` merges the small shards of a dataset. A *generation* is a published state of a dataset,
-which lists the shards. A *column group* is a column that was added to a finished dataset. It is
-stored in additional shards, one for each shard of the dataset.
+which lists the shards. A *column group* is a column that was added to a finished dataset, in
+additional shards, one for each shard of the dataset.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def survey_shard(path: str | os.PathLike[str]) -> Survey:
 def _survey_damaged(content: Content, path: str, refusal: tuple[Finding, ...]) -> Survey:
     """Read each part of the metadata of a shard that cannot be opened.
 
-    `refusal` has the errors of the attempt to open the shard. They come first in the result.
+    `refusal` has the errors of the attempt to open the shard, which come first in the result.
     """
     headers = (each for each in _headers(content, path) if isinstance(each, Header))
     header, further = next(headers, None), Findings(path)
@@ -300,7 +300,7 @@ def _header_offsets(content: Content) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema) -> Schema | None:
-    """Return the schema of the shard; if it is damaged, restore it if `schema` matches its hash."""
+    """Return the schema of the shard; replace a damaged one by `schema` if this has its hash."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:

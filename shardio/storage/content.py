@@ -1,6 +1,6 @@
 """The content of a shard's file, and the columns in it.
 
-The content is a memoryview if the file is mapped. It is a PreadFile if the file is read by offset
+The content is a memoryview if the file is mapped, or a PreadFile if the file is read by offset
 (pread(2)). Both have the attribute `nbytes`, and the slices of both are read-only memoryviews. If a
 file was truncated, reading a PreadFile raises an exception; reading a map would kill the process.
 

@@ -3,8 +3,8 @@
 Tests, and the tools that prove crash safety, replace `perform`: they count the calls, let one of
 the calls fail, or kill the process at one of the calls.
 
-Small JSON files, such as `dataset.json`, contain a digest of their own content. They are written
-atomically, and a reader checks the digest.
+Small JSON files, such as `dataset.json`, are written atomically, and contain a digest of their own
+content, which a reader checks.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
 
 
 def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]:
-    """Create a file with the permissions `mode`, and open it for writing; it must not exist."""
+    """Create a new file with the permissions `mode`, and open it for writing."""
     place = os.fspath(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = perform("create", place, os.open, place, flags, mode)

@@ -46,7 +46,7 @@ OUTCOMES: Final = {
     "duplicate": "already in the dataset",
     "modified": "changed since it was converted",
 }
-"""Text for the outcome of an input; other converters may have further outcomes."""
+"""Text for the outcome of an input; repaired datasets record further outcomes."""
 
 
 def escape_unwritable() -> None:

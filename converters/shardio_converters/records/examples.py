@@ -30,7 +30,7 @@ _TOO_EARLY: Final = "the message ends within a field"
 
 
 def read_example(record: bytes) -> dict[bytes, Values]:
-    """Return the features of a tf.train.Example by name; features without a value are omitted.
+    """Return the features of a tf.train.Example by name; features without a list are omitted.
 
     As in protobuf, unknown fields are skipped, and of features with one name, the last is used.
     """
@@ -51,7 +51,7 @@ def read_example(record: bytes) -> dict[bytes, Values]:
 def is_example(record: bytes) -> bool | None:
     """Return True if a record is certainly a tf.train.Example: it has features and nothing else.
 
-    Return None if it may be an Example in which no feature has values.
+    Return None if it may be an Example in which no feature has a list.
     """
     try:
         if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):

@@ -91,7 +91,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _cast(field: Array, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert numbers to a field's dtype, which may round them if it is a float dtype.
+    """Convert numbers to a field's dtype; a float dtype may round them.
 
     Raise ValueError for another kind of numbers, and for numbers out of range.
     """

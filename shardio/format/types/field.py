@@ -48,7 +48,7 @@ class FieldType(IntEnum):
 
 
 class Field(ABC):
-    """The type of a field. It validates, encodes, decodes and verifies the values of the field.
+    """The type of a field, which validates, encodes, decodes and verifies the field's values.
 
     A value is stored as a row of a column or as a record. A value of an optional field may be
     missing; it is None then. Methods that take a value raise SchemaError if the value does not fit

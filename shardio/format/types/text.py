@@ -142,8 +142,8 @@ read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 MAX_JSON_DEPTH: Final = 256
-"""The maximum depth to which a JSON value may be nested. It is far below the depth at which
-Python's stack overflows."""
+"""The maximum nesting depth of a JSON value, far below the depth at which Python's stack
+overflows."""
 
 
 def check_json(value: object) -> None:
@@ -161,7 +161,7 @@ def check_json(value: object) -> None:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-"""The most common types of values that contain no other values. They are tested first."""
+"""The most common types of values that contain no other values, which are tested first."""
 
 
 def _nested(values: list[object]) -> list[object]:

@@ -265,9 +265,9 @@ class PayloadVerifier:
     ) -> npt.NDArray[np.bool_]:
         """Return a mask of the records that need no check besides their hash.
 
-        The mask is correct only for records that are stored without compression. It is False for
-        all records of optional fields, because these need another check: a record may be stored
-        only if the sample has a value.
+        The mask is correct only for records that are stored without compression. For optional
+        fields, the mask is False, because another check is needed: a record may be stored only if
+        the sample has a value.
         """
         fields, found = self._fields, np.zeros(len(numbers), np.bool_)
         for k, (name, field) in enumerate(fields):

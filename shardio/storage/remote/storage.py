@@ -3,10 +3,10 @@
 A loader downloads whole shards to the cache. To read single samples, or to inspect a dataset, a
 RangeFile reads parts of a shard directly from the store.
 
-A Prefetcher downloads shards before the training loop needs them. It has threads in the main
-process, which download shards while workers fill batches. Workers do not depend on these threads:
-if a worker needs a shard that is not in the cache, it waits for a running download, or downloads
-the shard itself. It then raises the errors that the threads ignore.
+A Prefetcher has threads in the main process, which download shards before the training loop needs
+them, while workers fill batches. Workers do not depend on these threads: if a worker needs a shard
+that is not in the cache, it waits for a running download, or downloads the shard itself, and raises
+the errors that the threads ignore.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ GENERATIONS: Final = "generations"
 _REFRESH_DEADLINE_S: Final = 5.0
 """The deadline of a request for `dataset.json` if a cached copy can be used instead."""
 _DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""The errors that parsing a damaged `dataset.json` can raise. They are ignored in this module,
-because the code that reads the manifest reports the damage."""
+"""The errors that parsing a damaged `dataset.json` can raise. This module ignores them, because the
+code that reads the manifest reports the damage."""
 
 
 class ManifestCache:
