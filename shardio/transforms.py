@@ -178,10 +178,10 @@ more than half the time of converting the clip as a whole.
 class ColorJitter(PictureTransform):
     """Random changes of brightness, contrast, saturation and hue.
 
-    The distributions are those of torchvision's ColorJitter. If a parameter is a number x, the
-    factor of brightness, contrast or saturation is uniform from max(0, 1 - x) to 1 + x, and the
-    shift of hue is uniform from -x to x, where 1 is a full turn. If a parameter is a pair of
-    numbers, these are the bounds of the factor or of the shift.
+    The distributions are those of torchvision's ColorJitter. Brightness, contrast and saturation
+    have a factor. If the parameter is a number x, the factor is uniform from max(0, 1 - x) to
+    1 + x. Hue has a shift, which is uniform from -x to x; 1 is a full turn. If the parameter is a
+    pair of numbers, they are the bounds of the factor or the shift.
 
     A level is the value of a pixel in one channel. Brightness scales all levels. Contrast scales
     the distance of all levels from the mean grey of the picture or clip. Saturation scales the

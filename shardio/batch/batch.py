@@ -84,7 +84,7 @@ class Batch(Mapping[str, Any]):
         self.epoch = epoch
         """The epoch, counted from 0."""
         self.step = step
-        """The step within the epoch, counted from 0."""
+        """The index of the batch in the epoch."""
         self.skipped = skipped
         """The failed samples. Their rows of the batch have other samples."""
 
@@ -128,7 +128,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """For each row, False if it is padding or has a replacement, otherwise True; a copy."""
+        """For each row, True unless the row is padding or has a replacement; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 

@@ -6,11 +6,12 @@
 * The *heap* has the values of varying size: text, bytes, JSON, arrays of varying shape, lists of
   arrays. An *extent* has the offset and the size of one such value; arrays also have a shape.
 * A *whole array* is an array for the whole batch whose size is not known in advance, such as a
-  padded array or its mask. It is in the heap. Its *head* has its offset in the heap and its shape.
+  padded array or its mask. Its *head* has the array's offset in the heap, and the array's shape.
 * An optional field has a *presence* byte for each row: 1 if the row has a value of the field.
 * The *origins* table has, for each row, the shard of its sample, the sample's row in that shard,
-  and the status. Errors use it to name a sample, also if a worker has crashed. The table becomes
-  `batch.indices`, `batch.origins` and `batch.valid`.
+  and the status. Errors use the table to name a sample, also if a worker has crashed. The table
+  becomes `batch.indices`, `batch.origins` and `batch.valid`.
+* A *slot* of a field has the offsets of the field's parts in the block.
 """
 
 from __future__ import annotations
@@ -112,10 +113,10 @@ class JoinSlot(NamedTuple):
 class BlockViews(NamedTuple):
     """Arrays that are views of one block. Creating them takes as long as filling a batch.
 
-    `origins` is the origin table as int64 of (n_rows, 3). Its columns are the index in the view,
-    the row in the shard, and a number with the index of the shard in its lower 32 bits and the
-    result of `pack_state` in its upper 32 bits. `states` has only these upper 32 bits. `fixed` has,
-    for each fixed field, its bytes as uint8 of (n_rows, bytes per row).
+    `origins` is the origin table as int64 of (n_rows, 3). The columns are the index in the view,
+    the row in the shard, and a combination: the lower 32 bits are the index of the shard, the upper
+    32 bits the result of `pack_state`. `states` has only these upper 32 bits. `fixed` has the bytes
+    of each fixed field as uint8 of (n_rows, bytes per row).
     """
 
     origins: npt.NDArray[np.int64]

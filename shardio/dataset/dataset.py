@@ -105,10 +105,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
-        """The files that the conversion read, each with the outcome of reading this file.
-
-        A long list of inputs is stored in a separate file, which is read on first use.
-        """
+        """The files that the conversion read, each with the outcome. A long list is read lazily."""
         return self._generation.inputs
 
     @property

@@ -96,7 +96,6 @@ class DatasetFiles:
         self.sources: Final = tuple(sources)
         self._groups, self.n_shards, self._verify = groups, len(groups[0].shards), verify
         self.access: Final = access
-        """The method by which files are accessed: "mmap" (mapped) or "pread" (read)."""
         lengths = [len(source.n_samples) for source in sources]
         self._source_starts = [0, *itertools.accumulate(lengths[:-1])]
         """The index of each source's first shard among all shards."""

@@ -80,8 +80,8 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    Files count as removed if a generation names them that was published from generation `before` on
-    and is not the published one now. If `before` is None, nothing is checked.
+    The files of all generations from `before` to the last one before the published generation are
+    checked. If `before` is None, nothing is checked.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):

@@ -59,7 +59,7 @@ class DecodeRun:
 
 
 class FrameTable:
-    """For each frame of a stream: the frame's packet, and the keyframe that the frame needs.
+    """The packet of each frame of a stream, and the keyframe that the frame needs.
 
     The frames are in presentation order.
     """
@@ -140,7 +140,7 @@ class FrameTable:
         """Return the indices of the packets in a run that are needed for its wanted frames.
 
         Disposable packets, and packets whose frames are shown before the keyframe of the run, are
-        left out unless their own frames are wanted.
+        needed only if their own frames are wanted.
         """
         if self._is_plain:
             return range(run.first, run.stop)
@@ -289,7 +289,7 @@ class ClipDecoder(Closing):
         """Decode several clips of one stream. `clips` has the `frames` and the `out` of each clip.
 
         The results are those of `decode` for each clip, but a frame that occurs in several clips is
-        decoded only once, and converted once per crop. If `crop` is a list, it has one per clip.
+        decoded only once, and converted once per crop. A list `crop` has one crop per clip.
         """
         if not clips:
             return

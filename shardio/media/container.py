@@ -272,7 +272,7 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 
 
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
-    """Return True if FFmpeg may guess the times of the first packets. Call it before any is read.
+    """Return True if FFmpeg may guess the times of the first packets. Call this before reading.
 
     In Matroska files, FFmpeg drops the times below 0, and guesses them for some codecs. It counts
     back from a known time among the first times, by durations that are rounded to milliseconds.

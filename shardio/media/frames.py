@@ -219,7 +219,7 @@ class FrameWriter:
         """Return the crop of each plane, as an upright view.
 
         The planes have the whole scaled picture, and rows of one size. A pixel has `n_bytes` bytes
-        in a plane; more than one byte are the last axis.
+        in a plane; if `n_bytes` is above 1, the bytes are the last axis.
         """
         turned, down, right = self._turns
         row, column = planes[0].line_size, n_bytes

@@ -40,7 +40,7 @@ _MAX_DRAWS: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedSampler:
-    """Draw the samples of an epoch by their weights, as a loader's `sampler`.
+    """A `sampler` of a loader that draws the samples of an epoch by their weights.
 
     Draws depend only on the loader's seed, the epoch and the position.
 

@@ -284,8 +284,8 @@ class Extents:
     """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
     Units (rows that share a hash) that must be verified, according to `verify`, are read as a
-    whole. The records of streamed fields are left out, because it is unknown which of their packets
-    will be read; `with_streams` includes them as a whole.
+    whole. The records of streamed fields are left out, because it is unknown which packets will be
+    read; `with_streams` includes these records as a whole.
     """
 
     def __init__(

@@ -75,8 +75,8 @@ class Mixture(OpenDataset):
     fields that are equal in all sources, and the shards of all sources, by absolute paths.
 
     Args:
-        sources: the datasets, from which nothing may have been read yet. The mixture owns them from
-            now on, and applies the strictest `verify` of all sources to every source.
+        sources: the datasets, from which nothing may have been read yet. The mixture applies the
+            strictest `verify` of all sources to every source.
         mixing: the shares of the sources.
     """
 

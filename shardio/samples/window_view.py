@@ -230,7 +230,7 @@ class _Lookahead(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """For each part, its byte range in the record of its document or in the map of its shard."""
+    """The byte range of each part, in the record of its document or in the map of its shard."""
 
     records: list[Record]
     starts: list[int]

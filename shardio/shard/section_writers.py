@@ -95,7 +95,7 @@ class SectionBuffer:
 
 
 class SectionTable:
-    """Appends sections to a borrowed shard file, and collects the entries of the section table.
+    """The section table of a borrowed shard file, to which the object appends sections.
 
     Initially, the file must have the first page. A section that was already streamed into the file
     must follow; call `adopt` for this section first.
@@ -165,7 +165,7 @@ hashed."""
 
 
 class ColumnWriter:
-    """Collects the rows of one column, padded to the stride, and the hashes of the column's units.
+    """A buffer of the rows of one column, padded to the stride, and of the column's hashes.
 
     Small rows (below ROW_HASH_MIN bytes) are kept as separate objects until there are GATHERED of
     them, or until `flush` is called.
@@ -224,7 +224,7 @@ class ColumnWriter:
 
 
 class ValidityWriter:
-    """Collects the validity bits of one field: 1 for each sample that has a value of the field."""
+    """A buffer of the validity bits of one field: 1 for each sample that has a value."""
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
@@ -253,7 +253,7 @@ WAITING_BYTES: Final = 32 << 20
 
 
 class StreamWriter:
-    """Collects three tables of one field: of its streams, of their packets, and of chunk hashes."""
+    """A buffer of three tables of one field: its streams, their packets, and chunk hashes."""
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
@@ -286,7 +286,7 @@ class _RecordLayout:
 
 
 class PayloadWriter:
-    """Collects all records of one shard: the payload, its index, and the tables of the records."""
+    """A buffer of all records of one shard: the payload, its index, and the records' tables."""
 
     def __init__(self, schema: Schema) -> None:
         self.data, self.index, self.hash = SectionBuffer(), SectionBuffer(), Hasher()

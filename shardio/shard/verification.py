@@ -226,7 +226,7 @@ class VerifiedUnits:
         """Return verified copies of the items at the indices `numbers` of an index section.
 
         `name` is the field to which the items belong. There is one section of each kind per field;
-        only the section of the kind INDEX has the items of all fields. An item has this `dtype`.
+        only the section of the kind INDEX has the items of all fields. `dtype` is an item's type.
         """
         content, size = self.content, dtype.itemsize  # raises ClosedError after `release`
         number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)

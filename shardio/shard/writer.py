@@ -78,12 +78,12 @@ class ShardSummary:
 
 
 class ShardWriter(Publishing):
-    """Writes samples to one shard. Until `close()`, it owns a hidden file in the shard's folder.
+    """A writer of one shard. Until `close()`, it owns a hidden file in the folder of the shard.
 
-    The hidden file is temporary: `close()`, or the end of a `with` block, finishes it, syncs it and
-    renames it. Only then does the shard appear under its name. `abort()`, or an exception in the
-    `with` block, removes the temporary file. An invalid sample is refused before any part of it is
-    written, and the writer stays usable.
+    `close()`, or the end of a `with` block, finishes the hidden file, syncs it and renames it. Only
+    then does the shard appear under its name. `abort()`, or an exception in the `with` block,
+    removes the hidden file. An invalid sample is refused before any part of it is written, and the
+    writer stays usable.
 
     Raises:
         ShardExists: the file exists; shards are never overwritten.
