@@ -14,6 +14,7 @@ import pytest
 
 import shardio
 from shardio import Array, Text
+from shardio.conversion import Progress
 from tests.converters.helpers import DTYPES, convert, only_reason, reasons
 
 zarr = pytest.importorskip("zarr", reason="zarr is not installed")
@@ -109,6 +110,20 @@ def test_a_change_of_a_chunk_is_a_change_of_the_store(tmp_path: Path) -> None:
     group["x"][0] = 3
     report = convert(tmp_path / "in", tmp_path / "out", append=True)
     assert [one.name for one in report.modified] == ["1.zarr/zarr.json"]
+
+
+def test_a_store_that_is_rewritten_before_its_turn_has_its_new_values(tmp_path: Path) -> None:
+    blosc: Any = zarr.codecs.BloscCodec()
+    group = make(tmp_path / "x.zarr")
+    group.create_array("x", shape=(999,), dtype="int64", compressors=blosc)[:] = np.arange(999)
+
+    def rewrite(progress: Progress) -> None:
+        if not progress.n_inputs_done:
+            group["x"][:] = 7  # the chunk gets smaller
+
+    convert(tmp_path / "x.zarr", tmp_path / "out", progress=rewrite)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert {int(sample["x"]) for sample in dataset} == {7}
 
 
 @pytest.mark.parametrize("version", [2, 3])

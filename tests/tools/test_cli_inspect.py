@@ -271,6 +271,17 @@ def test_without_its_manifest_the_shards_in_the_folder_are_described(
     assert cli.main(["inspect", str(copy)]) == 1
 
 
+def test_a_finding_names_its_shard_once(
+    copy: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copy.parent)
+    shard = min(copy.glob("*.shard"))
+    shard.unlink()
+    (finding,) = as_json(capsys, copy.name, code=1)["damage"]
+    assert finding["path"] == f"copy/{shard.name}"
+    assert finding["message"] == "there is no such shard"
+
+
 def test_what_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, capsys: Capture) -> None:
     for path in (tmp_path / "no", tmp_path):
         assert cli.main(["inspect", str(path)]) == 2

@@ -89,7 +89,8 @@ def _open_folder(zarr: Any, source: Input) -> _Store:
             return file.read(n_bytes)
 
     store = zarr.storage.LocalStore(folder, read_only=True)
-    sizes = dict(sorted((one.name[n_root:], one.n_bytes) for one in every))
+    # The sizes in `every` may be hours old: a store may be rewritten before its turn comes.
+    sizes = {name: os.path.getsize(path) for name, path in sorted(paths.items())}
     return _Store(zarr, store, sizes, sum(sizes.values()), read, partial(named_path, ""))
 
 

@@ -133,6 +133,8 @@ class Inspection:
 def _finding(path: str, error: Exception) -> Finding:
     """Return a finding for an error; the path at the start of its message is removed."""
     place, colon, message = str(error).partition(": ")
+    if place == os.path.abspath(path):
+        place = path
     if colon and place.startswith(path):
         return Finding(place, type(error).__name__, message)
     return Finding(path, type(error).__name__, str(error))
