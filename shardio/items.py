@@ -181,8 +181,8 @@ class _Feed:
         self._task_pool, self._loader, self._source = task_pool, loader, source
         self._given: dict[int, Any] = {}  # the items that are being loaded, by their indices
         self.ready: list[tuple[int, Any]] = []  # index and value of the next loaded item
-        # The exception that the source, `make_request` or the pool has raised. It is raised again
-        # after the values of all earlier items were yielded.
+        # The exception that the source, `make_request` or the pool has raised. The exception is
+        # raised again after the values of all earlier items were yielded.
         self.failures: list[Exception] = []
 
     def await_next(self, timeout_s: float | None) -> bool:

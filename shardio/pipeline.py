@@ -40,7 +40,7 @@ _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
 class PipelineIterations(Closing):
-    """The base class of DataLoader and Pipeline. It starts and ends iterations."""
+    """The base class of DataLoader and Pipeline, which starts and ends iterations."""
 
     def __init__(
         self, supply: PipelineSource, n_skips: int | None, n_buffered: int, timeout_s: float | None
@@ -294,8 +294,8 @@ class DataLoader(PipelineIterations):
         timeout: the maximum time to wait for a result, in seconds; None for no limit.
         output_order: "completion" for the order in which items are ready, or "input" for the order
             of the source.
-        executor: the executor that runs the preprocessor, as in `Pipeline.pipe`. It runs up to
-            `num_threads` calls at the same time.
+        executor: the executor that runs the preprocessor, as in `Pipeline.pipe`; up to
+            `num_threads` calls run at the same time.
         on_error, max_skips: as in `Pipeline`.
 
     Raises:

@@ -22,7 +22,7 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 class RemotePrefetch:
     """A downloader of the shards of a loader's latest iteration, ahead of their use.
 
-    It does nothing if the dataset is a folder. `order` is the order of all epochs; None if each
+    Does nothing if the dataset is a folder. `order` is the order of all epochs; None if each
     epoch has its own list of samples. Raise InvalidArgument if the cache is too small for an epoch.
     """
 

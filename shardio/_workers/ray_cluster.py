@@ -240,7 +240,7 @@ class Cluster(Closing):
 
         Args:
             function: the function that each job calls; sent to each process once, by cloudpickle.
-            next_job: a function that returns a further job (an index and a value), or None. It is
+            next_job: a function that returns a further job (an index and a value), or None;
                 called whenever there is room for a job, even after it has returned None.
             name_of: a function that returns a description of the job with a given index.
 

@@ -1,4 +1,4 @@
-"""Convert arrays to JAX arrays. They share the memory of the NumPy arrays if JAX supports this.
+"""Convert arrays to JAX arrays, which share the memory of the NumPy arrays if JAX supports this.
 
 JAX then keeps the NumPy array alive, and with it the block whose memory the array uses, as long as
 anything needs the memory, such as queued computations.

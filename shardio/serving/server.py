@@ -112,7 +112,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class Server(Closing):
-    """A server of batches, made by `make_server`. It owns its socket and all sessions.
+    """A server of batches, made by `make_server`. Owns its socket and all sessions.
 
     `make_loader` creates a loader from the options of a client. `served` has the options that the
     server has set itself and on which batches depend, as JSON values. If `keys` is None, only this

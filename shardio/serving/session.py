@@ -45,7 +45,7 @@ Frames = list[Any]
 
 
 class Session:
-    """The session of one client. It owns a loader and a thread, which end after `leave`.
+    """The session of one client. Owns a loader and a thread, which end after `leave`.
 
     `head` is the client's "open" message; `make_loader` and `served` are as in `Server`. `post`
     queues a message for the client; its arguments are the session and the frames of the message.

@@ -133,7 +133,7 @@ def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
 
 
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
-    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file."""
+    """Return the first claimed row that may be stored past the first `n_bytes` of its file."""
     rows = claims.rows.get(shard, [])
     # Use only a reader that is already open, because a truncated file cannot be opened.
     reader = dataset.files.reader_if_open(shard, claims.field)

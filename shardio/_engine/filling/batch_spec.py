@@ -162,7 +162,7 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
 
 
 def shard_paths(dataset: Dataset) -> tuple[ShardPaths, dict[str, ShardPaths]]:
-    """Return the paths of the shards, and those of the files of each column group."""
+    """Return the paths of the shards, and for each column group the paths of its files."""
     groups = dataset.column_groups.items()
     beside = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
     return ShardPaths(dataset.path, dataset.shards), beside

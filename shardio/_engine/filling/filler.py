@@ -98,7 +98,7 @@ class Filler:
         self._index_planner.n_workers = n_workers
 
     def _sample_schemas(self, number: int) -> Schemas:
-        """Return the schema of samples; with a transform, that of its result for one sample."""
+        """Return the schema of samples or, with a transform, of its result for sample `number`."""
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
             return Schemas(batch_spec.delivered(view))
@@ -119,7 +119,7 @@ class Filler:
             raise error_at(error, self._transformed.place(chunk, 0)) from None
 
     def schemas(self, number: int = 0) -> Schemas:
-        """Return the schema of samples, and that of the results of the batch functions, if any.
+        """Return the schemas of samples and, if there are batch functions, of their results.
 
         The batch functions run on the first batch of epoch 0, fully shuffled or in the order of the
         view; if samples may be skipped, on copies of sample `number` of the view.

@@ -43,8 +43,8 @@ def block_bytes(
 ) -> int:
     """Return the number of bytes of a new block; `memory_bytes` is the budget for all blocks.
 
-    The size of its heap is estimated from values of the first shard. It is at least `heap_bytes`,
-    the size that was estimated from the first transformed sample or batch.
+    The size of its heap is estimated from values of the first shard, but at least `heap_bytes`, the
+    estimate from the first transformed sample or batch.
     """
     heap = _expected_heap(layout, batch_spec, view)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))

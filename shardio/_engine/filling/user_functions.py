@@ -1,8 +1,8 @@
 """User functions: run the transform of samples, and build batches in several stages.
 
-`TransformRunner` runs the user's transform on each sample. `BatchBuilder` is used if fields are
-collated, or if user functions change whole batches. It builds a batch in up to three stages: first
-the rows, then arrays of the values of all rows, then the results of user functions of batches. The
+`TransformRunner` runs the user's transform on each sample. `BatchBuilder`, used if fields are
+collated or if user functions change whole batches, builds a batch in up to three stages: first the
+rows, then arrays of the values of all rows, then the results of user functions of batches. The
 last stage writes into the block, the shared memory of the batch. Every earlier stage writes into a
 scratch block: private memory that is reused for every batch.
 """

@@ -56,7 +56,7 @@ class Message(NamedTuple):
 class Failed(NamedTuple):
     """The traceback of a worker's function, or the reason why its process was not started.
 
-    A WorkerExit for the worker follows.
+    A WorkerExit for the worker follows, unless a fork of the worker sent the text.
     """
 
     worker: int
@@ -161,7 +161,7 @@ class PoolState:
         self.epoll.register(worker.end, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Wait for events and return them; none after a timeout, a wakeup or a close.
+        """Wait for events and return them; there may be none after a timeout, wakeup or close.
 
         The events stay in `intake` and `exited`, and the caller must clear both lists.
         """

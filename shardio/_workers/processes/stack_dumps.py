@@ -95,7 +95,7 @@ def timeout_error(
 def describe_workers(
     workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]
 ) -> list[str]:
-    """Return lines that describe the activity of every worker, as in `timeout_error`."""
+    """Return lines that describe every worker; the parameters are those of `timeout_error`."""
     lines = []
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"
@@ -104,7 +104,7 @@ def describe_workers(
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
-    """Return the stacks of all workers, innermost frame first, as in `without_our_frames`.
+    """Return the stacks of all workers, innermost frame first, without frames of shardio.
 
     Worker i writes its stacks to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends
     the signal to worker i, and returns False if the worker has no process.

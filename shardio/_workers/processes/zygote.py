@@ -1,8 +1,8 @@
 """The zygote: a small single-threaded process that forks workers for the main process.
 
-The zygote is started by exec, so it has none of the main process's threads, locks or memory. It
-imports NumPy and the codecs once, and forking a worker then takes only a few milliseconds. It never
-imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's handle for it.
+The zygote is started by exec, so it has none of the main process's threads, locks or memory. NumPy
+and the codecs are imported once, so that forking a worker takes only a few milliseconds; the user's
+`__main__` and tinygrad are never imported. The class `Zygote` is the main process's handle for it.
 
 The main process and the zygote share a socket pair, called *control*. Every pool has another socket
 pair, called its *session*: through it, the main process requests workers, and the zygote reports

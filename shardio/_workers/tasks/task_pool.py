@@ -110,7 +110,8 @@ class TaskPool(Closing):
         n_workers: the number of processes, at least 1.
         most_items: the maximum number of items that were put and whose values were not taken; by
             default two per worker, plus two.
-        depth: the number of items that a worker has at a time, including the current one.
+        depth: the number of items that a worker has at a time, including the current one. A quick
+            worker has up to QUICK_DEPTH items, unless `depth` is 1.
         in_order: True to take values in the order of their items; False to take values as they
             become ready.
         memory_bytes: the budget for the blocks of all values, and the limit for one value; by

@@ -50,7 +50,7 @@ _NO_ERROR: Final = "the server is alive and reports no error"
 
 
 class Stream(Closing):
-    """A stream of batches from one of several servers of a dataset. It owns its connection.
+    """A stream of batches from one of several servers of a dataset. Owns its connection.
 
     A stream may be used by one thread at a time; only `close` and `interrupt` may be called from
     any thread. Methods that wait for a server raise the errors that `RemoteLoader` documents.

@@ -191,7 +191,7 @@ class Lost(Exception):
 
 
 class Link(Closing):
-    """A connection to one server. It owns its sockets, and may be used by one thread at a time.
+    """A connection to one server, for one thread at a time. Owns its sockets.
 
     `keys` may be None only if the server is on this machine. `most_bytes` is the maximum size of a
     received block.

@@ -169,7 +169,7 @@ class RemoteLoader(Closing):
     def epoch(self) -> int:
         """The epoch of the latest iteration or, if a state was loaded after it, of this state.
 
-        It is 0 before the first iteration.
+        Before the first iteration, it is 0.
         """
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
         return found
@@ -295,7 +295,7 @@ class RemoteIterator:
 
 
 class RemotePass:
-    """One iteration of a RemoteLoader, which begins from a state. It uses the loader's stream."""
+    """One iteration of a RemoteLoader, which begins from a state. Borrows the loader's stream."""
 
     def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:
         self._stream, self._adapter, self.state = stream, adapter, state

@@ -31,7 +31,7 @@ _RESERVED: Final = (
 
 
 class RemoteSamples(Closing):
-    """The samples of several servers. It owns a RemoteLoader for each server.
+    """The samples of several servers. Owns a RemoteLoader for each server.
 
     `options` are options of RemoteLoader, for all servers; `keys` and `timeout_s` are as in
     RemoteLoader. The received batches of all servers have at most `memory_bytes` together. `say` is
