@@ -94,7 +94,7 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
-    """Infer the schema of a batch function's result; also return the names of its arrays.
+    """Infer the schema of `made`, a batch function's result; also return the names of its arrays.
 
     Arrays and numbers are values for the whole batch; in the schema, each of their dimensions is
     None. Any other value must be a list with a value for each of the n_rows samples. `source` and

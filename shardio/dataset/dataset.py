@@ -191,7 +191,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         *,
         check_truncated: bool = True,
     ) -> dict[str, Any]:
-        """Return the sample at `row` of a shard, with the fields `names` or, by default, all."""
+        """Return fields (by default all) of the sample at `row` of a shard; see ShardReader."""
         chosen = self.schema if names is None else names
         return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
 

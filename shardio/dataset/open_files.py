@@ -35,7 +35,7 @@ class LocalStorage:
         self.root, self._named = root, named
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the method by which files are accessed: "mmap" or "pread"."""
+        """Return the access method, "mmap" or "pread", for an option that may be "auto"."""
         return choose_access(self.root, asked)
 
     def manifest_folder(self, generation: int | None) -> str:

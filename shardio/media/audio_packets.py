@@ -360,7 +360,7 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode packets, pairs of (index, bytes), and yield pairs of (index, frame).
+    """Decode the packets `parts`, pairs of (index, bytes); yield pairs of (index, frame).
 
     Errors in the first `n_dropped` packets are ignored.
     """

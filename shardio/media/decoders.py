@@ -160,7 +160,7 @@ def numbered_packet(
 def recently_used(
     cache: OrderedDict[_Key, _Value], key: _Key, most: int, make: Callable[[], _Value]
 ) -> _Value:
-    """Return the value of a key from an LRU cache of at most `most` values, made if missing."""
+    """Return a key's value from an LRU cache of at most `most` values; `make` a missing value."""
     found = cache.get(key)
     if found is None:
         found = cache[key] = make()

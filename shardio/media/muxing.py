@@ -229,7 +229,7 @@ def _padding(n_before: int, n_behind: int) -> Any:
 
 
 def _difference(stream: EncodedStream, again: EncodedStream, codec: str, shift: int) -> str | None:
-    """Return the name of the first property in which two streams differ, or None.
+    """Return the first property in which `stream` and `again` differ, or None.
 
     `shift` ticks were subtracted from the times of `stream`.
     """

@@ -189,9 +189,9 @@ class WindowedOrdering:
 
 
 class GroupedOrdering:
-    """The order of one epoch of a block shuffle in which groups of k rows stay together.
+    """The order of one epoch of a block shuffle in which groups of k samples stay together.
 
-    The n % k rows that are left over come at the end of the epoch.
+    The n % k samples that are left over come at the end of the epoch.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -199,7 +199,7 @@ class GroupedOrdering:
         self._groups = WindowedOrdering(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, as `Ordering.at` does."""
+        """Return the sample at each of `positions`, as `Ordering.at` does."""
         groups, places = np.divmod(positions, self._k)
         is_whole = groups < self._n_groups
         rows = positions.copy()

@@ -163,7 +163,7 @@ class ClipView(SampleView):
         return ends
 
     def no_shards_reason(self) -> str | None:
-        """Return the reason why the samples are not in the order of the shards, or None."""
+        """Return the reason why the samples are not in shard order; None if they are."""
         if self.clip_grouping is not None:
             return "per_video keeps clips of a video together, wherever it lies"
         return super().no_shards_reason()

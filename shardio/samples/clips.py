@@ -279,7 +279,7 @@ class ClipDraws(NamedTuple):
     places: npt.NDArray[np.float64] | None = None
 
     def place(self, i: int) -> CropPosition | None:
-        """Return the crop position of one clip."""
+        """Return the crop position of clip i."""
         return None if self.places is None else CropPosition(*self.places[i].tolist())
 
     @classmethod

@@ -384,7 +384,7 @@ class ClipExtents:
     def _parts(
         self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], starts: Rows
     ) -> tuple[Rows, Rows]:
-        """Estimate the range of each record that a clip needs, in whole chunks that have a hash."""
+        """Estimate which bytes of each record a clip needs, rounded to chunks with one hash."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
         ends = ((starts + self._spec.clip.span) * per_frame).astype(np.int64) + around

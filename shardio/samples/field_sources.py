@@ -53,7 +53,7 @@ class Keys(NamedTuple):
     positions: Rows
 
     def hashes(self, purpose: int) -> npt.NDArray[np.uint64]:
-        """Return 64 random bits for each sample."""
+        """Return 64 random bits for each sample; `purpose` is a random stream, such as OF_CLIPS."""
         return keyed_hashes(self.positions, derive_key(purpose, self.seed, self.epoch))
 
 
@@ -142,9 +142,10 @@ class BatchRows(NamedTuple):
     def place(
         self, slot: VaryingSlot, n_bytes: Rows, used: int, first: int = 0
     ) -> tuple[list[int], int]:
-        """Reserve space in the block's heap for values of the field `slot`, from row `first` on.
+        """Reserve `n_bytes` in the heap for each value of a field, from row `first` on.
 
-        Return the offset of each value in the heap, and the number of heap bytes in use.
+        `used` is the number of heap bytes in use. Return the offset of each value, and the new
+        number of heap bytes in use.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment
@@ -190,7 +191,7 @@ class FieldSource(Closing):
         """
 
     def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write a field of varying size; return the number of heap bytes in use."""
+        """Write a varying field after `used` heap bytes; return the number of bytes then used."""
         raise NotImplementedError(f"the field {slot.name!r} has a fixed size")
 
     def values(self, batch: BatchRows) -> Values:

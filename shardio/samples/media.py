@@ -214,7 +214,7 @@ def _seconds(stream: np.void, clip: Clip | None) -> Fraction:
 
 
 def _common(dataset: Dataset, name: str, column: str, option: str, what: str) -> int:
-    """Return the value that all audio streams of a field have in common; 1 without streams."""
+    """Return the value of `column` in all audio streams of a field; 1 without streams."""
     found: set[int] = set()
     for streams in _streams(dataset, name, name):
         found |= set(np.unique(streams[column])[:2].tolist())

@@ -131,7 +131,7 @@ class WindowParts(NamedTuple):
     n_tokens: _Numbers
 
     def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
-        """Return some of the parts; the indices of windows stay the same."""
+        """Return the parts `within`; the indices of windows stay the same."""
         return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:

@@ -269,7 +269,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return None
 
     def no_shards_reason(self) -> str | None:
-        """Return the reason why the samples are not in the order of the shards, or None."""
+        """Return the reason why the samples are not in shard order; None if they are."""
         rows = self.dataset.rows.row_list
         if rows is None or rows.ascends:
             return None

@@ -137,7 +137,7 @@ class WindowView(SampleView):
         return self.windows.n_tokens if self.packing.rest == "pad" else None
 
     def no_shards_reason(self) -> str | None:
-        """Return the reason why the samples are not in the order of the shards, or None."""
+        """Return the reason why the samples are not in shard order."""
         return "a window of tokens may begin in one shard and end in another"
 
 
@@ -237,7 +237,7 @@ class _Pieces(NamedTuple):
     stops: list[int]
 
     def of(self, within: slice) -> list[Record]:
-        """Return the bytes of some parts."""
+        """Return the bytes of the parts `within`."""
         places = self.records[within], self.starts[within], self.stops[within]
         return [record[i:j] for record, i, j in zip(*places, strict=True)]
 
@@ -348,7 +348,7 @@ class TokenSource(FieldSource):
         return self._dataset.locate(self._dataset.rows.at(documents))
 
     def _pieces(self, ahead: _Lookahead, within: slice) -> list[Record]:
-        """Return the bytes of parts, with end-of-text tokens and padding in between."""
+        """Return the bytes of the parts `within`, with end-of-text tokens and padding."""
         if ahead.pieces is not None:
             pieces = ahead.pieces.of(within)
         else:

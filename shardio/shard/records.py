@@ -298,7 +298,7 @@ class Records:
         return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
 
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
-        """Return the verified and valid table of the packets of a stream, which have `n_bytes`."""
+        """Return the verified and valid packet table of a stream; its packets have `n_bytes`."""
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
         start, end = first * PACKET.size, (first + count) * PACKET.size
