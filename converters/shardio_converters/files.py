@@ -29,10 +29,7 @@ def data_name(name: str) -> str:
 
 @contextmanager
 def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
-    """Open a file; a broken link is an error if media `is_promised`, and else an empty file.
-
-    `is_promised` is True if the suffix of the file is that of media.
-    """
+    """Open a file; a broken link is an empty file, or an error if the suffix promises media."""
     try:
         file: IO[bytes] = open(source.path, "rb")
     except OSError as error:

@@ -1,8 +1,7 @@
 """Convert files, samples or data frames into a dataset; `convert` is the entry point.
 
-A `Converter` reads the inputs of one kind and yields their samples. Everything else is the same for
-all kinds of inputs and is implemented in this package: which samples are written or discarded, and
-what is reported about each input. README.md lists the modules.
+A `Converter` reads the inputs of one kind and yields their samples. This package decides, for all
+kinds, which samples are written or discarded, and what is reported. README.md lists the modules.
 """
 
 from shardio.conversion.api import convert

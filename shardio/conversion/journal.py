@@ -39,8 +39,8 @@ from shardio.storage.fs import read_checksummed_json, to_checksummed_json, write
 MIN_UNIT_BYTES: Final = 1 << 20
 """The minimum target size of a unit. Shards of smaller units would be too small to read fast."""
 MAX_UNIT_BYTES: Final = 128 << 20
-"""The maximum target size of a unit. With larger units, workers would wait long for the last unit.
-The last input of a unit may exceed the target size."""
+"""The maximum target size of a unit, which its last input may exceed. With larger units, workers
+would wait long for the last unit."""
 N_UNITS: Final = 64
 """The number of units to divide the inputs into, if the limits of the size permit it. With many
 units, all workers finish at about the same time."""

@@ -214,7 +214,7 @@ class _UnitScheduler:
     def __init__(self, next_unit: NextUnit, job: ConversionJob, pool: TaskPool) -> None:
         self._next_unit, self._job, self._pool = next_unit, job, pool
         self._running: dict[int, Unit] = {}  # keys: the indices that the pool gave to the units
-        # Keys: the number of the unit, and the `position` of the crash as in `UnitCrash`.
+        # Keys: the number of the unit, and `UnitCrash.position`.
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def fill(self) -> bool:

@@ -97,9 +97,9 @@ Compress = Callable[[memoryview, Dictionary | None], tuple[int, memoryview]]
 """A function that compresses a record, with a dictionary or without one (None). It returns the code
 of the codec for the index entry of the record, and the compressed bytes."""
 Decompress = Callable[[memoryview, int, Dictionary | None], bytes]
-"""A function that decompresses a record. Its arguments are the stored bytes, the size of the
-content, and the dictionary or None. It returns the content. It raises ShardCorrupt if the record
-cannot be decompressed, or if its content has another size."""
+"""A function that decompresses a record, given the stored bytes, the size of the content, and the
+dictionary or None. It returns the content, or raises ShardCorrupt if the record cannot be
+decompressed or has another size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,8 +198,8 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds of sections that contain hashes of units: each item is the hash of one unit. (Units
-are the pieces of a shard that are verified by a hash; see `checksum`.)
+"""The kinds of sections that contain hashes of units: each item is the hash of one unit. (A unit is
+a piece of a shard that has its own hash.)
 
 The value is 1 if a section of the kind is also a unit itself, which is verified before the units
 whose hashes it contains; otherwise 0.

@@ -261,8 +261,8 @@ def merge(
         out: the folder of the new dataset, which must be missing or empty.
         sources: the folders of datasets.
         shard_bytes: the target size in bytes of new shards. Copied shards keep their sizes.
-        workers: the number of processes that verify. By default, it is chosen as in
-            `verify_dataset`.
+        workers: the number of processes that verify. By default, none for less than half a GiB, and
+            else one per usable CPU.
         progress: called in the calling process, at the start and after every shard of each step.
 
     Raises:

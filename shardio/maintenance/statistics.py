@@ -80,12 +80,13 @@ def compute_stats(
         folder: the folder of the dataset.
         subset: the name of a subset; by default, the statistics are about all samples.
         progress: called in the calling process, at the start and after every shard.
-        engine, address: as in `add_column`. The result does not depend on the engine.
+        engine, address: "local", or "ray" with the address of the cluster. The result is the same.
 
     Raises:
         InvalidArgument: there is no such subset.
         ChecksumMismatch, ShardCorrupt: data is damaged. Nothing is published.
-        DatasetNotFound, DatasetConflict: as in `split`.
+        DatasetNotFound: there is no dataset at `folder`.
+        DatasetConflict: another writer has published in the meantime. Nothing is changed.
     """
     where = Engine(engine, address)
     with detect_conflict(folder), ShardDataset(folder, subset=subset) as dataset:

@@ -47,8 +47,8 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
     """Call `function`, which makes a system call that changes the file or folder at `path`.
 
     `call` is the name of the system call; only functions that replace `perform` use this argument.
-    If the call fails, the path is added to the error, because the error of a failed write has none.
-    If the limit on file sizes is the reason, the limit is added to the message.
+    If the call fails, the path is added to the error, because a failed write names none; and so is
+    the limit on file sizes, if that is the reason.
     """
     try:
         return function(*given, **named)

@@ -245,10 +245,7 @@ class ArraySamples(InferringConverter):
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Return dtype and shape of each array in a sample; raise MediaError if no sample can be made.
-
-    With `rows`, a sample is a row; otherwise, it is the whole file.
-    """
+    """Return dtype and shape of arrays in a sample; raise MediaError if no sample can be made."""
     check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)

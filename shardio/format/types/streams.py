@@ -58,7 +58,7 @@ STREAM_DTYPE: Final = np.dtype(
         ("duration", "<u8"),
     ]
 )
-"""The dtype of a row as in `STREAM`. The docstring of `EncodedStream` explains `n_frames`, `width`,
+"""The dtype of a row of the table of streams. `EncodedStream` explains `n_frames`, `width`,
 `height`, `duration` and the time base, which is numerator / denominator."""
 Streams = npt.NDArray[np.void]
 MAX_PARAMETER_BYTES: Final = 1 << 20

@@ -61,9 +61,8 @@ def _parts(
 ) -> tuple[Iterator[tuple[int, int, int, int]], npt.NDArray[np.int64]]:
     """Divide records into parts of about WINDOW_BYTES, in which the records are adjacent.
 
-    Return, for each part, the index of its first record, the index after its last record, and the
-    offsets in the file of its first byte and of the byte after its last byte. Return also, for each
-    record, the offset at which its part starts.
+    Return, for each part, the start and end of its records (indices), and of its bytes (offsets in
+    the file). Return also, for each record, the offset at which its part starts.
     """
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // WINDOW_BYTES) > 0

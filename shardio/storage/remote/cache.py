@@ -133,8 +133,8 @@ class ShardCache:
 
     Owns the lock of each pinned shard until the shard is unpinned. `objects` is the dataset in the
     object store. `folder` is the folder of the cache; if it is missing, it is created, and only
-    this user can read it. `max_bytes` is as in CacheEvictor. Raises UnsupportedEnvironment if the
-    folder is not writable.
+    this user can read it. `max_bytes` limits the whole cache; None means nine tenths of the usable
+    space. Raises UnsupportedEnvironment if the folder is not writable.
     """
 
     def __init__(self, folder: str, max_bytes: int | None, objects: ObjectStore) -> None:

@@ -158,7 +158,7 @@ class ObjectStore:
 
     Args:
         url: the prefix of all names.
-        options: the storage options, as in RemoteOptions.
+        options: arguments of `obstore.store.from_url`, and `deadline_s`.
 
     Raises:
         InvalidArgument: the URL or an option is invalid.

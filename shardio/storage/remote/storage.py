@@ -168,8 +168,8 @@ class RangeFile(PreadFile):
     recently are kept, too.
 
     Raises:
-        ShardNotFound, StoreAccessDenied, StoreUnavailable: as from ObjectStore; also from every
-            read.
+        ShardNotFound, StoreAccessDenied, StoreUnavailable: (also from every read) raised by the
+            store.
         ShardChanged: (from every read) the object was replaced.
     """
 
