@@ -238,9 +238,12 @@ def test_what_does_not_fit_the_first_sample_is_skipped(folder: str) -> None:
         ]
 
 
-def test_keyboard_interrupt_is_skipped_in_a_worker_and_ends_the_loop_without(folder: str) -> None:
+@pytest.mark.parametrize("start_method", ["zygote", "thread"])
+def test_keyboard_interrupt_is_skipped_in_a_worker_and_ends_the_loop_without(
+    folder: str, start_method: str
+) -> None:
     transform = failing({13}, raising(KeyboardInterrupt))
-    found = epochs(folder, 1, transform=transform, num_workers=2)
+    found = epochs(folder, 1, transform=transform, num_workers=2, start_method=start_method)
     assert [each.index for _, _, skips in found for each in skips] == [13]
     with loading(folder, transform=transform) as loader, pytest.raises(KeyboardInterrupt):
         list(loader)

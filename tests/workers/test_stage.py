@@ -109,6 +109,49 @@ def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() 
     assert _values(stage) == [0, 1, 2, 3]
 
 
+def test_so_many_jobs_begin_and_none_while_a_result_is_not_taken() -> None:
+    stage = _stage(2)
+    for i in range(3):
+        stage.put(_entry(i))
+    first, second = stage.begin(), stage.begin()
+    assert first is not None and second is not None
+    assert (stage.has_work, stage.begin()) == (False, None)
+    stage.give(first, "x")
+    stage.finish(first)
+    assert (stage.has_work, stage.begin()) == (False, None)
+    assert _values(stage) == ["x"]
+    assert stage.begin() is not None
+
+
+def test_a_generator_that_is_not_its_turn_gives_a_few_results_ahead() -> None:
+    stage = _stage(2, in_order=True, function=_many)
+    for i in range(2):
+        stage.put(_entry(i))
+    first, second = stage.begin(), stage.begin()
+    assert first is not None and second is not None
+    for i in range(16):
+        stage.give(second, i)
+        assert stage.may_go_on(second) == (i < 15)
+    assert not stage.has_work
+    stage.finish(first)
+    assert _values(stage) == list(range(16))
+    assert stage.begin() is second
+
+
+def test_behind_a_failure_no_generator_goes_on() -> None:
+    stage = _stage(2, function=_many)
+    for i in range(2):
+        stage.put(_entry(i))
+    first, second = stage.begin(), stage.begin()
+    assert first is not None and second is not None
+    for value in range(2):
+        stage.give(first, value)
+    assert not stage.may_go_on(first)
+    stage.fail(second, ValueError("x"))
+    assert _values(stage) == [0, 1]
+    assert (stage.is_over, stage.has_work, stage.begin()) == (True, False, None)
+
+
 def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begins() -> None:
     stage = _stage(2, in_order=True)
     for i in range(3):
