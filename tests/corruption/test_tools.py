@@ -67,6 +67,16 @@ def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(
     assert sum(map(int, rows)) == int(counted.partition("/")[0])
 
 
+def test_a_crafted_shard_that_is_met_by_another_rule_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool = load_tool("list_crafted")
+    cases = [("nothing", b"no shard at all", "hole", "hole")]
+    monkeypatch.setattr(tool, "crafted", lambda folder: iter(cases))
+    assert tool.main() == 1
+    assert "EXPECTED hole hole" in capsys.readouterr().out
+
+
 def test_every_command_that_the_page_about_trust_names_exists() -> None:
     named = re.findall(r"`[^`]*?(tools/[\w/.]+)", TRUST.read_text("utf-8"))
     assert len(set(named)) >= 4

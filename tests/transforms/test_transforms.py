@@ -377,7 +377,8 @@ def test_a_loader_gives_the_same_draws_with_any_number_of_workers(tmp_path: Path
     frames = generator().integers(0, 256, (10, 2, 12, 16, 3), np.uint8)
     samples = ({"frames": frames[i], "label": i} for i in range(10))
     folder = write_dataset(tmp_path / "set", 10, 1, schema, samples)
-    transform = Compose(RandomResizedCrop(8), HorizontalFlip(), Normalize(0.5, 0.5))
+    jitter = ColorJitter(0.4, 0.4, 0.4, 0.1)
+    transform = Compose(RandomResizedCrop(8), HorizontalFlip(), jitter, Normalize(0.5, 0.5))
     found = []
     for n_workers in (0, 2):
         options: Any = {"output": "numpy", "num_workers": n_workers, "seed": 4}
