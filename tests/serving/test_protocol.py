@@ -215,6 +215,11 @@ def test_an_error_of_ours_comes_back_as_the_same_and_another_by_its_name(
     assert (type(again), str(again)) == (ShardioError if said else type(error), said or str(error))
 
 
+def test_a_long_error_loses_its_middle() -> None:
+    text = protocol.as_json(TransformError("a" * 70_000 + "b"))["text"]
+    assert len(text) < 66_000 and text.endswith("aab")
+
+
 def test_a_class_that_is_no_error_of_ours_is_not_looked_up() -> None:
     assert type(protocol.from_json({"class": "Any", "text": "x"})) is ShardioError
 
