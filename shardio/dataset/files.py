@@ -194,10 +194,7 @@ class DatasetFiles:
         return source.storage.path_of(_named(source.groups, name).shards[local])
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
-        """Return the files that belong to a shard, each with its path.
-
-        With a `name`, return only the file that stores the field with this name.
-        """
+        """Return the files of a shard (or only the file of field `name`), each with its path."""
         groups = self._groups if name is None else [_named(self._groups, name)]
         return [(group.shards[shard], self.path(shard, group.name)) for group in groups]
 

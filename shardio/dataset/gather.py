@@ -146,8 +146,7 @@ class ColumnGather:
     def _max_together(self) -> int:
         """The maximum number of shards that are opened for one copy.
 
-        This is half of the limit on open files. Therefore no shard of a copy is evicted while other
-        shards of the same copy are opened.
+        With half of the limit on open files, opening a shard evicts no other shard of the copy.
         """
         return max(1, (self._files.max_open or 1) // 2)
 

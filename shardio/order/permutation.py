@@ -108,7 +108,6 @@ def epoch_permutation(n: int, *, seed: int, epoch: int) -> Permutation:
 
 def permutations(n: int, keys: _U64) -> Positions:
     """Return the permutation of 0..n-1 for each key, as (keys, n); n is at most SORTED_MAX."""
-    # Sort the integers by their hashes.
     hashes = (np.arange(n) + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     by_key = _mixed(hashes ^ keys[:, None])

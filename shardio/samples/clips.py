@@ -1,7 +1,7 @@
 """Clips of stored videos: compute the video and the frames of each clip. Pure functions.
 
-The clips are a view of a dataset of videos: nothing is stored for them. The video and the frames of
-a clip are computed from the index of the clip and the frame counts of the videos.
+Nothing is stored for a clip: its video and frames are computed from the index of the clip and the
+frame counts of the videos.
 """
 
 from __future__ import annotations
