@@ -154,8 +154,7 @@ class TransformRunner:
 
     def fill(self, batch: BatchRows) -> int:
         """Transform all samples of a batch into the block; return the bytes used in its heap."""
-        # When the block grows, these arrays stay valid, because the memory at their addresses
-        # still belongs to the block.
+        # These arrays stay valid when the block grows; see `collate`.
         layout, memory, states, part = batch.layout, batch.memory, batch.states, batch.part
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, batch.n_read)) for s in layout.fixed]
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]

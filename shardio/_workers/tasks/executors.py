@@ -138,7 +138,6 @@ class ThreadExecutor(StageExecutor):
                 self._is_waking = False
             if self._is_closed:
                 return None
-            # If the runner is closed, start no more jobs.
             for stage in self._stages if not runner.is_closed else ():
                 job = stage.begin()
                 if job is not None:
