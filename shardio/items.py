@@ -34,8 +34,8 @@ class Loader(ABC):
     """An interface for loading items in three steps: make a request, load it, finish the result.
 
     `make_request` and `post_process` run in the process and the thread that iterate over the items.
-    `load` runs in a worker, as a method of a copy of the loader. The copy is made when the worker
-    starts, and changes to the copy have no effect on the loader in this process.
+    `load` runs in a worker, if there are any, as a method of a copy of the loader. The copy is made
+    when the worker starts; changes to it have no effect on the loader in this process.
     """
 
     @abstractmethod

@@ -72,7 +72,8 @@ class ShardLoader(Closing):
             fields and returns a dict of fields. It runs in the workers. The arrays in `sample` are
             read-only. `rng` is a NumPy Generator seeded by (seed, epoch, position). The global
             generators of Python, NumPy and torch (on the CPU) are seeded in the same way. All
-            results must have the fields, dtypes and shapes of the first result.
+            results must have the fields and dtypes of the first result and, with collate="stack",
+            its shapes.
         batch_transform: a function `f(batch)` or `f(batch, rng)`, which gets the arrays and lists
             of a whole batch as a dict and returns another dict. It runs in the workers. Its
             generators are seeded by the position of the first sample of the batch. Its random
