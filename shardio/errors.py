@@ -15,7 +15,7 @@ Each class also derives from the built-in exception that fits best.
     ├── ShardExists                     FileExistsError
     ├── DatasetNotFound                 FileNotFoundError
     ├── DatasetExists                   FileExistsError
-    ├── DatasetConflict                 FileExistsError another writer uses the dataset
+    ├── DatasetConflict                 FileExistsError another writer published first
     ├── InvalidArgument                 ValueError      an option or argument is invalid
     ├── SchemaError                     ValueError      a schema or a sample is invalid
     ├── TransformError                  RuntimeError    the user's transform failed

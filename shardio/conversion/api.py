@@ -94,9 +94,9 @@ def convert(
     * an iterable of items, if `samples` is given. `samples` is called with each item, and returns
       the samples of the item. Items are converted and reported like files.
 
-    `schema` is the schema of the samples. It may be given only for these Python objects. In an
-    append, the default is the schema of the dataset; otherwise, it is the schema of the data frame
-    or of the first sample. `options` are the options of the converter.
+    `schema` is the schema of the samples of such an object. In an append, the default is the schema
+    of the dataset; otherwise, it is the schema of the data frame or of the first sample. `options`
+    are the options of the converter.
 
     Args:
         samples: a function that returns one sample, several samples, or None for an item. The

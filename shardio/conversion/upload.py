@@ -9,8 +9,7 @@ The generation is uploaded after all shards. The object `dataset.json`, which po
 generation, is uploaded last; until then, readers of the URL see no dataset. Neither object is ever
 overwritten.
 
-A lease, which is an object in the store, prevents two conversions from writing to the same URL. A
-local file has the same content as the lease, and shows that this machine owns it.
+A lease, which is an object in the store, prevents two conversions from writing to the same URL.
 """
 
 from __future__ import annotations

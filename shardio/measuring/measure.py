@@ -114,12 +114,12 @@ _N_COPY_TIMES: Final = 3
 class LoadingRun:
     """The figures for one number of workers.
 
-    Some samples are read once, and then repeatedly while they are in memory. `first` are the
-    statistics of the first reading, and `warm` those of all repeated (warm) readings together.
-    During the warm readings, `main_cpu_s` is the CPU time of the thread that iterates over the
-    loader, and `idle_share` is the share of the machine's CPU time that was idle, or None if it is
-    unknown. `first_main_cpu_s` and `first_idle_share` are the same figures for the first reading.
-    `limit_bytes_per_s` is the speed at which memory is copied with one thread per worker.
+    `first` are the statistics of the first reading, and `warm` the sums of the statistics of all
+    warm readings. During the warm readings, `main_cpu_s` is the CPU time of the thread that
+    iterates over the loader, and `idle_share` is the share of the machine's CPU time that was idle,
+    or None if it is unknown. `first_main_cpu_s` and `first_idle_share` are the same figures for the
+    first reading. `limit_bytes_per_s` is the speed at which memory is copied with one thread per
+    worker.
     """
 
     n_workers: int
@@ -310,7 +310,7 @@ def _run(
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
         before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
-            # Read the same samples again. Their files are in memory now.
+            # Read the same samples again, from files in memory.
             loader.load_state_dict(start)
             begin_s = time.thread_time()
             _iterate(loader, n_batches, None)
