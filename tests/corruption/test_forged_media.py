@@ -83,6 +83,12 @@ def no_bytes(name: str) -> Change:
     return entry(name, n_stored=0, n_bytes=0, hash_=hash_bytes(b""))
 
 
+def missing(forgery: Forgery) -> None:
+    """Clear the bit that says that row 2 has a picture; the picture stays."""
+    key = forgery.column("maybe", Kind.VALIDITY)
+    forgery.change(key, 0, bytes([forgery.contents[key][0] & ~0b100]))
+
+
 def parameters(old: bytes, new: bytes) -> Change:
     """Other bytes in the parameters of row 2's video."""
 
@@ -104,6 +110,7 @@ BROKEN_MEDIA: list[tuple[str, Change, str]] = [
     ("a picture of 2^31 pixels in a row", picture("image", 4, 1 << 31, 3), "picture"),
     ("a picture of no bytes", no_bytes("image"), "index_entry"),
     ("a picture that is there and has no bytes", no_bytes("maybe"), "validity"),
+    ("a picture that is not there and has bytes", missing, "validity"),
     ("a picture that is compressed", entry("image", codec=1), "index_entry"),
     ("a video of no bytes", no_bytes("video"), "index_entry"),
     ("a video that is compressed", entry("video", codec=1), "index_entry"),

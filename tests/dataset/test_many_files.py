@@ -522,6 +522,16 @@ def test_closing_a_dataset_or_a_mixture_closes_every_storage(
     assert [each.is_closed for each in storages] == [True, True, True]
 
 
+@pytest.mark.usefixtures("storages")
+def test_a_mixture_keeps_as_many_files_open_as_the_storage_with_least_room_can_pin(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = iter([5, 2, 5, 2])  # of the sources, then of the mixture
+    monkeypatch.setattr(_Counting, "max_pinned", lambda *_: next(limits))
+    with mix([folder, folder], weights=[1, 1]) as made:
+        assert made.files.open_files.max_open == 2
+
+
 def test_a_file_is_kept_as_long_as_somebody_reads_it(
     folder: str, storages: list[_Counting]
 ) -> None:

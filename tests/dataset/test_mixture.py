@@ -122,6 +122,19 @@ def test_subsets_selections_and_the_same_dataset_twice_may_be_mixed(large: str, 
                     assert of_small == [i == 1 for i in made.sources_of(batch.indices)]
 
 
+def test_the_strictest_verification_of_all_sources_is_applied_to_each(
+    large: str, small: str, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(small, tmp_path / "copy")
+    name = next(iter(TWO_FIELDS.columns))
+    with ShardReader(copy / "000000-000.shard") as reader:
+        flip(reader.path, reader.column_section(name).offset)
+    with shardio.open(copy, verify="off") as lax, mix([lax, large], weights=[1, 1]) as made:
+        assert len(lax[0]) == len(TWO_FIELDS)
+        with pytest.raises(ChecksumMismatch):
+            made[0]
+
+
 def test_all_sources_are_read_in_one_way(large: str, small: str) -> None:
     with shardio.open(small, access="pread") as opened, mix([large, opened], weights=[1, 1]) as one:
         assert one.access == "pread"

@@ -246,6 +246,7 @@ def test_old_shards_are_removed_only_if_that_is_asked_for(tmp_path: Path) -> Non
     assert len(samples_of(folder)) == 12
     assert [f.code for f in verify_dataset(folder, workers=0).findings] == ["unknown_shard"]
     assert compact(folder, remove_old=True, workers=0).n_removed == 0
+    assert merge(tmp_path / "out", folder, stray, workers=0).n_samples == 12 + 1
 
 
 def test_subsets_are_of_the_same_samples_afterwards(tmp_path: Path) -> None:

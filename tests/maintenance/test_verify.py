@@ -137,6 +137,14 @@ def test_a_missing_shard_is_a_finding_and_the_others_are_checked(dataset: Path) 
     assert codes(dataset) == [(first, "missing"), (second, "checksum")]
 
 
+def test_an_empty_shard_is_a_finding(dataset: Path) -> None:
+    path = sorted(dataset.glob("*.shard"))[1]
+    os.truncate(path, 0)
+    for findings in (verify_shard(path), verify_dataset(dataset, workers=0).findings):
+        assert [(finding.path, finding.code) for finding in findings] == [(str(path), "incomplete")]
+    assert [finding.code for finding in survey_shard(path).findings] == ["incomplete"]
+
+
 def test_a_shard_that_was_replaced_by_another_sound_one_is_found(dataset: Path) -> None:
     first = shard_names(dataset)[0]
     (dataset / first).unlink()
