@@ -1,6 +1,6 @@
 """Fast ways to create tensors, which use tinygrad's internals.
 
-Each is tested when it is created. If it does not work, the public API is used, which copies.
+Each way is tested when it is created. If it fails, the public API is used, which copies.
 
 Views are tensors on the CPU device that share the memory of a block. The owner of the memory is
 attached to tinygrad's `Buffer`. Everything that needs the memory, such as a slice or a lazy sum of

@@ -180,7 +180,7 @@ class TransformRunner:
 
     @cached_property
     def _first(self) -> str:
-        """Describe the sample that determines the layout of batches."""
+        """Describe sample 0, which determines the layout of batches unless it was skipped."""
         row = int(self._view.at(np.zeros(1, np.int64))[0])
         shard = int(self._dataset.locate(np.array([row]))[0])
         return (

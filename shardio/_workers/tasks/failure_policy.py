@@ -1,4 +1,4 @@
-"""The policy for items that fail and for workers that crash; all work in workers follows it.
+"""The policy for items that fail and for workers that crash (except MultiLoader's workers).
 
 A worker that crashes is replaced, and its items are tried again. An item that has crashed
 MAX_CRASHES workers is skipped if that is allowed, or else reported. If workers crash one after

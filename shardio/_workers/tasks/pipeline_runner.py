@@ -188,7 +188,7 @@ class PipelineRunner(Closing):
             raise ClosedError("the iteration was closed; begin another one")
 
     def close(self) -> None:
-        """Start no more calls. Running calls end by themselves, and their results are dropped."""
+        """Start no more calls, end coroutines and processes; calls in threads run to their ends."""
         with interrupts_held():  # the user may press Ctrl-C a second time
             self._end()
 

@@ -68,7 +68,7 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """True if every step has been delivered."""
+        """True if every step has been delivered, or the error of a step has been raised."""
         return self.next_step >= self._last
 
     @property

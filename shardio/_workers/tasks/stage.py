@@ -213,7 +213,7 @@ class Stage:
     n_failed: int = 0
     busy_ns: int = 0
     waiting_ns: int = 0
-    _yields_many: bool = field(init=False)  # asked for each result: the property takes longer
+    _yields_many: bool = field(init=False)  # cached: it is read for each result
     _n_begun: int = 0
     _next_step: int = 0  # the step whose results are due; if not in order, the number of ended jobs
     # The steps that finished before their turn, each with its error or None.
