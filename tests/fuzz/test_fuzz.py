@@ -334,6 +334,20 @@ def test_an_input_that_kills_its_process_is_kept_and_feeding_goes_on(
     assert len(run.totals.tallies) == 2
 
 
+def test_engines_share_processes_or_take_turns(tool: ModuleType) -> None:
+    alone = tool.lanes_for(["mutator", "guided"], 1, 100.0)
+    assert [lane.turns[0] for lane in alone] == [("mutator", "", 50.0)]
+    assert sum(seconds for _, _, seconds in alone[0].turns) == pytest.approx(100.0)
+    assert {target for engine, target, _ in alone[0].turns if engine == "guided"} == set(TARGETS)
+    shared = tool.lanes_for(["mutator", "guided"], 3, 100.0, "shard")
+    turns: list[Any] = [lane.turns for lane in shared]
+    assert turns == [
+        [("mutator", "shard", 100.0)],
+        [("guided", "shard", 100.0)],
+        [("mutator", "shard", 100.0)],
+    ]
+
+
 def test_without_atheris_the_mutator_works_alone_and_guided_alone_is_an_error(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
