@@ -345,8 +345,8 @@ class SampleReader(Closing):
     def read(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return sample k of a chunk, with its fields in the order of the sources."""
         shard, row = chunk.places[k]
-        # Do not check for truncated files here: in the main process, `Filler` checks once per
-        # batch. `SampleView.sample` has no check.
+        # Do not check for truncated files here: `Filler`, in the main process, and
+        # `SampleView.sample` have checked the files of the chunk.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
         for source in self._converted:
             sample[source.name] = source.converted(sample[source.name], chunk, k)

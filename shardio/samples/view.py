@@ -151,6 +151,7 @@ class SampleView(Sequence[dict[str, Any]]):
         Raises:
             IndexError: there is no such sample.
             InvalidArgument: the seed or the epoch is invalid.
+            ShardChanged: a mapped file was truncated.
             ShardCorrupt, MediaError: the message names the sample.
         """
         seed, epoch = count("seed", seed, 0), count("epoch", epoch, 0)
@@ -159,7 +160,9 @@ class SampleView(Sequence[dict[str, Any]]):
             raise IndexError(f"{self!r}: there is no sample {number}")
         numbers = np.array([number % n])
         keys = Keys(seed, epoch, self.positions(numbers, seed, epoch))
-        return self._reader.read(IndexChunk(self, numbers, keys), 0)
+        chunk = IndexChunk(self, numbers, keys)
+        self.dataset.files.check_lengths(chunk.covered(slice(None))[1])
+        return self._reader.read(chunk, 0)
 
     @refuses(SELECT_HABITS)
     def select(

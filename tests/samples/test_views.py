@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import shardio
 from shardio import Array, Audio, Image, InvalidArgument, Schema, ShardLoader, Sound, Video
 from shardio.conversion import convert
+from shardio.errors import ShardChanged
 from shardio.maintenance import split
 from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
@@ -280,3 +283,19 @@ def test_an_option_that_a_view_has_is_refused_with_what_to_write(
         ShardLoader(folder, 2, **options)
     with pytest.raises(TypeError, match=instead.replace("{}", "MapView")):
         MapView(folder, **options)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_truncated_file_is_an_error_and_does_not_kill_the_process(
+    folder: str, tmp_path: Path, name: str
+) -> None:
+    copy = tmp_path / "set"
+    shutil.copytree(folder, copy)
+    with shardio.open(copy, access="mmap") as dataset:
+        view = VIEWS[name](dataset)
+        expected = view[0]
+        for shard in copy.glob("*.shard"):
+            os.truncate(shard, 4096)
+        with pytest.raises(ShardChanged, match=r"\.shard"):
+            view[0]
+        assert expected.keys() == view.schema.keys()
