@@ -240,11 +240,7 @@ class _Source:
         )
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
-        """Return the schema and the samples.
-
-        The schema is None if it is to be taken from the first sample or, in an append, from the
-        dataset.
-        """
+        """Return the schema (None: that of the first sample or of the dataset) and the samples."""
         if not is_data_frame(self.src):
             return self.schema, (as_mapping(value, self.names) for value in self.src)
         if self.names is not None:

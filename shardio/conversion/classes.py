@@ -67,10 +67,7 @@ def read_labels(path: str) -> dict[str, str]:
 
 
 def _is_text(value: object) -> bool:
-    """Return True if `value` is a string that UTF-8 can encode.
-
-    UTF-8 cannot encode lone surrogates, which JSON may contain as escapes.
-    """
+    """Return True for a string without lone surrogates (escapes in JSON), which UTF-8 lacks."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 

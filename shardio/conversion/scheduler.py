@@ -342,10 +342,7 @@ class _UnitTask:
 
 @functools.cache
 def _shared_zygote() -> Zygote:
-    """Return the zygote, which forks the workers of this process, and keep it for later units.
-
-    Starting a zygote takes half a second, which is longer than the conversion of most units.
-    """
+    """Return this process's zygote and keep it: starting it takes 0.5 s, more than most units."""
     return acquire()
 
 
@@ -396,10 +393,7 @@ def run_on_ray(
 
 
 def _first_invisible(unit: Unit) -> str:
-    """Return the path of the first file of a unit that this machine cannot see; "" if none.
-
-    Files that the main process could not see either, such as broken links, do not count.
-    """
+    """Return the first path that the main process could see, but this machine cannot; else ""."""
     for one in unit.inputs:
         for each in (one, *one.parts):
             if each.stamp != (0, 0) and not os.path.lexists(each.path):

@@ -153,10 +153,7 @@ class Staging:
                 )
 
     def _inspect(self) -> None:
-        """Remove what an earlier conversion has left, or prepare to resume from it.
-
-        Raise an error if the options permit neither.
-        """
+        """Remove what an earlier conversion has left, or prepare to resume it, per the options."""
         path = plan_path(self.folder)
         if path is None:
             self._clear()

@@ -247,10 +247,7 @@ def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """Return the first header, in the first or last page, that is intact, with its section table.
-
-    Raise DataError if there is none with a table that can be read.
-    """
+    """Return an intact header and its section table; raise DataError if no page has both."""
     reason: DataError | None = None
     for header in _headers(content, path):
         if isinstance(header, DataError):
@@ -288,10 +285,7 @@ def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
 
 
 def _header_offsets(content: Content) -> Iterator[int]:
-    """Yield 0, then the offset of the last page that starts with MAGIC.
-
-    The search for this page may read the whole file: it begins only when it is needed.
-    """
+    """Yield 0, then (searched on demand) the offset of the last page that starts with MAGIC."""
     yield 0
     for page in range(content.nbytes // PAGE * PAGE - PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC:

@@ -131,10 +131,7 @@ def _check_parts(parts: Any) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return the index of each row's group, and the number of rows of each group.
-
-    Groups are numbered in the order of their first rows in the dataset.
-    """
+    """Return each row's group, numbered in the order of first rows, and each group's size."""
     n_rows = len(dataset)
     if group is None:
         return np.arange(n_rows, dtype=np.intp), np.ones(n_rows, np.int64)

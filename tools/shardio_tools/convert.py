@@ -145,10 +145,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> StoredReport | None:
-    """Measure some samples of the result.
-
-    Return None if the result is empty, cannot be read, or is in an object store.
-    """
+    """Measure some samples of the result; None if it is empty, unreadable or in an object store."""
     if is_url(report.dataset):
         return None
     try:

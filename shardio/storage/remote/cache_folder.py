@@ -251,10 +251,7 @@ class CacheEvictor:
                 _write_count(self._count_path, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
-        """Remove files without a lock until `n_bytes` are freed; return the number of freed bytes.
-
-        The least recently used files are removed first.
-        """
+        """Remove unlocked files, least recently used first, to free `n_bytes`; return the bytes."""
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:
