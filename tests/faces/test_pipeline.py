@@ -901,6 +901,14 @@ def test_a_loader_goes_on_in_the_midst_of_what_a_generator_gave_before_it_failed
     assert resumed == whole == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1)]
 
 
+def test_the_position_is_that_of_the_latest_iteration() -> None:
+    loader = DataLoader(range(9), output_order="input")
+    earlier, latest = iter(loader), iter(loader)
+    assert [next(latest), next(earlier), next(earlier)] == [0, 0, 1]
+    loader.load_state_dict(loader.state_dict())
+    assert [next(latest), next(iter(loader))] == [1, 1]
+
+
 def test_after_its_end_a_loader_is_at_its_beginning() -> None:
     loader = DataLoader(range(4), output_order="input")
     assert list(loader) == [0, 1, 2, 3]

@@ -124,6 +124,9 @@ def test_a_state_that_was_loaded_is_the_state(folder: str) -> None:
         made.load_state_dict(state)
         assert made.epoch == 2
         assert made.state_dict() == state
+        steps = iter(made)
+        assert made.state_dict() == state  # before the first batch
+        del steps
 
 
 def test_the_state_does_not_grow_with_what_was_consumed(folder: str, tmp_path: Path) -> None:
