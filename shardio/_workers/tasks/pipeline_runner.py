@@ -127,7 +127,7 @@ class PipelineRunner(Closing):
             self._source.end(None)
             self._executors[self._source].wake()
 
-    # --- called by the loop -----------------------------------------------------------------
+    # Called by the loop:
 
     def take(self, timeout_s: float | None) -> Entry | None:
         """Return the next result and its source items; return None if no more results follow.
@@ -220,7 +220,7 @@ class PipelineRunner(Closing):
             self._breakdown = as_failure(error, "a thread of the pipeline")
             self._results.ring()
 
-    # --- called by executors ----------------------------------------------------------------
+    # Called by executors:
 
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
