@@ -532,6 +532,17 @@ def test_a_mixture_keeps_as_many_files_open_as_the_storage_with_least_room_can_p
         assert made.files.open_files.max_open == 2
 
 
+@pytest.mark.usefixtures("storages")
+def test_marks_of_a_mixture_have_room_for_every_file_of_each_source(
+    folder: str, tmp_path: Path
+) -> None:
+    other = write_dataset(tmp_path / "other", 900, 2, Schema({"label": Array("int64")}))
+    with mix([folder, other], weights=[1, 1]) as made, ShardDataset(folder) as first:
+        assert made.files.is_partial
+        assert made.files.n_marks > first.files.n_marks
+        assert [made[i]["label"] for i in (0, N_SAMPLES, -1)] == [0, 0, 899]
+
+
 def test_a_file_is_kept_as_long_as_somebody_reads_it(
     folder: str, storages: list[_Counting]
 ) -> None:
