@@ -14,6 +14,7 @@ import pytest
 import shardio
 from shardio import Array, DatasetWriter, Input, InvalidArgument, Schema, Text
 from shardio.conversion import Progress, execution
+from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.dataset.manifest import load, publish_next
@@ -111,6 +112,9 @@ def test_only_inputs_without_samples_are_converted_and_new_ones_listed(
         "z/8.txt": "converted",
     }
     assert [one.n_samples for one in report.inputs if one.outcome == "duplicate"] == [0] * 4
+    assert [one.name for one in report.inputs] == [
+        one.name for one in list_inputs(str(lines)).inputs
+    ]
 
 
 def test_classes_keep_their_numbers_and_new_ones_follow(lines: Path, out: Path) -> None:

@@ -166,9 +166,20 @@ def test_shards_missing_from_a_new_plan_are_removed(place: Place) -> None:
     assert {name for name in place.objects() if name.endswith(".shard")} == names
 
 
+@pytest.mark.parametrize("is_complete", [False, True])
 @pytest.mark.parametrize("what", ["gone", "another's"])
-def test_a_missing_or_replaced_shard_is_an_error(place: Place, what: str) -> None:
-    place.interrupted()
+def test_a_missing_or_replaced_shard_is_an_error(
+    place: Place,
+    what: str,
+    is_complete: bool,  # noqa: FBT001
+) -> None:
+    if is_complete:  # and only the generation is not yet uploaded
+        place.store.fail("denied", "generations", times=99, method="PUT")
+        with pytest.raises(StoreAccessDenied):
+            place.convert()
+        place.store.proxy.forget()
+    else:
+        place.interrupted()
     sent, other, *_ = place.objects()
     if what == "gone":
         place.in_store.remove(sent)
