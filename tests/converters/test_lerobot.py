@@ -341,6 +341,14 @@ def test_a_data_set_without_an_episode_says_so(arm: Path, tmp_path: Path) -> Non
         convert(arm, tmp_path / "out")
 
 
+def test_tasks_must_have_numbers_of_their_own(arm: Path, tmp_path: Path) -> None:
+    change_table(
+        arm / "meta" / "tasks.parquet", lambda table: pa.concat_tables([table, table.slice(0, 1)])
+    )
+    with pytest.raises(InvalidArgument, match="tasks.parquet: two tasks have the same number"):
+        convert(arm, tmp_path / "out")
+
+
 def test_pictures_in_rows_say_the_way_out(arm: Path, tmp_path: Path) -> None:
     features = json.loads((arm / "meta" / "info.json").read_text())["features"]
     features["look"] = {"dtype": "image", "shape": [2, 2, 3], "names": None}
