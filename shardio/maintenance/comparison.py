@@ -116,7 +116,8 @@ class DiffReport:
     then has the index of each sample that differs, and the names of the fields in which it differs.
 
     Otherwise, the order of the samples is ignored. `only_a` has the indices of the samples in `a`
-    without an equal sample in `b`, and `only_b` those of the samples in `b` without one in `a`.
+    without an equal sample in `b`, and `only_b` the indices of the samples in `b` without an equal
+    sample in `a`.
 
     Each list has at most `MAX_LISTED` samples. `n_changed`, `n_only_a` and `n_only_b` are the
     numbers of all such samples.

@@ -247,7 +247,7 @@ def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """Return an intact header and its section table; raise DataError if no page has both."""
+    """Return the first intact header whose section table can be read, and the table."""
     reason: DataError | None = None
     for header in _headers(content, path):
         if isinstance(header, DataError):

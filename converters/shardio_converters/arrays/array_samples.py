@@ -1,4 +1,4 @@
-"""Samples from files of named arrays, whatever the format: one per file, or one per row."""
+"""Samples from files of named arrays of any format: one per file, or one per row."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Tokens = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles(Converter):
-    """A converter that splits a stream of tokens into consecutive samples.
+    """A converter that splits a stream of tokens into consecutive samples, without loss.
 
     With `eot`, the token between documents, each document is a sample: samples begin with `eot` if
     the file begins with it, and otherwise end with it. Without `eot`, a sample has `length` tokens;

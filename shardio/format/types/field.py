@@ -187,7 +187,7 @@ class Field(ABC):
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that are valid whatever bytes they have, by their `dims`."""
+        """Return a mask of the records that are valid with any bytes, given their `dims`."""
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
