@@ -52,8 +52,9 @@ class ShardLoader(Closing):
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
             an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
             `dataset.pack`). The loader opens an open dataset or a view again, with the same
-            verification and cache. A dataset with videos is loaded as clips, by default those that
-            were chosen at its conversion. For batches that a server decodes, see `shardio.connect`.
+            verification and cache. A dataset with videos is loaded as clips, by default of the
+            length and stride given at its conversion. For batches that a server decodes, see
+            `shardio.connect`.
         batch_size: the number of samples in a batch.
         fields: the fields to read, by default all.
         shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
@@ -290,9 +291,9 @@ class ShardLoader(Closing):
         """Return a context manager that records the work of the workers and of the loop.
 
         `with loader.trace("trace.json"):` around a loop writes a file that https://ui.perfetto.dev
-        can show. The trace has the latest 512 batches that each worker filled inside the block,
-        and, of the iterations that begin there, the latest 4,096 batches that the loop received.
-        If no `path` is given, call `save(path)` of the context manager after the block.
+        can show. The trace has the latest 512 batches that each worker filled, and the latest 4,096
+        batches of each loop that begins inside the `with` statement. If no `path` is given, call
+        `save(path)` of the context manager afterwards.
 
         Raises:
             InvalidArgument: the loader is being traced already.

@@ -39,7 +39,7 @@ REFERENCES: Final[dict[str, Callable[..., Field]]] = {
     "video": Video,
     "audio": Audio,
 }
-"""The types of fields for which a table contains file names, by their names in specs."""
+"""The field types whose values are file names in tables. The keys are the names in specs."""
 _NAMED: Final[dict[str, Callable[..., Field]]] = {
     "text": Text,
     "json": Json,
@@ -88,7 +88,7 @@ def parse_field(name: str, spec: Any) -> Field:
 
 
 def are_compatible_names(names: Iterable[str]) -> bool:
-    """Return True if one sample can have fields with all these names, unlike `x` and `x.y`."""
+    """Return True if one sample can have fields with all these names; `x` excludes `x.y`."""
     return not _names_error(tuple(names))
 
 
@@ -145,15 +145,15 @@ def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
 
 
 STEP_S: Final = 120.0
-"""The CPU time limit of one step in a C library; damaged HDF5 can make it loop forever."""
+"""The `step_s` of converters that use C libraries. Damaged HDF5 makes its library loop forever."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    Samples also have the additional fields of `about`, unless `fields` declares fields of their
-    names: the values then come from the files.
+    Samples also have the additional fields of `about`. If `fields` declares a field of the same
+    name, its value comes from the file instead.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(
@@ -204,7 +204,7 @@ class InferringConverter(Converter):
                 raise MediaError(f"{what} {name!r} is missing, found {', '.join(sorted(found))}")
 
     def class_names(self) -> Sequence[str] | None:
-        """Return () if labels come from the files, as folders are then not classes; else None."""
+        """Return (), no classes, if the files have labels; None to take the folders as classes."""
         return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:

@@ -54,7 +54,7 @@ class ConversionJob:
     """The settings that all units of a conversion share, which are sent to each worker once.
 
     `source` is the converter. The shards of each unit are written to a separate folder in `folder`.
-    `step_s` is the converter's limit of the CPU time per step; None means no limit.
+    `step_s` is `Converter.step_s`, from which the limit of CPU time is computed.
     """
 
     source: Converter
@@ -247,7 +247,7 @@ class _RollingShardWriter:
 
 
 BUFFER_BYTES: Final = 64 << 20
-"""The size of the samples of one input at which the samples in memory are written to a file."""
+"""When the samples in memory have this size, they are written to a file."""
 _N_PICKLES: Final = 64
 """The maximum number of pickles into which the samples in memory are divided when they are written
 to the file. Only one pickle at a time is read into memory again."""
@@ -330,7 +330,7 @@ def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _stack(values: list[Any]) -> Any:
-    """Combine the values into one array if its entries would equal them; else return `values`."""
+    """Return the values as one array if each entry equals its value; else return `values`."""
     kinds = set(map(type, values))
     kind = kinds.pop()
     if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):

@@ -45,7 +45,7 @@ class GenerationWriter:
 
     Raises:
         DatasetExists: the folder of a new dataset is not empty.
-        DatasetCorrupt: the external list with the inputs of `previous` is damaged.
+        DatasetCorrupt: the list of the inputs of `previous` is damaged.
         DatasetConflict: (from `publish`) another writer has published a generation since `previous`
             was read, or has used the folder of the new dataset.
         OSError: writing failed; nothing is published.

@@ -1,4 +1,4 @@
-"""Measurements of a dataset after its conversion: the speed of reading, and the loss of pictures.
+"""Measurements of a dataset after its conversion: reading speed, and loss of picture quality.
 
 The loss is measured as the PSNR, in dB, of the stored pictures against the original pictures.
 """
@@ -38,9 +38,9 @@ class StoredReport:
 
     `samples_per_s` is the number of random samples that one thread reads and decodes per second. If
     the dataset has videos and its default view is clips, a random sample is a random clip. If not,
-    a random sample is a row of the dataset. `psnr_db` has, by the names of some inputs, the PSNR of
-    the stored pictures against the original pictures; it is empty if the conversion is lossless, or
-    if the converter cannot measure the loss.
+    a random sample is a row of the dataset. The keys of `psnr_db` are the
+    names of the compared inputs, the values the PSNR of their stored pictures. It is empty if no
+    input was compared: the conversion is lossless, or the converter cannot measure the loss.
     """
 
     samples_per_s: float

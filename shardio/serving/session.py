@@ -27,9 +27,9 @@ from shardio.serving.client.protocol import (
 )
 
 MAX_UNTAKEN_BYTES: Final = 256 << 20
-"""The limit of two totals, in bytes: the sent batches that the client's loop has not taken yet, and
-the batches that ZeroMQ has not sent yet. While either total has reached the limit, the session
-sends no further batch. A total may exceed the limit by at most one batch."""
+"""The limit, in bytes, of the batches that the client's loop has not taken yet, and also of the
+batches that wait in ZeroMQ. While either total has reached the limit, the session sends no further
+batch. A total may exceed the limit by at most one batch."""
 MAX_AHEAD: Final = 1 << 10
 """The maximum number of sent batches that the client's loop has not taken, even if the client asks
 for more."""
@@ -47,8 +47,9 @@ Frames = list[Any]
 class Session:
     """The session of one client. Owns a loader and a thread, which end after `leave`.
 
-    `head` is the client's "open" message; `make_loader` and `served` are as in `Server`. `post`
-    queues a message for the client; its arguments are the session and the frames of the message.
+    `head` is the client's "open" message. `make_loader` creates the loader from the client's
+    options; `served` are the options that the server sets. `post` queues a message for the client;
+    its arguments are the session and the frames of the message.
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class Session:
         self.identity = b""
         """The identity that ZeroMQ gives to the client's connection. The server sets it."""
         self.gone_s: float | None = None
-        """The time at which the client was lost or the session was ended; None before that. The
-        server sets it, and sends no further messages."""
+        """The time at which the client was lost or the session was ended; None while the client is
+        connected. The server sets it. While it is set, the server sends the client no messages."""
         self._options = member(head, "options", dict)
         self._most_bytes = number(head, "most_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
@@ -123,7 +124,7 @@ class Session:
         self._thread.join(timeout_s)
 
     def _grant(self, head: Head) -> None:
-        """Record credit: batches before "taken" were taken, those before "upto" may be sent."""
+        """Record that the client took the steps before "taken" and accepts those before "upto"."""
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))

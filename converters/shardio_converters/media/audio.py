@@ -36,7 +36,7 @@ class AudioFiles(Converter):
         return Schema({"audio": Audio(), "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of PyAV and FFmpeg, which determine the stored bytes."""
+        """Return the versions of PyAV and FFmpeg, which read the packets from the files."""
         return library_versions()
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -82,7 +82,7 @@ class AudioTrack:
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a clip of `seconds` from the second `begin` of the video."""
+        """Return the field `audio` of a clip; `begin` and `seconds` are its start and length."""
         if not self._is_wanted:
             return {}
         stream = self.stream

@@ -28,8 +28,8 @@ from shardio._workers.processes.linux import file_limit_explained, memory_file
 from shardio.errors import InsufficientMemory
 from shardio.storage.file_access import map_over
 
-LARGE_BYTES: Final = 2 << 20  # a large page, if small ones have 4 KiB; else the kernel refuses
-# The bytes per request. Each request makes all CPUs return reserved pages, so few are sent.
+LARGE_BYTES: Final = 2 << 20  # the size of a large page if small pages have 4 KiB
+# The bytes per MADV_COLLAPSE. Each call interrupts all CPUs, so few calls are made.
 _STEP_BYTES: Final = 16 * LARGE_BYTES
 _MAX_NS: Final = 10_000_000
 """If a large page takes longer than this, the process requests no more large pages.
@@ -75,8 +75,8 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
     """Map a memory file; return the map, and the offset in the map at which the file starts.
 
-    The pages of the first `n_backed` bytes are mapped at once instead of on first access. If the
-    address space has room, the file starts at a multiple of LARGE_BYTES.
+    The pages of the first `n_backed` bytes are mapped at once instead of on first access. A file of
+    LARGE_BYTES or more starts at a multiple of LARGE_BYTES if the address space has room.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
@@ -148,7 +148,7 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
         ) from error
 
 
-_MAX_RESERVED: Final = 64 << 20  # files with more marks are not allocated in advance
+_MAX_RESERVED: Final = 64 << 20  # larger tables of marks are not allocated in advance
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:

@@ -62,7 +62,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach the host: an IP address, or "localhost"."""
+        """True if only this machine can reach the host, as with 127.0.0.1, ::1 or "localhost"."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -115,7 +115,7 @@ class MalformedMessage(ValueError):
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """Return the head of a message as JSON, in ASCII, so that any file name can be sent."""
+    """Return the head of a message as ASCII JSON; UTF-8 cannot encode all names of files."""
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
@@ -318,7 +318,8 @@ def _check_extents(
     if array := layout.schema[slot.name].array:
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
         # These products are floats, which are exact up to the size of the largest possible heap.
-        # The second product counts a dimension of 0 as 1, to limit the other dimensions too.
+        # In the check against _MAX_VALUES, a dimension of 0 counts as 1. Otherwise the other
+        # dimensions of an empty array would be unlimited.
         is_wrong = shapes.prod(axis=1) * array.numpy.itemsize != sizes
         if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MAX_VALUES)).any()):
             raise MalformedMessage(
