@@ -50,7 +50,7 @@ class Batch(Mapping[str, Any]):
     """
 
     __slots__ = (
-        "_beside",
+        "_column_paths",
         "_block",
         "_layout",
         "_lists",
@@ -78,7 +78,7 @@ class Batch(Mapping[str, Any]):
         self._lists: dict[str, list[Any]] = {}
         # Used in errors: the paths of the dataset's shards and, for each column that was added to
         # the dataset later, the paths of the column's own shards.
-        self._paths, self._beside = paths, beside
+        self._paths, self._column_paths = paths, beside
         self.n_rows = n_rows
         """The number of rows, including padding."""
         self.epoch = epoch
@@ -187,7 +187,7 @@ class Batch(Mapping[str, Any]):
     def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
         """Return the error for the value of field `name` in row i, with its location in a shard."""
         shard, row = self.origins[i].tolist()
-        paths = self._beside.get(name, self._paths)
+        paths = self._column_paths.get(name, self._paths)
         path = paths[shard] if paths else f"shard number {shard}"
         return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
 

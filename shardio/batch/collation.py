@@ -26,7 +26,7 @@ from shardio.format.types import Array, Field
 CollateKind = Literal["stack", "pad", "ragged", "list"]
 KINDS: Final = get_args(CollateKind)
 Sizes = tuple[int | None, ...]
-_BESIDE: Final[dict[CollateKind, tuple[str, str, int]]] = {
+_COMPANIONS: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
@@ -107,7 +107,7 @@ class Collation:
                         f"collate={join.rule.kind!r} of {name!r} adds {join.companion!r}, which is "
                         "a field already: leave one of them out with `fields`, or ask for another"
                     )
-                _, dtype, has_dims = _BESIDE[join.rule.kind]
+                _, dtype, has_dims = _COMPANIONS[join.rule.kind]
                 fields[join.companion] = Array(dtype, (None,) * (1 + has_dims * n_dims))
         return (Schema(fields) if joins else schema), tuple(joins)
 
@@ -118,7 +118,7 @@ class Collation:
         rule = self.named.get(name) or self.others
         if rule.kind == "list" or (name not in self.named and rule.kind == "stack"):
             return None
-        ending = _BESIDE.get(rule.kind)
+        ending = _COMPANIONS.get(rule.kind)
         return JoinedField(name, rule, array, f"{name}_{ending[0]}" if ending else None)
 
 

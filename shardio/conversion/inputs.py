@@ -102,7 +102,7 @@ def _walk(
     files in it that match, and True if the folder is a class. If a folder cannot be listed, the
     only file name is "", which stands for the folder itself.
     """
-    start = _with_following({pattern.parts})
+    start = _add_without_stars({pattern.parts})
     waiting: list[tuple[str, set[Rest], frozenset[FileId]]] = [("", start, frozenset())]
     while waiting:
         folder, reached, above = waiting.pop()
@@ -131,7 +131,7 @@ def _walk(
         waiting += [
             (os.path.join(folder, name), descended, circle)
             for name in reversed(folders)
-            if (descended := _with_following(_step(reached, name)))
+            if (descended := _add_without_stars(_step(reached, name)))
         ]
 
 
@@ -193,7 +193,7 @@ def _step(reached: set[Rest], name: str) -> set[Rest]:
     return found
 
 
-def _with_following(reached: set[Rest]) -> set[Rest]:
+def _add_without_stars(reached: set[Rest]) -> set[Rest]:
     """Add each rest without its leading `**`, because `**` may match no folder."""
     found = set(reached)
     for rest in reached:

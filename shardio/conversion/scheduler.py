@@ -268,10 +268,10 @@ class _UnitScheduler:
 
 
 def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
-    return ResultChunks(_explained(job, unit), "the conversion")
+    return ResultChunks(_events_or_error(job, unit), "the conversion")
 
 
-def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception]:
+def _events_or_error(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception]:
     """Convert a unit and yield its events. If it fails, yield the exception as the last event."""
     n_done = 0
     try:

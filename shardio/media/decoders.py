@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 
 # Decoders to use instead of FFmpeg's own decoders. FFmpeg's own AV1 decoder needs hardware.
 _PREFERRED = {"av1": "libdav1d", "opus": "libopus"}
-_TAGS = (
+_CONTEXT_ATTRIBUTES = (
     "width",
     "height",
     "bits_per_coded_sample",
@@ -35,7 +35,7 @@ _TAGS = (
     "color_primaries",
     "color_trc",
 )
-_KEY_PARAMETERS = ("codec", "pixel_format", "codec_tag", "reorder", *_TAGS)
+_KEY_PARAMETERS = ("codec", "pixel_format", "codec_tag", "reorder", *_CONTEXT_ATTRIBUTES)
 _MAX_SIDE = 1 << 16
 _MAX_REORDERED = 16
 
@@ -43,7 +43,7 @@ _MAX_REORDERED = 16
 def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
     """Return the parameters that a decoder needs if it gets only packets, as JSON values."""
     found: dict[str, Any] = {"codec": codec.codec.canonical_name, "pixel_format": codec.pix_fmt}
-    for name in _TAGS:
+    for name in _CONTEXT_ATTRIBUTES:
         if getattr(codec, name):
             found[name] = int(getattr(codec, name))
     if codec.reorder_depth:
@@ -67,7 +67,7 @@ def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Video
     if not isinstance(codec, VideoCodecContext):
         raise MediaError(f"the codec {parameters.get('codec')!r} is not a video codec")
     try:
-        for name in _TAGS:
+        for name in _CONTEXT_ATTRIBUTES:
             if parameters.get(name):
                 setattr(codec, name, _int_parameter(parameters, name, _MAX_SIDE))
         if isinstance(parameters.get("pixel_format"), str):

@@ -30,7 +30,7 @@ TRANSPOSED = 5  # height and width are swapped in this orientation and all highe
 _TAG = 0x0112
 _SHORT, _LONG = 3, 4  # the integer types of EXIF; some writers use LONG instead of SHORT
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-_MARK = b"Exif\0\0"
+_EXIF_PREFIX = b"Exif\0\0"
 
 
 def exif_orientation(exif: bytes) -> int:
@@ -38,7 +38,7 @@ def exif_orientation(exif: bytes) -> int:
 
     The data may begin with the signature of a JPEG segment.
     """
-    block = exif.removeprefix(_MARK)
+    block = exif.removeprefix(_EXIF_PREFIX)
     order = _BYTE_ORDERS.get(block[:4])
     if order is None:
         return UPRIGHT

@@ -117,7 +117,7 @@ class ShardWriter(Publishing):
         self._row_bytes = sum(field.stride for field in schema.columns.values())
         n_hashes = DIMENSION.size * len(self._columns)  # a column has at most one hash per row
         self._most_row_bytes = self._row_bytes + n_hashes + len(self._validity)
-        self._dominant: SectionBuffer | None = None
+        self._streamed: SectionBuffer | None = None
         self._next_look = SPOOL_BYTES
 
     @property
@@ -189,7 +189,7 @@ class ShardWriter(Publishing):
 
         Large records are thus written directly to the shard file, and never added to memory.
         """
-        n_more = self._payload.least_bytes(records) if self._dominant is None else 0
+        n_more = self._payload.least_bytes(records) if self._streamed is None else 0
         self._flush_columns()
         if not n_more or n_more + sum(spool.waiting for spool in self._spools()) < SPOOL_BYTES:
             return
@@ -212,13 +212,13 @@ class ShardWriter(Publishing):
         """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
-        if self._dominant is None and waiting >= SPOOL_BYTES:
+        if self._streamed is None and waiting >= SPOOL_BYTES:
             self._choose_dominant()
         elif waiting >= MEMORY_BYTES:
             largest = max(self._spools(), key=lambda spool: spool.waiting)
             largest.move_to(create_unnamed(self._folder))
         waiting = sum(spool.waiting for spool in self._spools())
-        most = SPOOL_BYTES if self._dominant is None else MEMORY_BYTES
+        most = SPOOL_BYTES if self._streamed is None else MEMORY_BYTES
         # Look at the buffers again after as many further bytes as may fill them.
         self._next_look = self._n_spooled() + most - waiting
 
@@ -227,7 +227,7 @@ class ShardWriter(Publishing):
         self._stream(max([*data, self._payload.data], key=lambda spool: spool.n_bytes))
 
     def _stream(self, spool: SectionBuffer) -> None:
-        self._dominant = spool
+        self._streamed = spool
         if self._file is not None:
             spool.move_to(self._file)
 
@@ -261,7 +261,7 @@ class ShardWriter(Publishing):
             column.finish()
         for validity in self._validity.values():
             validity.finish()
-        if self._dominant is None:
+        if self._streamed is None:
             self._choose_dominant()
         buffers, table = self._buffers(), SectionTable(file)
         counts = tuple(
@@ -272,7 +272,7 @@ class ShardWriter(Publishing):
         planned = [s for s in plan(self.schema, self.n_samples, counts) if s.key in buffers]
         # The streamed section comes first, because it is in the file already. The sort is stable:
         # the other sections keep their order.
-        for spec in sorted(planned, key=lambda spec: buffers[spec.key] is not self._dominant):
+        for spec in sorted(planned, key=lambda spec: buffers[spec.key] is not self._streamed):
             self._add(table, spec, buffers)
         required = self._payload.required | self.schema.required
         return table.close(self.n_samples, int(required))
@@ -291,7 +291,7 @@ class ShardWriter(Publishing):
         else:
             table.add_blocked(spec, buffer.chunks())
             return
-        if buffer is self._dominant:
+        if buffer is self._streamed:
             table.adopt(spec, buffer.n_bytes, hash_)
         else:
             table.add(spec, buffer.chunks(), hash_)
@@ -335,7 +335,7 @@ class ShardWriter(Publishing):
                 self._file.close()
         self._file = None
         for spool in self._spools():
-            if spool is not self._dominant:
+            if spool is not self._streamed:
                 with contextlib.suppress(OSError):
                     spool.close()
 

@@ -18,7 +18,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader, ShardReader, Video, mix
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
-from shardio._workers.processes.shared_memory import create_bitmap_file
+from shardio._workers.processes.shared_memory import create_marks_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import LocalStorage, ShardPaths
@@ -445,7 +445,7 @@ def test_samples_with_streams_are_the_same(tmp_path: Path, request: pytest.Fixtu
 
 def test_a_long_table_of_marks_takes_memory_as_it_is_used() -> None:
     for n_marks, is_reserved in ((1000, True), (1 << 30, False)):
-        fd = create_bitmap_file(n_marks)
+        fd = create_marks_file(n_marks)
         try:
             assert os.fstat(fd).st_size == n_marks
             assert bool(os.fstat(fd).st_blocks) is is_reserved

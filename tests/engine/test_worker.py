@@ -14,8 +14,8 @@ from shardio._engine.dispatch.worker import (
     RequestKind,
     Status,
     Task,
-    kept_file,
     pack,
+    replies_file,
     unpack,
     unpack_all,
 )
@@ -44,7 +44,7 @@ class Scripted(BatchWorker):
 def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
     """Return status, step and rest of each message that a worker sends for these tasks."""
     batch_spec = BatchSpec(DatasetSource("set"), ("x",), 1, 9, False, 0, **options)
-    fd = kept_file(2)
+    fd = replies_file(2)
     worker = Scripted(list(ends), batch_spec, fd)
     os.close(fd)
     tasks = [Task(RequestKind.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
@@ -89,7 +89,7 @@ def test_more_than_there_is_room_for_is_not_held_back(monkeypatch: pytest.Monkey
 
 
 def test_what_a_worker_held_back_is_found_once() -> None:
-    fd = kept_file(3)
+    fd = replies_file(3)
     theirs, memory = ReplyBuffer(mmap.mmap(fd, 0), 1), mmap.mmap(fd, 0)
     ours, other = ReplyBuffer(memory, 1), ReplyBuffer(memory, 2)
     os.close(fd)

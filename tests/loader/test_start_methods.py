@@ -20,7 +20,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument, ShardLoader, WeightedSampler
 from shardio._engine.dispatch import thread_workers
-from shardio._engine.dispatch.worker import kept_file
+from shardio._engine.dispatch.worker import replies_file
 from shardio._workers.processes import stack_dumps
 from shardio.errors import (
     BatchTimeout,
@@ -309,7 +309,7 @@ def test_closed_loaders_leave_nothing_behind(folder: str, start_method: str, swe
 
 def test_a_thread_that_was_given_up_takes_no_answer_of_the_one_that_has_its_number() -> None:
     hold_back: Any = thread_workers._ThreadWorker._map_replies
-    fd = kept_file(1)
+    fd = replies_file(1)
     old, new = hold_back(None, fd, 0), hold_back(None, fd, 0)
     os.close(fd)
     new.add(b"a" * 32)

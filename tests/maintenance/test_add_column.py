@@ -378,7 +378,7 @@ def test_files_that_a_killed_writer_left_are_neither_taken_nor_overwritten(folde
     assert not (folder / ".staging-killed").exists()
 
 
-# Other surgery.
+# Other operations.
 
 
 def test_subsets_and_statistics_can_be_made_of_an_added_column(folder: Path) -> None:

@@ -306,14 +306,14 @@ def print_result(report: Any, options: argparse.Namespace, lines: Iterable[str])
 
 
 def run_rewrite(
-    surgery: Callable[..., MaintenanceReport],
+    operation: Callable[..., MaintenanceReport],
     options: argparse.Namespace,
     *places: str,
     **more: object,
 ) -> MaintenanceReport:
-    """Call `surgery`, which rewrites datasets, with the shared options; show its progress."""
+    """Call `operation`, which rewrites datasets, with the shared options; show its progress."""
     with StepProgress(options) as steps:
-        return surgery(
+        return operation(
             *places,
             shard_bytes=options.shard_bytes,
             workers=options.workers,

@@ -25,7 +25,7 @@ from shardio_converters.arrays.array_samples import ArraySamples, NamedArray, ch
 from shardio_converters.files import Damage
 from shardio_converters.parsing import unique_names
 
-NOT_ZIP: Final = (
+ZIP_DAMAGE: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
 )
@@ -50,7 +50,7 @@ class StoredArray(NamedArray):
     def whole(self) -> npt.NDArray[Any]:
         """Read the whole array."""
         shape = self.shape[::-1] if self.is_fortran else self.shape
-        with self.begin() as file, Damage(NOT_ZIP, f"array {self.name!r}"):
+        with self.begin() as file, Damage(ZIP_DAMAGE, f"array {self.name!r}"):
             found = _read(file, self.numpy, shape, self.name)
             _check_end(file, self.name)
         return found.T if self.is_fortran else found
@@ -60,7 +60,7 @@ class StoredArray(NamedArray):
         if self.is_fortran:
             yield from self.whole()
             return
-        with self.begin() as file, Damage(NOT_ZIP, f"array {self.name!r}"):
+        with self.begin() as file, Damage(ZIP_DAMAGE, f"array {self.name!r}"):
             n_left, n_bytes = self.shape[0], math.prod(self.shape[1:]) * self.numpy.itemsize
             n_block = max(1, _BLOCK_BYTES // max(1, n_bytes))
             while n_left:
@@ -151,7 +151,7 @@ _TENSORS: Final = {
     "F32": "float32",
     "F64": "float64",
 }
-_NOT_NPY: Final = (
+_NPY_DAMAGE: Final = (
     *(ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, MemoryError),
     *(tokenize.TokenError, RecursionError),
 )
@@ -207,7 +207,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
             raise ValueError(f"version {version} is not known")
         length = file.read(2 if version == (1, 0) else 4)
         return _parse_header(version, length + file.read(int.from_bytes(length, "little")))
-    except _NOT_NPY as error:
+    except _NPY_DAMAGE as error:
         raise MediaError(f"array {name!r}: the header is damaged: {error}") from error
 
 
@@ -282,7 +282,7 @@ class Arrays(ArraySamples):
     def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
         """Return the arrays of a file; None if neither suffix nor first bytes are of this kind."""
         suffix = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
-        with Damage(NOT_ZIP):
+        with Damage(ZIP_DAMAGE):
             if suffix == ".npz":
                 return _open_npz(files.enter_context(zipfile.ZipFile(source.path)))
             if suffix == ".safetensors":

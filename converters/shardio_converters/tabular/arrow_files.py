@@ -29,7 +29,7 @@ _FILE_MAGIC: Final = b"ARROW1"
 _FEATHER_1: Final = b"FEA1"
 _ENDS: Final = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 """The end markers of an Arrow stream; the second was used until 2019."""
-_NOT_READABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError)
+_TABLE_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError)
 
 
 class ParquetTable:
@@ -121,7 +121,7 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
         raise MediaError("the file is empty")
     if head.startswith(_FEATHER_1):
         raise MediaError("Feather of version 1: convert it to version 2 with pyarrow")
-    with Damage(_NOT_READABLE):
+    with Damage(_TABLE_DAMAGE):
         is_parquet = name.lower().endswith(PARQUET)
         with closing(ParquetTable(path) if is_parquet else ArrowTable(path)) as table:
             yield table

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK, ThreadWorkers, filler_in_main
 from shardio._engine.dispatch.worker import (
     COUNTERS,
-    KEPT,
+    REPLIES,
     STACKS,
     ReplyBuffer,
     RequestKind,
@@ -203,12 +203,12 @@ class WorkerBackend:
     ) -> None:
         """Send the workers the files that they share with the main process.
 
-        `fds` are the files MARKS, COUNTERS and KEPT (see worker.py) in this order,
+        `fds` are the files MARKS, COUNTERS and REPLIES (see worker.py) in this order,
         followed by one STACKS file per worker; the caller keeps them open. `tables` are the tables
         of the view, as returned by `share_view`.
         """
         self._lineage, self._fds, self._tables = view.dataset.lineage.encode(), tuple(fds), tables
-        memory = mmap.mmap(fds[KEPT], 0)
+        memory = mmap.mmap(fds[REPLIES], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
             kept.take()  # discard replies left in the buffer by the workers of an earlier backend

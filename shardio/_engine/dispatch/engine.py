@@ -25,7 +25,7 @@ from shardio._engine.dispatch.counters import CounterTable
 from shardio._engine.dispatch.crashes import claim_of_first, crash_error, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
 from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, EpochIteration, IterationTable
-from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, kept_file
+from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, replies_file
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, share_view
 from shardio._engine.filling.filler import may_skip
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
@@ -38,7 +38,7 @@ from shardio._workers.processes.linux import (
     memory_file,
     this_process,
 )
-from shardio._workers.processes.shared_memory import SharedArray, create_bitmap_file
+from shardio._workers.processes.shared_memory import SharedArray, create_marks_file
 from shardio._workers.processes.stack_dumps import timeout_error
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout
@@ -227,11 +227,11 @@ class Engine:
         worker.py lists the files at `MARKS`.
         """
         self.view, dataset = view, view.dataset
-        marks_fd = create_bitmap_file(dataset.files.n_marks)
+        marks_fd = create_marks_file(dataset.files.n_marks)
         self._fds = [marks_fd]
         self._iterations.counters = CounterTable(N_SLOTS, self._backend.n_workers)
         self._fds.append(self._iterations.counters.fd)
-        self._fds.append(kept_file(self._n_workers))
+        self._fds.append(replies_file(self._n_workers))
         self._fds.extend(memory_file() for _ in range(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         self.view, self._tables = share_view(view)

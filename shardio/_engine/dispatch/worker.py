@@ -51,11 +51,11 @@ unpack = _DESCRIPTOR.unpack_from
 unpack_all = _DESCRIPTOR.iter_unpack
 """Yield the fields of each descriptor in a message without payloads."""
 
-MARKS, COUNTERS, KEPT, STACKS, TABLES = range(5)
+MARKS, COUNTERS, REPLIES, STACKS, TABLES = range(5)
 """Indices of the files that the main process shares with a worker.
 
 MARKS has one byte for each piece of a shard file with its own hash; the byte is 1 once the piece is
-verified. COUNTERS is the file of a `CounterTable`, KEPT has the reply buffers, and STACKS the
+verified. COUNTERS is the file of a `CounterTable`, REPLIES has the reply buffers, and STACKS the
 stacks that the worker dumps on request. From index TABLES on, there is one file for each table of
 the dataset's view.
 """
@@ -137,7 +137,7 @@ _COUNT: Final = 0
 _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
 
 
-def kept_file(n_workers: int) -> int:
+def replies_file(n_workers: int) -> int:
     """Create a file with a reply buffer of one page per worker; the caller owns the descriptor."""
     return sparse_memory_file(max(1, n_workers) * mmap.PAGESIZE, "the reply buffers")
 
@@ -148,8 +148,8 @@ class ReplyBuffer:
     If the worker crashes, the main process reads the replies here. Without the buffer, a finished
     task would be repeated, and could fail: a new worker cannot open a file truncated meanwhile.
 
-    `memory` is a memory map of the file that `kept_file` creates. The first word of a buffer is the
-    number of replies in it.
+    `memory` is a memory map of the file that `replies_file` creates. The first word of a buffer is
+    the number of replies in it.
     """
 
     def __init__(self, memory: mmap.mmap, worker: int) -> None:
@@ -349,7 +349,7 @@ class BatchWorker(Closing):
     ) -> None:
         """Map the shared files `fds`; check that this worker has opened the dataset `lineage`."""
         self._serve_stack_dumps(fds[STACKS])
-        self._kept = self._map_replies(fds[KEPT], number)
+        self._kept = self._map_replies(fds[REPLIES], number)
         if lineage != self._dataset.lineage:
             raise DatasetCorrupt(
                 f"{self._dataset.path}: another dataset has replaced the one that the loader "

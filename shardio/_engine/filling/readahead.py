@@ -64,7 +64,7 @@ class ProbePolicy:
         self.wait = 0
         self.is_cold = False
         self._n_hits = 0
-        self._left_out = 1
+        self._next_pause = 1
         self._has_stopped = False
 
     def hit(self) -> None:
@@ -72,13 +72,13 @@ class ProbePolicy:
         self._n_hits += 1
         if self._n_hits >= HITS_UNTIL_WARM:
             self.is_cold = False
-            self.wait = self._left_out
-            self._left_out = min(2 * self._left_out + 1, MAX_SKIPPED)
+            self.wait = self._next_pause
+            self._next_pause = min(2 * self._next_pause + 1, MAX_SKIPPED)
 
     def miss(self) -> None:
         """Record that a probe found a page that was not in memory."""
         self.is_cold = True
-        self._n_hits, self._left_out = 0, 1
+        self._n_hits, self._next_pause = 0, 1
 
     def rest(self) -> None:
         """Record that the whole window has been requested: pause for PAUSE batches."""

@@ -47,7 +47,7 @@ def block_bytes(
     estimate from the first transformed sample or batch.
     """
     heap = _expected_heap(layout, batch_spec, view)
-    n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))
+    n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _padded_by_user_bytes(layout)))
     if n_bytes > memory_bytes:
         raise InsufficientMemory(
             f"a batch of {batch_spec.block_rows} samples needs a block of {n_bytes} bytes; "
@@ -101,7 +101,7 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
     heard = {field.name: field for field in batch_spec.audio.fields}
     for name in names if len(rows) else []:
         if name in heard:
-            per_row += _heard_bytes(view, heard[name], rows)
+            per_row += _audio_bytes(view, heard[name], rows)
             continue
         records = dataset.files.reader(0, name).records
         join = next((slot.join for slot in layout.joins if slot.join.name == name), None)
@@ -112,7 +112,7 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
     return _whole_pages(int(per_row * batch_spec.block_rows)) + mmap.PAGESIZE
 
 
-def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
+def _audio_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
     """Return the bytes of the longest decoded audio among `rows`, with its mask.
 
     Return 0 for the audio of clips, whose length is unknown here.
@@ -125,7 +125,7 @@ def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
     return float(seconds.max()) * field.rate * field.channels * (_SAMPLE_BYTES + 1)
 
 
-def _stated_bytes(layout: BlockLayout) -> int:
+def _padded_by_user_bytes(layout: BlockLayout) -> int:
     """Return the bytes of all arrays, with masks, that are padded to a shape given by the user."""
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)

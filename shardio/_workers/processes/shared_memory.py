@@ -160,7 +160,7 @@ def sparse_memory_file(n_bytes: int, what: str) -> int:
         return fd
 
 
-def create_bitmap_file(n_marks: int) -> int:
+def create_marks_file(n_marks: int) -> int:
     """Create a memory file with a byte per unit (a part of a shard that has its own hash)."""
     create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
     return create(max(1, n_marks), "the marks of verified units")

@@ -161,7 +161,7 @@ def verify_dataset(
     examined = verify_all(root, names, workers, progress, where)
     if published is not None:
         findings += _disagreements(root, published, examined)
-        findings += _departure(root)
+        findings += _departure_findings(root)
         if findings or any(found.findings for found in examined.values()):
             raise_conflict(root, published.number)
     return VerificationReport(
@@ -213,7 +213,7 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
     return findings
 
 
-def _departure(root: Path) -> list[Finding]:
+def _departure_findings(root: Path) -> list[Finding]:
     """Return a finding if the published generation can no longer be loaded."""
     try:
         load(root)

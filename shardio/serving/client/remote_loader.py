@@ -136,7 +136,7 @@ class RemoteLoader(Closing):
         )
         self._pid = this_process.pid
         self._finalizer = Finalizer(self, _close_in_owner, self._pid, self._stream)
-        self._latest: RemotePass | None = None
+        self._latest: RemoteIteration | None = None
         self._totals = LoadingStats()
         try:
             self._next: State = self._stream.open().state
@@ -182,11 +182,11 @@ class RemoteLoader(Closing):
         """Start the next epoch or, after `load_state_dict`, resume from the loaded state."""
         return RemoteIterator(self, self.begin())
 
-    def begin(self) -> RemotePass:
+    def begin(self) -> RemoteIteration:
         """Start an iteration and return it. `iter(loader)` returns an iterator over it."""
         self.check_open()
         self._end_latest()
-        begun = RemotePass(self._stream, self._adapter, self._next)
+        begun = RemoteIteration(self._stream, self._adapter, self._next)
         self._warn_of_no_batch(begun)
         self._latest = begun
         self._next = {**self._opened().state, "epoch": begun.epoch + 1}
@@ -198,7 +198,7 @@ class RemoteLoader(Closing):
             self._totals += self._latest.stats()
             self._latest = None
 
-    def _warn_of_no_batch(self, begun: RemotePass) -> None:
+    def _warn_of_no_batch(self, begun: RemoteIteration) -> None:
         """Warn, once per loader, if an epoch has no batch because of tail="drop"."""
         asked, n = self._asked, begun.state["rows"]
         if asked.get("tail") != "drop" or self._has_warned or begun.state["position"] or not n:
@@ -277,7 +277,7 @@ class RemoteLoader(Closing):
 class RemoteIterator:
     """An iterator over the batches of an iteration. It keeps its RemoteLoader alive."""
 
-    def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
+    def __init__(self, loader: RemoteLoader, begun: RemoteIteration) -> None:
         self._loader, self._pass = loader, begun
         self._end = Finalizer(self, begun.end)  # if this iterator is garbage-collected
         self._end.atexit = False
@@ -294,7 +294,7 @@ class RemoteIterator:
         return found
 
 
-class RemotePass:
+class RemoteIteration:
     """One iteration of a RemoteLoader, which begins from a state. Borrows the loader's stream."""
 
     def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:

@@ -18,7 +18,7 @@ from shardio._workers.processes.linux import this_process
 from shardio._workers.tasks.zeromq import zeromq
 from shardio.batch.batch import Batch
 from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioError
-from shardio.serving.client.remote_loader import RemoteLoader, RemotePass
+from shardio.serving.client.remote_loader import RemoteIteration, RemoteLoader
 
 _BATCH_SIZE: Final = 32
 """The default number of samples per batch. Each message has one batch."""
@@ -120,7 +120,7 @@ class RemoteSamples(Closing):
                 passes.append(loader.begin())
             return _Shared(self._samples(passes), self)
 
-    def _samples(self, passes: list[RemotePass]) -> Iterator[Any]:
+    def _samples(self, passes: list[RemoteIteration]) -> Iterator[Any]:
         going, came_s = deque(enumerate(passes)), time.monotonic()
         try:
             while going:
@@ -136,7 +136,7 @@ class RemoteSamples(Closing):
             for each in passes:
                 each.end()
 
-    def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
+    def _take(self, going: deque[tuple[int, RemoteIteration]]) -> tuple[int, Batch] | None:
         """Return the next batch that has arrived, with the index of its server, or None.
 
         A server that has sent all batches is removed from `going`.
@@ -168,10 +168,10 @@ class RemoteSamples(Closing):
                 for name, column in columns.items()
             }
 
-    def _describe(self, server: int, each: RemotePass) -> str:
+    def _describe(self, server: int, each: RemoteIteration) -> str:
         return f"server {server} ({self._addresses[server]}): {each.so_far()}"
 
-    def _wait(self, going: Iterable[tuple[int, RemotePass]], came_s: float) -> None:
+    def _wait(self, going: Iterable[tuple[int, RemoteIteration]], came_s: float) -> None:
         if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
             raise BatchTimeout(
                 f"no sample arrived within {self._timeout_s:g} s; "

@@ -117,10 +117,10 @@ def _origin(facts: Facts) -> Iterator[str]:
         rows.append(["converter", f"{converter.get('name')} {converter.get('version')}"])
         rows.append(["options", escaped(" ".join(options))])
     rows.append(["versions", ", ".join(f"{k} {v}" for k, v in facts["versions"].items())])
-    if surgery := facts["operation"]:
-        given = surgery.get("options")
+    if operation := facts["operation"]:
+        given = operation.get("options")
         text = [f"{k}={json.dumps(v)}" for k, v in given.items()] if isinstance(given, dict) else []
-        rows.append(["made by", escaped(" ".join([str(surgery.get("name")), *text]))])
+        rows.append(["made by", escaped(" ".join([str(operation.get("name")), *text]))])
     if facts["outcomes"]:
         counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
         n_inputs = format_count(sum(facts["outcomes"].values()), "file")
