@@ -223,6 +223,11 @@ def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
     [
         (b"a\0\0\0", b"a\0\xfc\xbd", "array 'array': found character 0xbdfc0061; 0x10ffff at most"),
         (b"'<U2'", b"((), )", "array 'array': the header is damaged: tuple index out of range"),
+        (
+            b"'<U2'",
+            b"f(1) ",
+            "array 'array': the header is damaged: malformed node or string on line 1: <ast.Call>",
+        ),
     ],
 )
 def test_a_npy_of_no_characters_or_no_dtype_is_refused(
