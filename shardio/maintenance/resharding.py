@@ -191,7 +191,7 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Return the indices of all shards in groups, as `compact` merges them."""
+    """Divide the indices of all shards into groups; `compact` merges the shards of each group."""
     shards = previous.shards
     if previous.column_groups:
         return [[*range(len(shards))]]

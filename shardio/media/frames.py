@@ -47,7 +47,7 @@ class CropPosition:
 
 @dataclass(frozen=True, slots=True)
 class CropBox:
-    """A crop: a part of the picture as displayed, which is then scaled to the requested size.
+    """A crop: the part of the displayed picture that fills the requested size after scaling.
 
     The unit is a pixel of the displayed picture before scaling.
     """
@@ -208,7 +208,7 @@ class FrameWriter:
         self._top = found.top if down > 0 else found.height - 1 - found.top
         self._left = found.left if right > 0 else found.width - 1 - found.left
         if self._is_yuv:
-            # True if neither the crop nor the picture splits a pair of pixels with one chroma.
+            # Two neighbouring pixels share a chroma value, so offsets and sizes must be even.
             is_even = not (found.width | found.height | found.left | found.top) & 1
             self._is_even = is_even and self._turns == _UPRIGHT
             self._is_copy = self._is_even and self._converter.yuv(frame, *self._whole) is frame
@@ -218,8 +218,8 @@ class FrameWriter:
     def _cropped(self, planes: Planes, n_bytes: int = 1) -> list[Pixels]:
         """Return the crop of each plane, as an upright view.
 
-        The planes have the whole scaled picture, and rows of one size. A pixel has `n_bytes` bytes
-        in a plane; if `n_bytes` is above 1, the bytes are the last axis.
+        The planes have the whole scaled picture, and all have the same `line_size`. A pixel has
+        `n_bytes` bytes in a plane; if `n_bytes` is above 1, the bytes are the last axis.
         """
         turned, down, right = self._turns
         row, column = planes[0].line_size, n_bytes
@@ -254,7 +254,9 @@ class FrameWriter:
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
-    """Return the quarter turn that is nearest to a display matrix and makes a picture upright.
+    """Return the quarter turns and flips that make a picture upright.
+
+    A display matrix with another angle is rounded to the nearest quarter turn.
 
     The result has three items. If the first item is True, height and width are transposed. If the
     second item is -1, the picture is then flipped vertically; if the third item is -1, the picture

@@ -148,8 +148,8 @@ Planes = tuple[Any, ...]
 _RESERVED_MATRIX = 3  # writers use this value for "unspecified", but swscale does not accept it
 _BT601 = MATRICES["bt601"]
 # The formats that swscale converts to planes of RGB five times as fast as to packed RGB. A test
-# checks that the values are the same. They may differ if the picture is scaled to a larger height,
-# or if its height or width is odd before scaling.
+# checks that the values are the same, except for the pictures that `_converts_to_planes` excludes,
+# such as those of odd height or width.
 _PLANAR_FORMATS = frozenset(
     f"yuv{j}{chroma}p{deep}"
     for j, deep in (("", ""), ("j", ""), ("", "10le"))

@@ -62,7 +62,10 @@ class Order:
     needs_shards: ClassVar[bool] = False
     """True if the order requires that the samples are in the order of the shards."""
     mixes: ClassVar[bool] = False
-    """True if the order implements `arrange_round` and can be used for a mixture."""
+    """True if the order can be used for the sources of a mixture.
+
+    The order must then implement `arrange_round`, unless it is sequential.
+    """
     keeps_clips: ClassVar[bool] = False
     """True if the clips of a group (see `clip_groups`) get neighbouring positions."""
 
@@ -100,15 +103,15 @@ class Order:
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
         """Return an order in which each of the n samples of a mixture's source occurs once.
 
-        This is called a round. `key` is the key of the round, `source` the index of the source.
+        One pass over all samples of a source is called a round. `key` is the key of the round,
+        `source` the index of the source.
         """
         raise NotImplementedError
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the samples of an epoch.
 
-        A loader's state has these options, and is only valid for a loader with the same options. If
-        the number of samples of an epoch is fixed, the option `rows` is included.
+        A loader's state has these options, and is only valid for a loader with the same options.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
@@ -200,15 +203,16 @@ class RankPartition:
     """The positions that one rank visits among the positions first..n-1 of an epoch.
 
     A step consists of `batch_size` consecutive positions for rank 0, then the same number for rank
-    1, and so on. The positions that are left at the end are divided evenly: the numbers of two
-    ranks differ by at most one. Together, the ranks visit the positions in order, each once.
+    1, and so on. `tail` decides about the positions that are left at the end; if they are divided,
+    the counts of two ranks differ by at most one. All ranks together visit each position once, in
+    order.
 
     Args:
         n: the number of positions of the epoch.
         first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: the use of the positions that are left. "short": a shorter step, which ranks without a
-            position do not have. "drop": no rank visits them. "pad": a step of all ranks, whose
+        tail: the use of the positions that are left. "short": they are divided; a rank that gets
+            none has one step less. "drop": no rank visits them. "pad": a step of all ranks, whose
             batches are filled up with padding.
     """
 
@@ -239,7 +243,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first position of a step, which is a position of rank 0."""
+        """Return the first of all ranks' positions in a step."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ integer that is proportional to the source's part of the positions.
 The positions of an epoch form *spans* of 256 positions. The shares directly give each source's
 number of positions before the start and before the end of a span. The difference is the source's
 number of positions in the span. A shuffle with a key decides which positions of the span each
-source gets. Every position can therefore be computed in the same time, and every span contains the
+source gets. Every position can therefore be computed in constant time, and every span contains the
 sources in proportion to their shares.
 
 Each position that a source has is a *draw* of the source's next sample. The draws of a source form
@@ -40,7 +40,7 @@ from shardio.order.permutation import (
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""The approximate maximum of the sum of all shares. A product of two sums then fits in 63 bits."""
+"""The approximate maximum of the sum of all shares: products in `_divide` then fit in 63 bits."""
 SPAN: Final = 256
 """The number of positions per span.
 
@@ -62,8 +62,9 @@ _MAX_POSITIONS: Final = 1 << 48
 class MixtureShares:
     """The share of each source, an integer of at least 1, and the rule that ends an epoch.
 
-    With `exhausted` = "stop", an epoch ends once any source has no samples left. With "repeat", an
-    epoch ends once all samples of every source were drawn; until then, sources start again.
+    With `exhausted` = "stop", an epoch ends before the first position for which its source has no
+    sample left. With "repeat", an epoch ends once all samples of every source were drawn; until
+    then, sources start again.
     """
 
     shares: tuple[int, ...]
@@ -221,7 +222,8 @@ class MixtureOrdering:
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
     """Yield groups of up to `n_at_once` distinct values of `numbers`, in ascending order.
 
-    With each group, yield the indices of the elements of `numbers` that are in it.
+    With each group, yield the indices of the elements of `numbers` that are in it. If the values
+    are close together, yield one group with all integers from the smallest to the largest.
     """
     if not len(numbers):
         return
@@ -286,7 +288,7 @@ class Interleaved(Order):
     mixture: MixtureSizes
 
     def n_positions(self, samples: Samples) -> int:
-        """Return the number of positions of an epoch, for the current sizes of the sources."""
+        """Return the number of positions of an epoch, for the sizes in `mixture`."""
         return self.mixture.n_positions
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:

@@ -1,8 +1,9 @@
 """Frame times, events and lengths of videos, read from a shard's index, to compute clips.
 
-Times are exact: whole ticks of a stream's time base, or fractions of a tick; they are never floats.
-A frame is *on show* from its time until the time of the next frame; the last frame is on show until
-the end of the video. A time between two ticks is therefore equivalent to the tick before it.
+Times are whole ticks of a stream's time base, or exact fractions of a tick. Events, which are
+stored in seconds as floats, are converted to exact fractions. A frame is *on show* from its time
+until the time of the next frame; the last frame is on show until the end of the video. A time
+between two ticks is therefore equivalent to the tick before it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class FrameTimes:
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
         """Return the frames on show at n times, `every` ticks apart.
 
-        The first of these times is `first` ticks, at least 0, after the time of the first frame.
+        Time i is `first + i * every` ticks after the first frame; `first` is at least 0.
         """
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
@@ -82,10 +83,10 @@ class FrameTimes:
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
-        """Return the time nearest to `first` with more than `reach` ticks of the video after it.
+        """Move the time `first` into the video, so that more than `reach` ticks follow.
 
-        If `first` is too late, return the last whole tick that is early enough. The video must be
-        longer than `reach`.
+        A negative time becomes 0. A time that is too late becomes the last whole tick that is early
+        enough. The video must be longer than `reach`.
         """
         if first < 0:
             return Fraction(0)
@@ -94,7 +95,7 @@ class FrameTimes:
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
         """Return the time of a frame at which more than `reach` ticks of the video are left.
 
-        Of all such frames, the share `part` / `of`, rounded down, comes before that frame. The
+        Of the n frames for which this holds, it is the frame with the index n * part // of. The
         video must be longer than `reach`.
         """
         latest = min(self._begin + self._latest(reach), _MAX_TICKS)
@@ -131,7 +132,7 @@ def n_times(
 Values = npt.NDArray[Any]
 
 _NEARLY: Final = 1 - 1e-9
-"""A value below a rounded float product times this factor is also below the exact product."""
+"""If x < p * _NEARLY for a product p computed in floats, x is below the exact product, too."""
 
 
 def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
@@ -151,7 +152,7 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
 
 
 def clip_frames(clips: Clips, start: int, times: FrameTimes | None) -> Numbers:
-    """Return the frames of a clip, given its `start` (from `Clips.starts`).
+    """Return the frames of a clip; `start` is an item of `Clips.starts`, which explains it.
 
     `times` has the frame times of the video; it may be None unless `Clip.goes_by_times`.
     """
@@ -205,8 +206,7 @@ class VideoIndex:
     """The index data of the videos in some rows of a shard, for cutting clips.
 
     `streams` are the videos' rows of the stream table. `n_frames` is the number of frames of each
-    video. If `clip` has `fps`, it is the number of the times 0, 1 / fps, 2 / fps, … before the end
-    of the video.
+    video or, if `clip` has `fps`, the number of times 0, 1 / fps, … before the end of the video.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:

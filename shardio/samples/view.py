@@ -141,11 +141,12 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        An epoch of a mixture may have the sample several times, with the draws of the first time
-        returned here; or not at all, with the draws of a position after the end of the epoch.
+        In a mixture, an epoch may contain the sample several times; the draws are then those of its
+        first occurrence. If the epoch does not contain the sample, they are those of a position
+        after the end of the epoch.
 
         Args:
-            index: the index of the sample; without shuffling, also its position in the epoch.
+            index: the index of the sample; a negative one counts from the end.
             seed, epoch: the loader's seed, and the epoch, from 0 up.
 
         Raises:
@@ -179,7 +180,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.on(self.dataset.subset(name))
 
     def sources_of(self, indices: Any) -> Rows:
-        """Return the index of each sample's source in a mixture, for `batch.indices`.
+        """Return, for each index of a sample, the index of the mixture's source that has it.
 
         Raises:
             InvalidArgument: an index is invalid.
@@ -191,7 +192,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def reader(
         self, fields: tuple[str, ...], pictures: tuple[str, ...], audio: AudioSpec
     ) -> SampleReader:
-        """Return a reader of `fields`, which decodes the images in `pictures`, and `audio`."""
+        """Return a reader of `fields` that decodes the images `pictures` and the sound `audio`."""
         dataset, made = self.dataset, self.sources(audio)
         made |= {name: ImageSource(dataset, name) for name in pictures}
         columns = dataset.schema.columns
@@ -228,7 +229,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def identity(self) -> str:
-        """Text that distinguishes the view from other views; empty for a view of all rows."""
+        """Text that distinguishes the view from other views; empty for a RowView of all rows."""
         options = (each.identity for each in self.options)
         return " ".join(filter(None, (self.dataset.rows.view_id, *options)))
 
@@ -248,7 +249,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
         """Return the positions of samples in an epoch without shuffling.
 
-        If no random draw needs them, return `numbers`, the indices of the samples.
+        A view without random draws may return `numbers`, because its positions are not used.
         """
         return numbers
 

@@ -53,7 +53,7 @@ class Records:
 
     `units` has the content of the shard and the verification state. If data was changed or is
     invalid, the methods raise ChecksumMismatch or ShardCorrupt. The error has the name of the
-    field, the offset and, unless an index section was changed, the index of the sample.
+    field, the offset and, unless data about all samples was changed, the index of the sample.
     """
 
     def __init__(self, units: VerifiedUnits) -> None:
@@ -105,7 +105,7 @@ class Records:
         records are views of the map.
         """
         payload = self.offset
-        content = self.units.content  # this iterator keeps the content, even after `release`
+        content = self.units.content  # keep the content, also if the reader is closed meanwhile
         dictionary = self._dictionary(name)
         k = self._ids[name]
         is_checked = self.units.are_records_checked(k, rows)
@@ -256,8 +256,8 @@ class Records:
     def streams(self, name: str, rows: Rows, entries: Entries) -> Iterator[EncodedStream]:
         """Yield the stream of each row, in order; for a missing value, yield an empty stream.
 
-        `entries` are the index entries of the field for `rows`. The packets of a stream are read
-        only when its attribute `data` is sliced.
+        `entries` are the index entries of the field for `rows`. The bytes of the packets
+        are read only when the attribute `data` of a stream is sliced.
         """
         lines = self.lines(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
@@ -298,7 +298,7 @@ class Records:
         return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
 
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
-        """Return the verified and valid packet table of a stream; its packets have `n_bytes`."""
+        """Return the verified packet table of a stream whose packets have `n_bytes` in total."""
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
         start, end = first * PACKET.size, (first + count) * PACKET.size

@@ -1,8 +1,8 @@
 """Collate the values of the samples of a batch into padded, stacked or concatenated arrays.
 
-These arrays are written to the heap of a block, the area at its end for values of varying size. The
-heap grows as needed. Arrays that are views of the block stay valid then, because the block keeps
-its pages of memory.
+These arrays are written to the heap of a block, the area at its end for values of varying size.
+When the heap grows, the block is mapped again. Earlier views of the block stay valid, because both
+maps share the same pages of memory.
 
 In all functions, `used` is the number of used bytes of the heap; the new number is returned.
 """
@@ -39,7 +39,7 @@ _Slot = TypeVar("_Slot", FixedSlot, PresenceSlot, VaryingSlot)
 
 
 def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: int) -> int:
-    """Write the value of a field in row i into the heap; raise SchemaError if it does not fit."""
+    """Write the value of a field in row i into the heap; raise SchemaError for a wrong type."""
     layout, memory = batch.layout, batch.memory
     record, shape = layout.schema[slot.name].encode_record(slot.name, value)
     start = -(-used // slot.alignment) * slot.alignment
