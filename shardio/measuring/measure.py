@@ -13,7 +13,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -228,17 +228,8 @@ def measure_loading(
         InvalidArgument: the dataset is empty, or an option is invalid.
         DatasetNotFound, ShardCorrupt, …: errors of the loader.
     """
-    if "num_workers" in options or isinstance(n_workers, int):
-        found: Any = n_workers
-        if "num_workers" in options:
-            found = f"num_workers={options['num_workers']}"
-        raise InvalidArgument(
-            f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {found}"
-        )
     n_cpus = usable_cpus()
-    if n_workers is None:
-        n_workers = [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
-    counts = list(dict.fromkeys(n_workers))
+    counts = _counts_to_try(n_workers, n_cpus, options)
     if not counts or not 0 < seconds < math.inf:
         raise InvalidArgument(
             "n_workers must not be empty, and seconds must be above 0 and finite; "
@@ -286,6 +277,22 @@ def measure_loading(
             first_conclusion=conclude(first),
             trace=_trace(dataset, batch_size, best.n_workers, options) if wants_trace else None,
         )
+
+
+def _counts_to_try(
+    n_workers: Sequence[int] | None, n_cpus: int, options: Mapping[str, Any]
+) -> list[int]:
+    """Return the distinct numbers of workers; `options` are the caller's other options."""
+    if "num_workers" in options or isinstance(n_workers, int):
+        found: Any = n_workers
+        if "num_workers" in options:
+            found = f"num_workers={options['num_workers']}"
+        raise InvalidArgument(
+            f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {found}"
+        )
+    if n_workers is None:
+        n_workers = [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
+    return list(dict.fromkeys(n_workers))
 
 
 def _run(
