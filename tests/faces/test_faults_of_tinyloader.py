@@ -201,14 +201,29 @@ def test_an_empty_source_gives_nothing() -> None:
     assert list(load_with_workers(loader_of(picture), iter(()), 2)) == []
 
 
+def _is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def test_break_is_prompt_also_where_the_source_is_endless_and_workers_are_busy() -> None:
     def hang(item: int) -> int:
         if item:
             time.sleep(1000)
-        return item
+        return os.getpid()
 
-    for _ in load_with_workers(loader_of(hang), count(), 2):
-        break  # and the workers that sleep are gone, or this would take long
+    pids = []
+    for pid in load_with_workers(loader_of(hang), count(), 2):
+        pids.append(pid)
+        break
+    assert len(pids) == 1
+    deadline_s = time.monotonic() + 60
+    while _is_running(pids[0]):  # the worker ends, although it sleeps
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_a_view_that_is_kept_stays_what_it_was() -> None:

@@ -37,6 +37,15 @@ def _values(stage: Stage) -> list[Any]:
     return found
 
 
+def _begin_two(stage: Stage, n_items: int) -> tuple[StageJob, StageJob]:
+    """Put n items, and begin the jobs of the first two."""
+    for i in range(n_items):
+        stage.put(_entry(i))
+    first, second = stage.begin(), stage.begin()
+    assert first is not None and second is not None
+    return first, second
+
+
 def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
     """Put items through a stage, of which each gives `item % 3` results, in any order of events."""
     waiting, running, taken = list(range(n_items)), list[StageJob](), []
@@ -111,10 +120,7 @@ def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() 
 
 def test_so_many_jobs_begin_and_none_while_a_result_is_not_taken() -> None:
     stage = _stage(2)
-    for i in range(3):
-        stage.put(_entry(i))
-    first, second = stage.begin(), stage.begin()
-    assert first is not None and second is not None
+    first, second = _begin_two(stage, 3)
     assert (stage.has_work, stage.begin()) == (False, None)
     stage.give(first, "x")
     stage.finish(first)
@@ -125,10 +131,7 @@ def test_so_many_jobs_begin_and_none_while_a_result_is_not_taken() -> None:
 
 def test_a_generator_that_is_not_its_turn_gives_a_few_results_ahead() -> None:
     stage = _stage(2, in_order=True, function=_many)
-    for i in range(2):
-        stage.put(_entry(i))
-    first, second = stage.begin(), stage.begin()
-    assert first is not None and second is not None
+    first, second = _begin_two(stage, 2)
     for i in range(16):
         stage.give(second, i)
         assert stage.may_go_on(second) == (i < 15)
@@ -140,10 +143,7 @@ def test_a_generator_that_is_not_its_turn_gives_a_few_results_ahead() -> None:
 
 def test_behind_a_failure_no_generator_goes_on() -> None:
     stage = _stage(2, function=_many)
-    for i in range(2):
-        stage.put(_entry(i))
-    first, second = stage.begin(), stage.begin()
-    assert first is not None and second is not None
+    first, second = _begin_two(stage, 2)
     for value in range(2):
         stage.give(first, value)
     assert not stage.may_go_on(first)
@@ -154,10 +154,7 @@ def test_behind_a_failure_no_generator_goes_on() -> None:
 
 def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begins() -> None:
     stage = _stage(2, in_order=True)
-    for i in range(3):
-        stage.put(_entry(i))
-    first, second = stage.begin(), stage.begin()
-    assert first is not None and second is not None
+    first, second = _begin_two(stage, 3)
     error = ValueError("x")
     stage.fail(second, error)
     assert (stage.error, stage.has_work) == (None, False)
