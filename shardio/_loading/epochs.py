@@ -1,7 +1,4 @@
-"""The order of samples in the epochs of a loader, and the loader's progress as a saveable state.
-
-A position is an index into the samples of an epoch, in the order in which they are loaded.
-"""
+"""The order of samples in the epochs of a loader, and the loader's progress as a saveable state."""
 
 from __future__ import annotations
 
@@ -62,7 +59,6 @@ class LoaderState(NamedTuple):
 def state_of(
     progress: LoaderState, view: SampleView, epoch_sampler: EpochSampler
 ) -> dict[str, Any]:
-    """Return the progress of an epoch as JSON values; `progress_of` is the inverse."""
     state = {
         "version": _VERSION,
         "epoch": progress.epoch,
@@ -84,10 +80,7 @@ def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> di
 
 
 def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) -> LoaderState:
-    """Return the progress that `state_of` recorded in a state.
-
-    Raise InvalidArgument if the state is invalid, or belongs to another dataset or other options.
-    """
+    """Return the progress in a state; raise InvalidArgument for an invalid or foreign state."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgument(
@@ -173,11 +166,9 @@ class EpochSampler:
             self.n_at_most = self.order.n_positions(self.samples)
 
     def order_of(self, epoch: int) -> Order:
-        """Return the order of epoch `epoch` if it begins now."""
         return self._listed(epoch) if self.order is None else self.order
 
     def _listed(self, epoch: int) -> Listed:
-        """Return the order of an epoch whose samples are listed; cache the latest."""
         if self._latest is None or self._latest[0] != epoch:
             numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
             origin = self._origin or {"sampler": _hash_of(numbers)}
@@ -186,16 +177,13 @@ class EpochSampler:
         return self._latest[1]
 
     def n_positions(self, epoch: int) -> int:
-        """Return the number of positions of epoch `epoch` if it begins now."""
         n = self.n_at_most
         return self.order_of(epoch).n_positions(self.samples) if n is None else n
 
     def beginning(self, epoch: int) -> LoaderState:
-        """Return the progress at the start of epoch `epoch` if it begins now."""
         return LoaderState(epoch, 0, self.n_positions(epoch), self.order_of(epoch), self._tokens)
 
     def _set_weights(self, sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> None:
-        """Make every epoch draw its samples by `weights`, the checked weights of `sampler`."""
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
         self.n_at_most = n = _count_draws(sampler, weights)
         if sampler.replacement:
@@ -205,7 +193,7 @@ class EpochSampler:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
-        """Check that the sampler yields indices of samples, and the same indices a second time."""
+        """Check that the sampler yields indices of samples, and the same a second time."""
         listed = self._listed(0)
         if holds_positions(self._sampler):
             self.order = listed
@@ -243,7 +231,6 @@ def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
 
 
 def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
-    """Return a copy of the weights as floats; check that they are valid weights of n samples."""
     what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
     try:
         if is_masked(weights):
@@ -285,8 +272,6 @@ def _hash_of(numbers: npt.NDArray[Any]) -> str:
 
 
 class Epochs:
-    """The epochs of a loader, for one rank."""
-
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
         self.epoch_sampler = EpochSampler(view, options)
         """The samples of each epoch and their order."""
@@ -306,11 +291,9 @@ class Epochs:
 
     @property
     def n_batches(self) -> int:
-        """The number of batches of a whole epoch that begins now."""
         return self._partition(0, self.epoch_sampler.n_positions(self.number)).last_step
 
     def begin(self, engine: Engine) -> EpochIteration:
-        """Begin the next epoch."""
         start, epoch_sampler, successor = self._start(), self.epoch_sampler, None
         self._warn_of_no_batch(start)
         if epoch_sampler.order is not None:
@@ -320,7 +303,6 @@ class Epochs:
         return self.latest
 
     def _warn_of_no_batch(self, start: LoaderState) -> None:
-        """Warn, once per loader, if a whole epoch has no batch because of tail="drop"."""
         asked, n = self._options, start.n_samples
         may_lack = asked.tail == "drop" and n and not start.position and not self._has_warned
         if may_lack and not self._partition(0, n).last_step:
@@ -328,11 +310,9 @@ class Epochs:
             warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 
     def state(self, view: SampleView) -> dict[str, Any]:
-        """Return the progress of the latest epoch as a state for `load_state`."""
         return state_of(self._progress(), view, self.epoch_sampler)
 
     def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
-        """Make the next iteration resume at the progress in `state`; see `progress_of`."""
         self._next = progress_of(state, view, self.epoch_sampler)
         self.latest = None
 

@@ -1,7 +1,4 @@
-"""Iterate over an epoch of a loader: make a batch of each block that workers fill.
-
-`ProgressBar` wraps this iterator, and shows the progress.
-"""
+"""Iterate over an epoch of a loader: make a batch of each block that workers fill."""
 
 from __future__ import annotations
 
@@ -38,9 +35,7 @@ _EVERY_BLOCK: Final = -1
 class BatchAssembler:
     """A maker of batches from filled blocks. Borrows `engine`.
 
-    `adapter` converts arrays to tensors; None leaves arrays. If `reuses` is True, a batch need not
-    stay valid when the next one is requested. At most `most_skips` samples may be skipped in an
-    iteration.
+    If `reuses` is True, a batch need not stay valid when the next one is requested.
     """
 
     def __init__(
@@ -57,7 +52,6 @@ class BatchAssembler:
         self._files = shard_paths(dataset)
 
     def hand_over(self, delivered: Delivered, iteration: EpochIteration) -> Batch:
-        """Return the batch in a filled block."""
         layout = iteration.layout
         number, step, n_rows, heap_bytes = delivered
         skipped: tuple[Skipped, ...] = ()
@@ -116,7 +110,6 @@ class BatchAssembler:
         return values
 
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of the first `n_bytes` of a block, because the program holds all others."""
         pool = self._engine.pool
         copy = pool.copy(number, n_bytes)
         if pool.n_copies == 1:
@@ -183,9 +176,8 @@ _LINE_EVERY_S: Final = 10.0
 class ProgressBar:
     """An iterator that yields the batches of another iterator, and shows the progress.
 
-    The iterator keeps no reference to a batch. A terminal shows a bar; any other file gets a line
-    from time to time. `n_batches` is the number of batches of the whole epoch, of which `n_done`
-    were consumed before this iteration.
+    A terminal shows a bar; any other file gets a line from time to time. `n_batches` is the number
+    of batches of the whole epoch, of which `n_done` were consumed before.
     """
 
     def __init__(
@@ -225,7 +217,6 @@ class ProgressBar:
         return batch
 
     def _show(self) -> None:
-        """Show the progress. Errors of writing are ignored."""
         stats = self._stats()
         elapsed_s = stats.elapsed_s or 1.0
         rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"

@@ -91,7 +91,6 @@ def dataset_habits(call: str) -> dict[str, str]:
 
 
 def refuse_path(name: str, value: Any) -> None:
-    """Raise InvalidArgument if `value` is a path or a text instead of an iterable of items."""
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
     path = os.fsdecode(bytes(value)) if isinstance(value, bytes | bytearray) else os.fspath(value)
@@ -103,7 +102,6 @@ def refuse_path(name: str, value: Any) -> None:
 
 
 def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Check and return this process's rank and the number of ranks, by default the launcher's."""
     if (rank is None) != (world_size is None):
         raise InvalidArgument(
             f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
@@ -118,7 +116,6 @@ def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: int) -> None:
-    """Warn that an epoch with samples has no batch because of tail="drop"."""
     step = f"{batch_size * world_size} of a step" + f" of {world_size} ranks" * (world_size > 1)
     warnings.warn(
         f"epoch {epoch} has no batch: tail='drop' leaves out all of its {n_samples} samples, which "
@@ -148,7 +145,6 @@ def most_skips(on_error: Any, max_skips: Any) -> int | None:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return a number of seconds as a float, or None for no limit; check the value."""
     if value is None:
         return None
     is_number = isinstance(value, int | float | np.integer | np.floating)
@@ -160,7 +156,6 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def user_function(name: str, function: Any, given: str) -> Any:
-    """Return the function; check that it takes one argument (messages: `given`), or also `rng`."""
     if function is not None:
         if not callable(function):
             raise InvalidArgument(f"{name} must be callable; found {function!r}")
@@ -176,7 +171,6 @@ def _collation(name: str, asked: Any) -> Collation:
 
 
 def device_or_none(device: Any, output: str) -> Any:
-    """Return the name of a device, a tuple of names, or None for the default; check the value."""
     if device is None:
         return None
     if output == "numpy":
@@ -280,10 +274,7 @@ class LoaderOptions:
 def resolve_view(
     given: OpenDataset | SampleView, fields: Any, decode: Any
 ) -> tuple[SampleView, Media]:
-    """Return the view whose samples a loader loads, and the fields that it reads and decodes.
-
-    The default view of a dataset has clips if a video is decoded, otherwise rows.
-    """
+    """Return the view to load, and the fields that are read and decoded."""
     dataset = given.dataset if isinstance(given, SampleView) else given
     if isinstance(dataset, Mixture):
         fields = dataset.check_agreement(fields)
@@ -335,7 +326,7 @@ def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any
 
 
 def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
-    """Return the default view of a dataset; `videos` are the video fields to decode."""
+    """Return clips if a video is decoded, otherwise rows."""
     if not videos:
         return RowView(dataset)
     if len(videos) > 1:

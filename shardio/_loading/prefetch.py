@@ -22,8 +22,8 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 class RemotePrefetch:
     """A downloader of the shards of a loader's latest iteration, ahead of their use.
 
-    Does nothing if the dataset is a folder. `order` is the order of all epochs; None if each
-    epoch has its own list of samples. Raise InvalidArgument if the cache is too small for an epoch.
+    Does nothing if the dataset is a folder. `order` is the order of all epochs, if there is one.
+    Raise InvalidArgument if the cache is too small for an epoch.
     """
 
     def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:
@@ -40,7 +40,7 @@ class RemotePrefetch:
             self._at_once = order.check_cache(by_shard.sum(axis=0), most, room)
 
     def follow(self, iteration: EpochIteration, view: SampleView) -> None:
-        """Start to download the shards of an iteration; stop the downloads for the previous one."""
+        """Start to download the shards of an iteration; stop downloads for the previous one."""
         if self._is_done or self._has_all():
             return
         if self._ahead is not None:
@@ -56,7 +56,6 @@ class RemotePrefetch:
         self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
 
     def _has_all(self) -> bool:
-        """Return True if all files have been downloaded, and will stay in the cache."""
         files = remote_files(self._dataset, self._batch_spec.fields)
         self._is_done = self._all_fit() and all(
             storage.path_of(summary) in self._here for storage, summary in files
@@ -67,7 +66,6 @@ class RemotePrefetch:
         return remote_sizes(self._dataset, self._batch_spec.fields)
 
     def _most_bytes(self) -> int:
-        """Return the number of bytes that the smallest of the caches may hold."""
         return min(storage.max_bytes for storage in self._dataset.remote_storages)
 
     def _all_fit(self) -> bool:

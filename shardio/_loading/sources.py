@@ -19,9 +19,8 @@ class MapIterator:
 
     Args:
         mapping: a mapping or a sequence; the keys of a sequence are 0, 1, ….
-        sampler: an iterable of keys, which is iterated anew for every iteration; None for all keys
-            in order. An iteration can only resume in the middle if the sampler yields the same keys
-            again.
+        sampler: an iterable of keys, iterated anew for every iteration; None for all keys in order.
+            An iteration can only resume in the middle if the sampler yields the same keys again.
 
     Raises:
         InvalidArgument: `mapping` cannot be indexed, or `sampler` cannot be iterated.
@@ -101,7 +100,6 @@ class PipelineSource:
 
     @property
     def n_items(self) -> int | None:
-        """The number of items of the source; None if the source has no length."""
         return len(self.source) if hasattr(self.source, "__len__") else None
 
     def begin_at(self, position: ResumePosition) -> tuple[Any, ResumePosition]:
@@ -124,7 +122,6 @@ class PipelineSource:
         return rest, position
 
     def _watched(self) -> Iterator[SourcePosition]:
-        """Yield each item, together with the states of the source before and after the item."""
         items = iter(self.source)
         before = self.source.state_dict()
         for item in items:
@@ -133,7 +130,6 @@ class PipelineSource:
             before = after
 
     def state_of(self, position: ResumePosition) -> dict[str, Any]:
-        """Return a position as a state, from which `position_in` restores the position."""
         self._check_positions()
         # A source without state_dict needs no state: `item` alone says where to continue.
         state = None
@@ -150,7 +146,6 @@ class PipelineSource:
         }
 
     def position_in(self, state: Any) -> ResumePosition:
-        """Return the position in a state, which must belong to this source."""
         self._check_positions()
         kept = {"version", "item", "n_passed_over", "n_items", "source"}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:

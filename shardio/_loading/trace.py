@@ -1,8 +1,6 @@
 """A trace of a loader: the times at which workers filled batches, and the activities of the loop.
 
-The file is JSON in Google's Trace Event Format, with times in microseconds. A viewer shows a row
-for each worker, a row for the main process, and a graph of the number of filled batches that are
-not delivered yet.
+The file is JSON in Google's Trace Event Format, with times in microseconds.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ class Delivery(NamedTuple):
 class Trace:
     """A recording of a loader's work during a `with` block. Borrows `engine`.
 
-    `ShardLoader.trace` says what is recorded. If there is a `path`, the file is opened at the
-    beginning of the block, and written at its end, even after an exception.
+    If there is a `path`, the file is opened at the beginning of the block, and written at its end,
+    even after an exception.
     """
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str] | None = None) -> None:
@@ -90,7 +88,6 @@ class Trace:
     def iterator(
         self, loader: object, engine: Engine, assembler: BatchAssembler, iteration: EpochIteration
     ) -> LoaderIterator:
-        """Return an iterator whose deliveries are recorded."""
         pass_ns = iteration.timer.began_ns - iteration.timer.head_start_ns
         self._epochs[pass_ns] = iteration.plan.epoch
         return _TracedIterator(loader, engine, assembler, iteration, pass_ns, self._deliveries)
@@ -142,7 +139,6 @@ class Trace:
                 start_ns += phase_ns
 
     def _events_of_main(self) -> Iterator[Event]:
-        """Yield events for the main process's work on each batch, and for the loop's body."""
         deliveries = list(self._deliveries)
         for i, one in enumerate(deliveries):
             details = {"step": one.step, "epoch": self._epochs[one.pass_ns]}
@@ -156,7 +152,6 @@ class Trace:
                 yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)
 
     def _ready_counts(self) -> Iterator[Event]:
-        """Yield an event with the number of ready batches at every change of this number."""
         got_ns = {(one.pass_ns, one.step): one.got_ns for one in self._deliveries}
         latest = {one.pass_ns: one.step for one in self._deliveries}
         changes = []
@@ -202,8 +197,6 @@ def _metadata(kind: str, name: str, row: int) -> Event:
 
 
 class _TracedIterator(LoaderIterator):
-    """An iterator that records the time at which the loop requests and receives each batch."""
-
     def __init__(
         self,
         loader: object,

@@ -1,7 +1,6 @@
 """The backends that fill blocks: worker processes, worker threads, or this process.
 
-All backends have the same interface: `give` queues a task, `post` sends the queued tasks, and
-`wait` returns results.
+`give` queues a task, `post` sends the queued tasks, and `wait` returns results.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class InlineWorker:
     def send_hello(
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Fill batches from `view`, and count them in the counters file among `fds`."""
         # In this process, a KeyboardInterrupt means that the user pressed Ctrl-C, so the filler
         # raises it as it is. In a worker, it can only be an error of user code.
         calls = UserCalls(passes=(KeyboardInterrupt,))
@@ -76,26 +74,22 @@ class InlineWorker:
         self._runner.start(filler, fds[COUNTERS], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Set the layout of batches in blocks."""
         self._runner.layout = layout
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Store the plan of the iteration in `slot`."""
         self._runner.plans[slot] = plan
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Fill the batch of the next task row by row, without the samples in `left_out`."""
         self._runner.left_out = left_out
 
     def reset_crashes(self) -> None:
-        """Do nothing: there is no worker process to crash."""
+        """Do nothing: there is no worker to crash."""
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Queue a task for `wait`."""
         self._tasks.append((task, block))
 
     def post(self) -> None:
-        """Do nothing: the tasks run in this process, so they are not sent."""
+        """Do nothing: tasks are not sent."""
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Run the oldest task and return its result; `timeout_s` is ignored."""
@@ -139,11 +133,9 @@ class InlineWorker:
             del error
 
     def worker_stacks(self) -> list[tuple[str, str]]:
-        """Return nothing: no task runs while this is called."""
         return []
 
     def close(self) -> None:
-        """Drop all tasks, and release the shared files."""
         self._tasks.clear()
         self._runner.close()
 
@@ -201,11 +193,9 @@ class WorkerBackend:
     def send_hello(
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Send the workers the files that they share with the main process.
+        """Send the workers the files MARKS, COUNTERS and REPLIES, and a STACKS file for each.
 
-        `fds` are the files MARKS, COUNTERS and REPLIES (see worker.py) in this order,
-        followed by one STACKS file per worker; the caller keeps them open. `tables` are the tables
-        of the view, as returned by `share_view`.
+        The caller keeps `fds` open. `tables` are the result of `share_view`.
         """
         self._lineage, self._fds, self._tables = view.dataset.lineage.encode(), tuple(fds), tables
         memory = mmap.mmap(fds[REPLIES], 0)
@@ -221,13 +211,12 @@ class WorkerBackend:
         self._pool.send(worker, hello, [*self._fds[:STACKS], self._fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Send the schemas that determine the layout of batches, and the maximum block size."""
+        """Send the schemas that determine the layout, and the maximum block size."""
         self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + pickle.dumps(schemas)
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Send a worker the plan of the iteration in `slot`, before the iteration's first task."""
         content, fds = pack_shared(plan)
         self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
@@ -242,7 +231,7 @@ class WorkerBackend:
         self._crash_loop.n_crashes = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Queue a task for a worker: fill `block`, or only compute schemas if it is None."""
+        """Queue a task: fill `block`, or only compute schemas if it is None."""
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
             message = _message(RequestKind.BLOCK, block=block.number)
@@ -251,7 +240,6 @@ class WorkerBackend:
         self._outbox[worker] += pack(*task)
 
     def post(self) -> None:
-        """Send the queued tasks, in one message per worker."""
         for worker, tasks in enumerate(self._outbox):
             if tasks:
                 # Clear the queue before sending, because a task must not be sent twice.
@@ -259,10 +247,9 @@ class WorkerBackend:
                 self._pool.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
-        """Wait up to `timeout_s` until a result arrives, or a worker starts or exits.
+        """Wait until a result arrives, or a worker starts or exits.
 
-        The `WorkerLost` of a worker follows all of its results, including those that were still in
-        its reply buffer.
+        The `WorkerLost` of a worker follows all of its results.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._pool.wait(timeout_s):
@@ -291,11 +278,10 @@ class WorkerBackend:
         return found
 
     def worker_stacks(self) -> list[tuple[str, str]]:
-        """Return, for each worker, its name and the Python stacks of its threads."""
+        """Return each worker's name, and the Python stacks of its threads."""
         return self._pool.named_stacks(self._fds[STACKS:]) if self._fds else []
 
     def _on_worker_exit(self, died: WorkerExit) -> str:
-        """Replace a worker that has exited; return a description of the exit."""
         how = died.manner
         if text := self._last_words.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
@@ -325,7 +311,6 @@ def _message(
 
 
 def _answers(worker: int, data: bytes) -> list[TaskResult]:
-    """Return the results in a message that consists of replies without payloads."""
     return [
         tuple.__new__(TaskResult, (*words, worker, None, None, ())) for words in unpack_all(data)
     ]

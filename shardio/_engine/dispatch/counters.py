@@ -1,8 +1,6 @@
 """Shared memory of a loader's iterations: counters of each worker, and flags of cancellation.
 
-For each iteration over an epoch, every worker has one cache line of shared memory. The worker adds
-to the counters in this line after every batch. While a trace is recorded, every worker also writes
-the times of its latest batches into a ring buffer.
+While a trace is recorded, every worker also writes the times of its latest batches.
 """
 
 from __future__ import annotations
@@ -62,16 +60,15 @@ class IterationCounters:
         self._ring = _LINE * (1 + n_slots * n_workers + worker * (1 + self._n_records))
 
     def is_cancelled(self, slot: int) -> bool:
-        """Return True if the iteration in `slot` was cancelled."""
         return self._words[self._first + slot * self._stride + _IS_CANCELLED] != 0
 
     def start(self) -> int:
-        """Start timing a batch; return the time to be passed to `add`."""
+        """Start timing a batch; return the time for `add`."""
         PHASE_TIMES.sums_ns[:] = 0, 0, 0
         return now_ns()
 
     def add(self, slot: int, step: int, start_ns: int) -> int:
-        """Count the batch of a step of the iteration in `slot`; return the ns since `start`."""
+        """Count a batch; return the ns since `start`."""
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
         words[line + _FILLED] += 1
@@ -97,10 +94,7 @@ class IterationCounters:
 
 
 class CounterTable:
-    """The counters of all workers for up to `n_slots` iterations, as the main process sees them.
-
-    The caller owns `fd`, the file with the counters.
-    """
+    """The counters of all workers in up to `n_slots` iterations. The caller owns `fd`."""
 
     def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
         self.n_workers, self._n_records = n_workers, n_records
@@ -120,17 +114,16 @@ class CounterTable:
         self._n_begun = 0
 
     def begin(self, slot: int, began_ns: int) -> None:
-        """Reset the counters of a slot, to which no worker writes any more, for an iteration."""
+        """Reset the counters of a slot to which no worker writes any more."""
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
 
     def cancel(self, slot: int) -> None:
-        """Make workers drop the tasks of the iteration in `slot` that they have not begun."""
+        """Make workers drop the tasks of an iteration that they have not begun."""
         self._lines[slot, :, _IS_CANCELLED] = 1
 
     def record(self, *, is_recording: bool) -> None:
-        """Start or stop the recording of the times of every batch that workers fill."""
         self._has_recorded = self._has_recorded or is_recording
         self._head[_IS_RECORDING] = is_recording
 
@@ -142,7 +135,6 @@ class CounterTable:
         self._head = self._head.copy()
 
     def of(self, slot: int) -> npt.NDArray[np.uint64]:
-        """Return the counters of the iteration in `slot`, summed over all workers."""
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
@@ -159,10 +151,8 @@ class CounterTable:
 class IterationTimer:
     """The timings of one iteration in the main process.
 
-    `began_ns` is a reading of the clock, and a moment is a time in ns since `began_ns`. Some
-    attributes are sums of moments over all batches, because `stats` only needs differences of sums:
-    for example, `left_ns - entered_ns` is the total time between the requests for batches and their
-    receipts.
+    A moment is a time in ns since `began_ns`, a reading of the clock. Some attributes are sums of
+    moments over all batches: `left_ns - entered_ns` is the total time in requests for batches.
     """
 
     began_ns: int = field(default_factory=now_ns)
@@ -187,19 +177,15 @@ class IterationTimer:
     n_blocks_made: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """Return the timer of an iteration that was begun ahead, once a loop takes it over.
-
-        `words` are the counters of the iteration.
-        """
+        """Return the timer of an iteration begun ahead, when a loop takes it over."""
         n_filled, ready_ns, now = int(words[_FILLED]), int(words[_READY]), now_ns()
         return IterationTimer(now, now - self.began_ns, n_filled, ready_ns)
 
     def start(self) -> None:
-        """Count the time since `began_ns`, which was spent on assigning tasks, as `hand_over_s`."""
+        """Count the time since `began_ns` as `hand_over_s`."""
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
-        """Record the end of the iteration. Idempotent."""
         if self.ended_ns is None:
             self.ended_ns = now_ns()
 
@@ -210,11 +196,10 @@ class IterationTimer:
         row_bytes: int,
         words: npt.NDArray[np.uint64],
     ) -> LoadingStats:
-        """Return the figures of the iteration so far.
+        """Return the figures so far.
 
-        `n_handed_over` is the step of the next batch to hand over. `row_bytes` is the size of a
-        sample without its values of varying sizes. `words` are the iteration's counters, summed
-        over all workers.
+        `n_handed_over` is the step of the next batch to hand over, `row_bytes` the size of a sample
+        without its values of varying sizes, and `words` the counters of all workers, summed.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         inside_ns = self.left_ns - self.entered_ns

@@ -1,11 +1,10 @@
-"""Crash reports: the samples that a crashed worker was reading, and the samples to skip.
+"""The samples that a crashed worker was reading, and the samples to skip.
 
 Before a worker reads samples, it sets their status in the origin table of the block to CLAIMED.
-After a crash, the table therefore shows which samples the worker was reading.
 
 If samples may be skipped, a sample is skipped once MAX_CRASHES workers have crashed while this
 sample was the only claimed one. Without a transform, a worker claims all samples of a batch at
-once, so the first crash does not identify a sample. The batch is then filled again row by row.
+once, so the batch is filled again row by row after the first crash.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> 
 def claims_in(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> InFlightRows:
-    """Return the samples that are claimed in a block; `fields` are the fields that are read."""
     origins = layout.origins(block.bytes)
     at = np.flatnonzero(origins["status"] == CLAIMED)
     claimed = origins[at]
@@ -84,21 +82,18 @@ def claims_in(
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:
-    """Reset the origin table of an unfinished batch, so that no later crash is attributed to it."""
+    """Reset the claims of an unfinished batch, so that no later crash is attributed to it."""
     layout.origins(block.bytes)["status"] = EMPTY
 
 
 def crash_error(
     how: str, by_signal: int | None, claims: InFlightRows, where: str, dataset: Dataset
 ) -> WorkerDied | ShardChanged:
-    """Return the error of a batch whose worker has crashed.
-
-    `how` describes the exit of the worker, and `by_signal` is the signal that killed it, if any.
-    `where` ends the message: the name of the batch and, after several crashes, their number.
+    """Return the error of a batch whose worker has crashed; `where` ends the message.
 
     SIGBUS means that the storage could not provide a page of a mapped file. The error is then
-    ShardChanged if a file that the worker was reading was truncated. If no sample was claimed, all
-    files are checked.
+    ShardChanged if a file that the worker was reading was truncated; all files are checked if no
+    sample was claimed.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -128,7 +123,6 @@ def crash_error(
 
 
 def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
-    """Return True if a batch fails after `n_crashes` crashes, of which the last caused `error`."""
     return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
@@ -168,10 +162,7 @@ class SuspectSamples:
         return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:
-        """Record a worker's crash with its `claims`; return True if `left_out` has a new sample.
-
-        `end` describes the exit of the worker.
-        """
+        """Record a crash; return True if `left_out` has a new sample."""
         self._n_in_vain += 1
         if len(claims.places) != 1:
             return False

@@ -1,8 +1,4 @@
-"""The dispatcher of batches: it assigns tasks to workers, handles results and recycles blocks.
-
-A task asks a worker to fill a block, a piece of shared memory, with the batch of one step. An
-iteration is begun ahead if workers begin to fill its batches before the program requests it.
-"""
+"""The dispatcher of batches: it assigns tasks to workers, handles results and recycles blocks."""
 
 from __future__ import annotations
 
@@ -37,8 +33,8 @@ _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.Q
 class Dispatcher:
     """A dispatcher of tasks and filled blocks. Borrows all its arguments.
 
-    `n_blocks` is the number of blocks that one iteration should have. `memory_bytes`, the budget
-    for all blocks, is only used in messages. Callers of the methods hold the engine's lock.
+    `n_blocks` is the number of blocks that one iteration should have; `memory_bytes` is only used
+    in messages. Callers hold the engine's lock.
     """
 
     def __init__(
@@ -59,7 +55,6 @@ class Dispatcher:
         """A function that waits until the tensors' framework no longer reads released batches."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
-        """Return the next filled block of an iteration, or None at its end; see `Engine.next`."""
         schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:
             self._end(iteration)
@@ -96,11 +91,7 @@ class Dispatcher:
         return block, step, *iteration.sizes.pop(step)
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
-        """Return a new deadline, `timeout_s` from now.
-
-        Raise BatchTimeout if the deadline `end_s` has passed and no worker is starting. `what` is
-        the name of the missing result in the message.
-        """
+        """Return a new deadline; raise BatchTimeout if `end_s` has passed and no worker starts."""
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:
             stacks = self._backend.worker_stacks()
@@ -124,7 +115,6 @@ class Dispatcher:
             self._backend.post()
 
     def _assign_ahead(self, iteration: EpochIteration) -> None:
-        """Assign tasks of the next epoch to idle workers, using idle blocks."""
         ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
         if ahead is None:
             return
@@ -145,7 +135,6 @@ class Dispatcher:
         self._take_back(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
-        """Give an iteration an idle block or a new one; return False if there is no block."""
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
@@ -171,7 +160,6 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if an iteration has enough blocks, so that none should be created."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
         if len(self._iterations) > 1:  # rare case: several iterations share the pool
             n_enough *= self._iterations.n_live
@@ -199,7 +187,6 @@ class Dispatcher:
         self.assign_tasks(iteration)
 
     def take_answers(self, end_s: float | None = None) -> bool:
-        """Wait for results until `end_s`, and apply them; return True if a result arrived."""
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         answer = None
         for answer in self._backend.wait(left_s):
@@ -211,7 +198,6 @@ class Dispatcher:
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:
-        """Apply a result to the iteration of its task. Apply a worker's loss to all iterations."""
         if isinstance(answer, WorkerLost):
             self._iterations.n_restarts += 1
             for iteration in self._iterations:
@@ -240,10 +226,7 @@ class Dispatcher:
             self._finish(iteration)
 
     def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
-        """Reassign the tasks of a crashed worker, or drop them if the iteration is cancelled.
-
-        A step at which too many workers have crashed fails.
-        """
+        """Reassign the tasks of a crashed worker; fail the step at which too many have crashed."""
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
         if iteration.is_cancelled:
@@ -270,7 +253,6 @@ class Dispatcher:
         schedule.lost(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
-        """Describe the task that a worker is running or, if it is running none, its next task."""
         found, given = [], []
         for iteration in self._iterations:
             tasks = iteration.schedule.tasks_of(worker)
@@ -285,8 +267,8 @@ class Dispatcher:
     ) -> Iterator[tuple[int, int, InFlightRows]]:
         """Yield the step, the block index and the samples of the task that a worker is running.
 
-        `tasks` are the worker's unanswered tasks in the iteration, as {step: block index}. A task
-        that precedes the running task in `tasks` is done, but its result has not arrived yet.
+        `tasks` are the worker's unanswered tasks as {step: block index}; those before the running
+        one are done.
         """
         fields = self._batch_spec.fields
         for step, number in tasks.items():
@@ -296,14 +278,13 @@ class Dispatcher:
                 return
 
     def apply_finalizers(self) -> None:
-        """End the iterations that finalizers cancelled, and free the blocks of released batches."""
+        """End the iterations cancelled by finalizers, and free the blocks of released batches."""
         if self._iterations.ended:
             for iteration in self._iterations.take_ended():
                 self._finish(iteration)
         self.pool.take_back_returned(self.settle)
 
     def _finish(self, iteration: EpochIteration) -> None:
-        """Free the unused blocks of a cancelled iteration; drop it if all tasks are answered."""
         for block in iteration.schedule.release_idle_blocks():
             self.pool.give_back(block)
         self._take_back(iteration)
@@ -311,7 +292,7 @@ class Dispatcher:
             self._iterations.forget(iteration)
 
     def _take_back(self, iteration: EpochIteration) -> None:
-        """Free the block that was delivered last, unless the block was leased to a batch."""
+        """Free the block that was delivered last, unless it was leased to a batch."""
         block = iteration.held
         if block is not None:
             iteration.held = None

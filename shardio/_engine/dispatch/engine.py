@@ -1,9 +1,7 @@
 """The engine of a loader: its workers, blocks and iterations.
 
-A block is a piece of shared memory into which a worker writes a batch. Several iterations over
-epochs may run at the same time; they share the workers and the blocks. If an exception may have
-left the state corrupt (`is_torn`), the engine restarts with new workers and blocks. The work for
-each batch is done in `dispatcher`.
+If an exception may have left the state corrupt (`is_torn`), the engine restarts with new workers
+and blocks. The work for each batch is done in `dispatcher`.
 """
 
 from __future__ import annotations
@@ -61,11 +59,10 @@ _ASKED = 0
 
 
 class SchemaProbe:
-    """A request to a worker for the schemas that determine the layout of batches in blocks.
+    """A request for the schemas that determine the layout of batches. Borrows its arguments.
 
-    Without user code, the schemas follow from the fields that the loader delivers. With user code,
-    a worker computes them from the first sample; if this sample fails and may be skipped, from
-    another one. Borrows the arguments of the constructor.
+    With user code, a worker computes them from the first sample; if this sample fails and may be
+    skipped, from another one.
     """
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:
@@ -92,10 +89,10 @@ class SchemaProbe:
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
-        """Request the schemas and wait for them; return None after `timeout_s`.
+        """Wait for the schemas; return None after `timeout_s`, during which no worker is starting.
 
-        The time during which workers start does not count towards `timeout_s`. If user code fails
-        or a worker crashes, raise an error that names the sample; the next call tries again.
+        If user code fails or a worker crashes, raise an error that names the sample; the next call
+        tries again.
         """
         known = self.ask()
         since_s = time.monotonic()
@@ -114,7 +111,6 @@ class SchemaProbe:
         return known
 
     def tasks_of(self, worker: int) -> list[str]:
-        """Describe the request that `worker` has not answered yet, if there is such a request."""
         is_busy = self._is_asked and worker == _ASKED
         return [claim_of_first(self._batch_spec, self._view, self._sample).text] if is_busy else []
 
@@ -139,7 +135,6 @@ class SchemaProbe:
         return self._number > 0
 
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
-        """Repeat the request after a crash, with the next candidate if this one is the cause."""
         self._n_crashes += 1
         claim = claim_of_first(self._batch_spec, self._view, self._sample)
         n = self._n_crashes
@@ -158,7 +153,7 @@ class SchemaProbe:
 
 
 def schema_candidates(n_samples: int) -> list[int]:
-    """Return the indices of the samples to try for the schema, in order and without repetition."""
+    """Return the indices of the samples to try for the schema, in order."""
     spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
     first = range(min(_NEXT, n_samples))
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
@@ -175,11 +170,7 @@ _TEAR_NOTHING: Final = (
 
 
 class Engine:
-    """The workers and blocks of a loader, which the engine owns until `close`.
-
-    The docstring of ShardLoader describes `prefetch`, `memory_bytes`, `timeout_s` and
-    `start_method`; `n_workers` is its `num_workers`.
-    """
+    """The workers and blocks of a loader, owned until `close`. The arguments are its options."""
 
     def __init__(
         self,
@@ -222,10 +213,7 @@ class Engine:
 
     @files_explained()
     def open(self, view: SampleView) -> None:
-        """Take ownership of the dataset of `view`, and share files and tables with the workers.
-
-        worker.py lists the files at `MARKS`.
-        """
+        """Take ownership of the dataset of `view`, and share files and tables with the workers."""
         self.view, dataset = view, view.dataset
         marks_fd = create_marks_file(dataset.files.n_marks)
         self._fds = [marks_fd]
@@ -288,10 +276,9 @@ class Engine:
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration with `plan`, or take over the one that was begun ahead.
+        """Start an iteration, or take over the one that was begun ahead with this plan.
 
-        `successor` is the plan of the iteration that will probably follow; None if workers must not
-        begin it ahead.
+        `successor` is the plan of the iteration to begin ahead, if any.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
@@ -310,10 +297,7 @@ class Engine:
             return iteration
 
     def next(self, iteration: EpochIteration) -> Delivered | None:
-        """Wait for the next filled block of an iteration and return it; return None at the end.
-
-        If the block could not be filled, raise the error of the worker.
-        """
+        """Return the next filled block, or None at the end; raise the error of a worker."""
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._iterations.is_torn:
                 self._check_usable()
@@ -350,7 +334,6 @@ class Engine:
                     self._release()
 
     def mark_torn(self) -> None:
-        """Make the next call of `iterate` or `next` restart the engine first."""
         self._iterations.is_torn = True
 
     def _restart_if_torn(self) -> None:
@@ -379,10 +362,9 @@ class Engine:
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block that was delivered last; return its memory.
+        """Lease the block that was delivered last until no object refers to the returned memory.
 
-        The lease ends when no object refers to this memory. Return None if the iteration, or the
-        one begun ahead, could not continue without the block; the caller then copies the batch.
+        Return None if the iteration, or the one begun ahead, could not continue without the block.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
@@ -403,21 +385,16 @@ class Engine:
             return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
-        """Return the figures of `iteration`, and of all iterations together.
-
-        This takes no lock: another thread may iterate meanwhile, and the engine may be closed.
-        """
+        """Return the figures of `iteration`, and of all iterations. Takes no lock."""
         latest = LoadingStats() if iteration is None else self._iterations.stats_of(iteration)
         return latest, self._iterations.total()
 
     @property
     def counters(self) -> CounterTable:
-        """The counters of the workers, with the times of their latest batches for a trace."""
         return self._iterations.counters
 
     @property
     def pool(self) -> BlockPool:
-        """The pool of blocks."""
         # This repeats the check in `dispatcher`, to save a call for every batch.
         if self._dispatcher is None:
             raise ClosedError("the loader is closed")
@@ -425,7 +402,6 @@ class Engine:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher, which exists once the layout of batches is known, and until `close`."""
         if self._dispatcher is None:
             raise ClosedError("the loader is closed")
         return self._dispatcher

@@ -1,8 +1,4 @@
-"""The table of a loader's running iterations, kept by the main process.
-
-The slot of an iteration is its index in this table. The table only keeps the state; `engine` and
-`dispatcher` make the decisions.
-"""
+"""The table of a loader's running iterations; a slot is an index of this table."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ Delivered = tuple[int, int, int, int]
 
 @dataclass(slots=True, eq=False)
 class EpochIteration:
-    """A running iteration. The main process and the workers identify it by `slot`."""
-
     slot: int
     plan: EpochPlan
     schedule: Schedule
@@ -62,10 +56,7 @@ class EpochIteration:
     """The plan of the next iteration; None if the next one must not be begun ahead."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
-        """Return the skipped samples of a delivered step.
-
-        Raise TooManySkipped if more than `most` samples have been skipped in the iteration so far.
-        """
+        """Return the skipped samples of a delivered step; raise TooManySkipped beyond `most`."""
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
         if self.n_skipped <= most:
@@ -119,7 +110,6 @@ class IterationTable:
 
     @property
     def n_live(self) -> int:
-        """The number of iterations that are not cancelled."""
         return sum(not each.is_cancelled for each in self._by_slot.values())
 
     @property
@@ -129,7 +119,6 @@ class IterationTable:
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
     def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
-        """Begin an iteration in a free slot."""
         if not self._free_slots:
             raise InvalidArgument(
                 f"{N_SLOTS} iterations over one loader are running, the maximum number; release "
@@ -142,10 +131,7 @@ class IterationTable:
         return iteration
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the successor of the iteration `before`, although no loop has requested it yet.
-
-        Return None without a successor or a free slot, or if an iteration still needs the workers.
-        """
+        """Begin the successor of an iteration, unless a slot is missing or workers are needed."""
         plan, is_busy = before.successor, not before.schedule.is_given_out
         if plan is None or is_busy or not self._free_slots or self.n_live > 1:
             return None
@@ -171,8 +157,7 @@ class IterationTable:
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
         """Record `iteration` as the latest one, and `successor` as the plan that will follow it.
 
-        If the plan of `iteration` was not expected, the program seems not to loop over successive
-        epochs, so no successor is begun ahead.
+        If the plan of `iteration` was not expected, no successor is begun ahead.
         """
         if self._latest is not None:
             self._latest.successor = None  # only one iteration is begun ahead
@@ -183,8 +168,7 @@ class IterationTable:
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
         """Record that an iteration is cancelled; a finalizer may call this in any thread.
 
-        Set its cancellation flag if `is_known`, which is False after `close`, and in a fork of the
-        process that owns the workers.
+        `is_known` is False after `close`, and in a fork of the process that owns the workers.
         """
         if is_known and not iteration.is_cancelled:
             self.counters.cancel(iteration.slot)  # `take_ended` may be called much later
@@ -201,7 +185,6 @@ class IterationTable:
                 yield iteration
 
     def forget(self, iteration: EpochIteration) -> None:
-        """Drop an iteration whose tasks are all answered, and free its slot."""
         if not iteration.is_ahead:
             self._forgotten += self.stats_of(iteration)
         del self._by_slot[iteration.slot]
@@ -212,7 +195,7 @@ class IterationTable:
     def restart_iterations(self) -> None:
         """Remove all tasks, because workers and blocks are replaced.
 
-        Drop the iterations without an iterator; the others will resume at their next step.
+        Iterations that have an iterator will resume at their next step; the others are dropped.
         """
         while self.ended:
             self.ended.popleft().is_cancelled = True
@@ -228,7 +211,7 @@ class IterationTable:
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
-        """Return the figures of an iteration so far. Call it before the slot is used again."""
+        """Return the figures of an iteration so far, before its slot is used again."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self.counters.of(iteration.slot)
@@ -236,7 +219,6 @@ class IterationTable:
         return replace(found, n_skipped=iteration.n_skipped)
 
     def total(self) -> LoadingStats:
-        """Return the figures of all iterations together."""
         counted = (self.stats_of(each) for each in self if not each.is_ahead)
         found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)

@@ -1,10 +1,8 @@
 """Workers that are threads of this process, with the interface of a WorkerPool.
 
-Each thread handles the same messages as a worker process, and opens the dataset itself. All threads
-share one memory map of each block (the shared memory for a batch). They also share the global
-random generators of Python, NumPy and torch with the program. User code that runs in this process
-(in a worker thread, or with num_workers=0) finds these generators seeded for its sample. A lock
-therefore lets only one thread at a time run user code.
+Each thread handles the messages of a worker process, and opens the dataset itself. All threads
+share one memory map of each block. User code in this process finds the global random generators
+seeded for its sample, so a lock lets only one thread at a time run user code.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from shardio.samples.view import SampleView
 
 
 class GeneratorLock:
-    """A lock for the global random generators, whose states it restores when it is released."""
+    """A lock for the global random generators, whose states are restored at its release."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -52,10 +50,9 @@ class GeneratorLock:
         self._states: States
 
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
-        """Acquire the lock for the calling thread; `end` releases it.
+        """Acquire the lock for the calling thread, in the order of the calls; `end` releases it.
 
-        Threads get the lock in the order in which they have asked for it. Return False if
-        `is_unwanted()` returns True meanwhile; `wake` makes all waiting threads check this again.
+        Return False if `is_unwanted()` returns True meanwhile; `wake` makes waiting threads check.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -74,15 +71,11 @@ class GeneratorLock:
                 self._changed.notify_all()  # another thread is now the first in the queue
 
     def wake(self) -> None:
-        """Make all waiting threads call their `is_unwanted` again."""
         with self._changed:
             self._changed.notify_all()
 
     def end(self, thread: threading.Thread) -> None:
-        """Release the lock if `thread` holds it.
-
-        Another thread may call this, because `thread` may hang in user code forever.
-        """
+        """Release the lock if `thread` holds it; it may hang in user code forever."""
         with self._changed:
             if self._holder is thread:
                 restore_generators(self._states)
@@ -91,7 +84,7 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock during the `with` block; the thread that holds it may call this again."""
+        """Hold the lock during the `with` block; reentrant."""
         thread = threading.current_thread()
         if self._holder is thread:
             states = generator_states()
@@ -136,8 +129,6 @@ _Message = tuple[bytes, tuple[int, ...]]
 
 
 class _SharedState:
-    """The state shared by the pool and its threads."""
-
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
@@ -146,11 +137,7 @@ class _SharedState:
         self._lock = threading.Lock()
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a user function with the global generators seeded by `key`.
-
-        Raises:
-            ClosedError: the pool was closed while this thread waited for the generators.
-        """
+        """Call a seeded user function; raise ClosedError if the pool was closed meanwhile."""
         if not GENERATOR_LOCK.take(lambda: self.is_closing):
             raise _closed()
         try:
@@ -159,11 +146,10 @@ class _SharedState:
             GENERATOR_LOCK.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
-        """Return the memory map of a block; all threads get the same map.
+        """Return the memory map of a block, the same for all threads; take ownership of `fd`.
 
-        The map is not thread-safe, but only one thread uses a block at a time. Take ownership of
-        `fd`, a descriptor of the block's file. The descriptor that was used to create the map is
-        closed when the map is garbage-collected.
+        The map is not thread-safe, but only one thread uses a block at a time. The descriptor of
+        the map is closed when the map is garbage-collected.
         """
         file = os.fstat(fd).st_ino  # no other file gets this inode while the file is mapped
         with self._lock:
@@ -183,8 +169,7 @@ class _SharedState:
 def filler_in_main(batch_spec: BatchSpec, view: SampleView, calls: UserCalls) -> Filler:
     """Return a filler for the main process, which checks the lengths of mapped files.
 
-    If a mapped file was truncated, reading the missing part kills the process. Worker processes
-    need no check: the main process notices their crashes and reports them.
+    If a mapped file was truncated, reading the missing part kills the process.
     """
     dataset = view.dataset
     cautions = dataset.files.check_lengths if dataset.access == "mmap" else None
@@ -192,8 +177,6 @@ def filler_in_main(batch_spec: BatchSpec, view: SampleView, calls: UserCalls) ->
 
 
 class _ThreadWorker(BatchWorker):
-    """A batch worker in a thread of the main process."""
-
     def __init__(self, index: int, batch_spec: BatchSpec, common: _SharedState) -> None:
         self._common = common
         super().__init__(batch_spec, lambda answer: common.answers.put(Message(index, answer)))
@@ -221,14 +204,14 @@ class _ThreadWorker(BatchWorker):
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _serve_stack_dumps(self, fd: int) -> None:
-        """Do nothing: `named_stacks` reads the stacks of the threads directly."""
+        """Do nothing: `named_stacks` reads the stacks of the threads."""
 
 
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be stopped from outside: it ends after its current message, in which no further
-    user function runs. `close` waits up to GRACE_S for all threads, and abandons the others.
+    A thread ends after its current message, in which no further user function runs. `close` waits
+    up to GRACE_S for all threads, and abandons the others.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -259,7 +242,7 @@ class ThreadWorkers(Closing):
         return inbox, thread
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message to worker `index`, without blocking. The caller keeps the `fds` open."""
+        """Send a message without blocking. The caller keeps the `fds` open."""
         self._check_usable()
         if not fds:
             self._inboxes[index].put((message, ()))
@@ -275,7 +258,7 @@ class ThreadWorkers(Closing):
             on_failure.pop_all()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Wait until there is an event; return all events, or an empty list after `timeout_s`."""
+        """Wait until there is an event; return all events, or none after `timeout_s`."""
         self._check_usable()
         answers = self._common.answers
         events: list[Event | None] = []
@@ -289,7 +272,6 @@ class ThreadWorkers(Closing):
         return [event for event in events if event is not None]
 
     def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
-        """Return, for each worker, its name and the Python stack of its thread."""
         frames = sys._current_frames()
         return [
             (f"worker {i} ({thread.name})", _stack(frames.get(thread.ident or 0)))
@@ -297,7 +279,6 @@ class ThreadWorkers(Closing):
         ]
 
     def restart(self, index: int) -> None:
-        """Replace a worker that has exited."""
         self._check_usable()
         self._inboxes[index], self._threads[index] = self._start(index)
 
@@ -336,7 +317,6 @@ def _serve(
     inbox: queue.SimpleQueue[_Message | None],
     common: _SharedState,
 ) -> None:
-    """Run worker `index`: handle the messages in `inbox` until the pool is closed."""
     try:
         with _ThreadWorker(index, batch_spec, common) as worker:
             while (letter := inbox.get()) is not None:

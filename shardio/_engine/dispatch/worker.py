@@ -1,9 +1,8 @@
 """A batch worker: receive a task, fill a block with the batch of a step, send a reply.
 
-A block is a piece of shared memory for one batch. Tasks and replies are descriptors of 32 bytes;
-the data of batches stays in the blocks. A message may contain several tasks, or several replies if
-the first of them is QUICK. A reply can have a payload: an error, skipped samples or schemas. The
-payload follows the reply in the same message, or is sent in a file (see `pack_message`).
+Tasks and replies are descriptors of 32 bytes. A message may contain several tasks, or several
+replies if the first of them is QUICK. The payload of a reply (an error, skipped samples or
+schemas) follows it in the same message, or is sent in a file (see `pack_message`).
 
 This module imports neither tinygrad nor the program's `__main__`.
 """
@@ -87,9 +86,8 @@ class Status(IntEnum):
 class Task(NamedTuple):
     """A request to fill block `block` with batch `step`, or the fields of another message.
 
-    `ask` is the RequestKind, and `slot` the index of the iteration. `use` is the number of tasks
-    that have been sent for this block. The reply repeats it, so that the main process notices an
-    outdated reply.
+    `use` is the number of tasks that have been sent for this block. The reply repeats it, so that
+    the main process notices an outdated reply.
     """
 
     ask: int
@@ -104,8 +102,7 @@ class Task(NamedTuple):
 class TaskResult(NamedTuple):
     """The reply to a task, after which the block has `n_rows` rows and `heap_bytes` in its heap.
 
-    A worker sends the fields up to `n_rows`. The error, the schemas or the skipped samples follow
-    as a payload. The main process sets `worker`.
+    A worker sends the fields up to `n_rows`, and then the payload.
     """
 
     status: int
@@ -138,7 +135,6 @@ _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
 
 
 def replies_file(n_workers: int) -> int:
-    """Create a file with a reply buffer of one page per worker; the caller owns the descriptor."""
     return sparse_memory_file(max(1, n_workers) * mmap.PAGESIZE, "the reply buffers")
 
 
@@ -148,8 +144,8 @@ class ReplyBuffer:
     If the worker crashes, the main process reads the replies here. Without the buffer, a finished
     task would be repeated, and could fail: a new worker cannot open a file truncated meanwhile.
 
-    `memory` is a memory map of the file that `replies_file` creates. The first word of a buffer is
-    the number of replies in it.
+    `memory` maps a file with one page per worker. The first word of a page is the number
+    of replies.
     """
 
     def __init__(self, memory: mmap.mmap, worker: int) -> None:
@@ -159,11 +155,9 @@ class ReplyBuffer:
 
     @property
     def is_full(self) -> bool:
-        """True if no reply can be added."""
         return self._words[_COUNT] == _ROOM
 
     def add(self, answer: bytes) -> None:
-        """Append a reply without payload."""
         n = self._words[_COUNT]
         start = (n + 1) * DESCRIPTOR_BYTES
         self._page[start : start + DESCRIPTOR_BYTES] = answer
@@ -184,7 +178,7 @@ _FAILED, _CANCELLED = int(Status.FAILED), int(Status.CANCELLED)
 
 
 class TaskRunner:
-    """A runner of the tasks of one worker, in any kind of worker or in the main process."""
+    """A runner of the tasks of one worker, or of the main process."""
 
     def __init__(self, batch_spec: BatchSpec) -> None:
         self._batch_spec = batch_spec
@@ -198,14 +192,12 @@ class TaskRunner:
         """The samples that the next task skips; None if the next task is an ordinary one."""
 
     def start(self, filler: Filler, counters_fd: int, worker: int) -> None:
-        """Use a filler, and the counters of the worker with index `worker`."""
         self.filler = filler
         self._counters = IterationCounters(counters_fd, worker)
         if self._batch_spec.skips:
             self._row_by_row = RowByRowFiller(filler, self._batch_spec.seed)
 
     def schemas(self, number: int) -> Schemas:
-        """Return the schemas that follow from sample `number` of the view."""
         if self.filler is None:
             raise AssertionError("main sends HELLO before the first task")
         return self.filler.schemas(number)
@@ -213,10 +205,7 @@ class TaskRunner:
     def fill(
         self, slot: int, step: int, memory: BlockMap
     ) -> tuple[int, int, int, tuple[Skipped, ...]]:
-        """Fill a block with the batch of a step of the iteration in `slot`.
-
-        Return the fields `status`, `n_rows`, `heap_bytes` and `skips` of the result.
-        """
+        """Fill a block; return `status`, `n_rows`, `heap_bytes` and `skips` of the result."""
         left_out, self.left_out = self.left_out, None
         # Bind the attributes to names, because another thread may call `close` meanwhile.
         filler, row_by_row, counters = self.filler, self._row_by_row, self._counters
@@ -240,7 +229,6 @@ class TaskRunner:
         return status, n_rows, heap_bytes, skips
 
     def close(self) -> None:
-        """Release the filler and the counters. Idempotent."""
         self.filler = self._row_by_row = self._counters = None
 
 
@@ -277,7 +265,6 @@ class BatchWorker(Closing):
         """The error that HELLO raised; it is then the result of every task."""
 
     def close(self) -> None:
-        """Close the filler with its decoders, drop the maps of blocks, and close the dataset."""
         if self._runner.filler is not None:
             self._runner.filler.close()
         self._blocks.clear()
@@ -347,7 +334,6 @@ class BatchWorker(Closing):
     def _accept_hello(
         self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int
     ) -> None:
-        """Map the shared files `fds`; check that this worker has opened the dataset `lineage`."""
         self._serve_stack_dumps(fds[STACKS])
         self._kept = self._map_replies(fds[REPLIES], number)
         if lineage != self._dataset.lineage:
@@ -364,7 +350,7 @@ class BatchWorker(Closing):
     def _do(
         self, ask: int, slot: int, block: int, epoch: int, step: int, use: int, n_rows: int
     ) -> tuple[int, bytes]:
-        """Run the task with these fields; return the status, and the reply with its payload."""
+        """Run a task; return the status, and the reply with its payload."""
         heap_bytes, rest = 0, b""
         try:
             if self._start_error is not None:

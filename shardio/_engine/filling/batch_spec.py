@@ -1,8 +1,4 @@
-"""The specification of batches and of epochs: everything that determines the content of a batch.
-
-A loader has one `BatchSpec`, and each of its iterations over an epoch has an `EpochPlan`. A step is
-the index of a batch in the epoch. An `IndexPlanner` computes which samples belong to a step.
-"""
+"""The specification of batches and of epochs: everything that determines the content of a batch."""
 
 from __future__ import annotations
 
@@ -38,17 +34,13 @@ class BatchSpec:
 
     Attributes:
         source: a description of the dataset, from which a worker opens the dataset.
-        fields: the stored fields to read.
         pictures: those of `fields` that are image fields and are decoded.
         audio: the audio fields that are decoded, and the format of the decoded audio.
-        block_rows: the maximum number of samples in a block, the shared memory of a batch.
-        n_samples: the number of samples of the view.
-        shuffle: True if the order is a full shuffle.
+        block_rows: the maximum number of samples in a block.
         skips: True if a sample that fails is replaced by another sample.
         make_view: a function that creates the view from the dataset and the view's tables.
         tables: the dtype and the length of each table of the view.
-        n_selected: the number of selected rows; their list is sent with the tables. None if the
-            dataset is not a selection.
+        n_selected: the number of selected rows; None if the dataset is not a selection.
     """
 
     source: DatasetSource | MixtureSpec
@@ -69,17 +61,14 @@ class BatchSpec:
 
     @property
     def path(self) -> str:
-        """The path of the dataset, for messages."""
         return self.source.path
 
     @property
     def makes_batches(self) -> bool:
-        """True if there is a `batch_transform`, or a collate function."""
         return self.batch_transform is not None or self.collation.function is not None
 
     @property
     def runs_user_code(self) -> bool:
-        """True if any user function runs in the workers."""
         return self.transform is not None or self.makes_batches
 
     def delivered(self, view: SampleView) -> Schema:
@@ -90,7 +79,6 @@ class BatchSpec:
         return image_schema(found, self.pictures, sizes)
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
-        """Return the layout of batches in blocks."""
         samples = schemas.samples
         rows, stored = self.block_rows, self.fields
         layout = layout_for_samples(samples, rows, self.collation, stored=stored)
@@ -119,11 +107,10 @@ class Schemas(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """A plan of the samples of one iteration: which sample comes at which position of the epoch.
+    """The samples of one iteration: which sample comes at which position of the epoch.
 
-    `partition` says which positions belong to the steps of this rank, and `order` maps positions to
-    samples. `tokens` is the token count of each source of the dataset; None unless the samples are
-    windows of tokens and the last window of a source is padded.
+    `partition` has the positions of this rank, and `order` maps positions to samples. `tokens` is
+    the token count of each source; None unless the last window of a source is padded.
     """
 
     epoch: int
@@ -133,10 +120,9 @@ class EpochPlan:
 
 
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
-    """Copy the tables of a view into shared arrays, so that all processes share one copy.
+    """Copy the tables of a view into shared arrays; return an equal view of them, and the arrays.
 
-    Return an equal view that uses the shared arrays, and the arrays. If the dataset is a selection,
-    the first array is the list of the selected rows.
+    If the dataset is a selection, the first array is the list of the selected rows.
     """
     shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
@@ -148,10 +134,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
-    """Return a worker's copy of the view of the main process.
-
-    Take ownership of `fds`, the files of the shared arrays that `share_view` returned.
-    """
+    """Return a worker's copy of the view; take ownership of `fds`, the arrays of `share_view`."""
     left = list(fds)
     if batch_spec.n_selected is not None:
         selection = SharedArray.received(left.pop(0), "<i8", batch_spec.n_selected)
@@ -162,14 +145,12 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
 
 
 def shard_paths(dataset: Dataset) -> tuple[ShardPaths, dict[str, ShardPaths]]:
-    """Return the paths of the shards, and for each column group the paths of its files."""
     groups = dataset.column_groups.items()
     beside = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
     return ShardPaths(dataset.path, dataset.shards), beside
 
 
 def samples_of(view: SampleView) -> Samples:
-    """Describe the samples of a view, for the orders of epochs."""
     dataset = view.dataset
 
     def why_unsharded() -> str | None:
@@ -199,9 +180,8 @@ def samples_of(view: SampleView) -> Samples:
 class IndexPlanner:
     """A planner that computes the samples of each step, and caches the latest chunks.
 
-    A chunk has the samples of many steps, which are computed at once with vectorized operations.
-    With `n_workers` workers, worker w usually fills the steps s with `s % n_workers == w`. A chunk
-    therefore only has samples of the steps of one worker.
+    A chunk has the samples of many steps, computed at once. With `n_workers` workers, worker w
+    usually fills the steps s with `s % n_workers == w`, so a chunk only has such steps.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:
@@ -230,7 +210,6 @@ class IndexPlanner:
         return chunk, slice(start, stop)
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
-        """Return a chunk with the samples at `positions` of the epoch of `plan`."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
         return IndexChunk(self._view, order.at(positions), keys, plan.tokens)

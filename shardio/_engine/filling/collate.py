@@ -1,10 +1,7 @@
-"""Collate the values of the samples of a batch into padded, stacked or concatenated arrays.
+"""Collate the values of a batch into padded, stacked or concatenated arrays in the heap of a block.
 
-These arrays are written to the heap of a block, the area at its end for values of varying size.
-When the heap grows, the block is mapped again. Earlier views of the block stay valid, because both
-maps share the same pages of memory.
-
-In all functions, `used` is the number of used bytes of the heap; the new number is returned.
+When the heap grows, the block is mapped again; earlier views of the block stay valid. In all
+functions, `used` is the number of used bytes of the heap; the new number is returned.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ _Slot = TypeVar("_Slot", FixedSlot, PresenceSlot, VaryingSlot)
 
 
 def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: int) -> int:
-    """Write the value of a field in row i into the heap; raise SchemaError for a wrong type."""
+    """Write a value of row i into the heap; raise SchemaError for a wrong type."""
     layout, memory = batch.layout, batch.memory
     record, shape = layout.schema[slot.name].encode_record(slot.name, value)
     start = -(-used // slot.alignment) * slot.alignment
@@ -83,7 +80,6 @@ class Scratch(BlockMap):
 
 
 def copy_rows(source: BatchRows, batch: BatchRows, first: int = 0, used: int = 0) -> int:
-    """Copy all rows of `source`, except collated fields, to `batch` from row `first` on."""
     layout, memory, rows = batch.layout, batch.memory, slice(first, first + source.n_rows)
     below, given = source.layout, source.memory.bytes
     for fixed in layout.fixed:
@@ -115,10 +111,10 @@ Places = Callable[[int], str]
 
 
 def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Places) -> int:
-    """Write the values of a field into the heap as one array.
+    """Write the values of a field into the heap as one array; raise SchemaError if they do not fit.
 
-    Rows that pad the batch have no `values`; they repeat the samples of the batch. Raise
-    SchemaError if the shapes cannot be collated; `places` names samples in the message.
+    Rows that pad the batch have no `values`; they repeat the samples of the batch. `places` names
+    samples in the message.
     """
     n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]
@@ -146,7 +142,6 @@ def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Pl
 def _sizes(
     join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
-    """Return the shape to which all arrays are padded; `lengths` has the shape of each array."""
     # If all values are missing, an axis has the length from the field type, or the length 0.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
@@ -166,7 +161,6 @@ def _sizes(
 
 
 def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Places) -> None:
-    """Raise SchemaError unless all arrays have equal lengths in the axes from `first_axis` on."""
     there = [(i, value.shape) for i, value in enumerate(values) if value is not None]
     for i, shape in there:
         k, first = there[0]
@@ -181,7 +175,6 @@ def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Pla
 
 
 def _mask(out: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64], sizes: Rows | Any) -> None:
-    """Fill the mask of an array that was padded to `sizes`: True for values, False for padding."""
     out.fill(True)
     n_rows, n_dims = lengths.shape
     for axis, size in enumerate(sizes):
@@ -199,7 +192,6 @@ def _concatenate(
     used: int,
     places: Places,
 ) -> int:
-    """Concatenate the values along the first axis, and write the offset at which each begins."""
     _check_equal(slot.join, values, 1, places)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])

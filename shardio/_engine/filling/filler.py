@@ -1,9 +1,7 @@
 """Fill a block with a batch, in a worker or, without workers, in the main process.
 
-A block is a piece of memory for one batch; its heap is the area at its end for values of varying
-size. The content of a batch depends only on the dataset, the BatchSpec, the EpochPlan and the step,
-so every process writes the same bytes. Before the filler reads a sample or calls user code with it,
-it claims the sample: it sets the status of the sample in the block's origin table to CLAIMED.
+Before the filler reads a sample or calls user code with it, it sets the status of the sample in the
+block's origin table to CLAIMED.
 
 With on_error="skip", a batch is filled row by row if filling it as a whole has failed or has
 crashed a worker. A sample that fails is replaced by the sample at another position of the epoch;
@@ -70,8 +68,7 @@ _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 class Filler:
     """A filler that writes the batches of a BatchSpec into blocks. Borrows the view.
 
-    `calls` runs user functions. `cautions` is called with the indices of a batch's shards before
-    these shards are read.
+    `cautions` is called with the indices of a batch's shards before these shards are read.
     """
 
     def __init__(
@@ -90,15 +87,12 @@ class Filler:
         self._batches = BatchBuilder(batch_spec, view.dataset, self._reader, calls)
 
     def close(self) -> None:
-        """Close the decoders, and the files that they read. Idempotent."""
         self._reader.close()
 
     def share_steps(self, n_workers: int) -> None:
-        """Set the number of workers among which the steps of an epoch are divided."""
         self._index_planner.n_workers = n_workers
 
     def _sample_schemas(self, number: int) -> Schemas:
-        """Return the schema of samples or, with a transform, of its result for sample `number`."""
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
             return Schemas(batch_spec.delivered(view))
@@ -148,10 +142,9 @@ class Filler:
         step: int,
         row_by_row: RowByRow | None = None,
     ) -> tuple[int, int]:
-        """Fill the block `memory` with the batch of step `step`.
+        """Fill a block; return the number of rows, and of bytes that are used in the heap.
 
-        Return the number of rows, and the number of bytes that are used in the heap. If
-        `row_by_row` is given, it fills the rows instead of `fill_rows`.
+        If `row_by_row` is given, it fills the rows instead of `fill_rows`.
         """
         chunk, part = self._index_planner.index_chunk(plan, step)
         self._readahead.before(plan, step, chunk, part)
@@ -190,7 +183,6 @@ class Filler:
         return self._transformed.fill(batch)
 
     def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
-        """Return a chunk with only the sample at a position of the epoch."""
         return self._index_planner.at(plan, np.array([position]))
 
 
@@ -229,14 +221,11 @@ class RowByRowFiller:
         step: int,
         left_out: LeftOut | None = None,
     ) -> tuple[int, int, tuple[Skipped, ...]]:
-        """Fill a block with the batch of step `step`.
+        """Fill a block; return the numbers of rows and of used heap bytes, and the skipped samples.
 
-        Return the number of rows, the number of bytes that are used in the heap, and the skipped
-        samples. Raise the error of a sample for which no substitute was found.
-
-        `left_out` has the samples to skip because workers have crashed at them. If it is None, the
-        batch is first filled as a whole. If it is a mapping, which may be empty, rows are claimed
-        and filled one by one, so that another crash identifies the sample that causes it.
+        Raise the error of a sample for which no substitute was found. If `left_out` is None,
+        the batch is first filled as a whole. If it is a mapping, rows are claimed and filled one by
+        one, so that another crash identifies the sample that causes it.
         """
         if left_out is None:
             try:
@@ -265,10 +254,6 @@ class RowByRowFiller:
         origins: Origins,
         batch: BatchRows,
     ) -> int:
-        """Fill the rows of a batch one by one; return the bytes used in the heap.
-
-        Skipped samples are appended to `skips`.
-        """
         layout = layout_for_samples(batch.layout.samples, 1)
         one = batch._replace(layout=layout, memory=Scratch(layout), part=slice(0, 1), n_rows=1)
         batch.states[:] = _EMPTY
@@ -290,10 +275,9 @@ class RowByRowFiller:
         origin: Origins,
         one: BatchRows,
     ) -> Skipped | None:
-        """Fill the block of `one` with the sample at `position`, which belongs to row i.
+        """Fill the block of `one` with the sample at `position`, or with a substitute.
 
-        If this sample fails or is in `left_out`, use a substitute, and return the skipped sample.
-        `origin` is the entry of row i in the origin table.
+        Return the skipped sample, if any. `origin` is the entry of row i in the origin table.
         """
         found: Skipped | None = None
         first: Exception | None = None
@@ -337,10 +321,7 @@ class RowByRowFiller:
                 yield found
 
     def _try(self, one: BatchRows) -> Exception | None:
-        """Fill the block of `one` with its sample; return the error that the sample causes, if any.
-
-        Raise all other errors. The sample is claimed while it is read.
-        """
+        """Fill the block of `one` with its sample; return the error that the sample causes."""
         try:
             self._filler.fill_rows(one)
         except Exception as error:

@@ -1,8 +1,6 @@
 """Estimate the size and the number of blocks before the first block is created.
 
-A block is a piece of shared memory for one batch. Its heap is the area at its end for values of
-varying size, so the size of a block can only be estimated. All blocks together must fit into the
-memory budget of the loader.
+The heap of a block has values of varying size, so its size can only be estimated.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ def block_bytes(
 ) -> int:
     """Return the number of bytes of a new block; `memory_bytes` is the budget for all blocks.
 
-    The size of its heap is estimated from values of the first shard, but at least `heap_bytes`, the
-    estimate from the first transformed sample or batch.
+    The size of its heap is estimated from values of the first shard, but at least `heap_bytes`.
     """
     heap = _expected_heap(layout, batch_spec, view)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _padded_by_user_bytes(layout)))
@@ -69,11 +66,9 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     """Return the number of blocks that an iteration should have; `n_bytes` is the size of a block.
 
-    With workers: one block per worker, `prefetch` blocks that are filled ahead of the loop, and one
-    for the batch that the loop holds. Few blocks are usually faster than many, because their memory
-    stays in the CPU cache. But workers fill a small block faster than the main process can assign a
-    task. By default, there are therefore enough small blocks for QUICK_DEPTH tasks per worker and
-    QUICK_DEPTH filled blocks that wait for the loop.
+    Few blocks are usually faster than many, because their memory stays in the CPU cache. But
+    workers fill a small block faster than the main process can assign a task. By default, there are
+    therefore enough small blocks for QUICK_DEPTH tasks per worker and QUICK_DEPTH filled blocks.
     """
     if not n_workers:
         return 2
@@ -86,8 +81,7 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
     """Return the expected number of bytes of the heap of a block.
 
-    A block that is too small must grow: 20 ms of CPU time of the main process for 125 batches of
-    1 MB, in the first epoch.
+    A block that is too small must grow: 20 ms of CPU time for 125 batches of 1 MB.
     """
     dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
@@ -113,10 +107,7 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
 
 
 def _audio_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
-    """Return the bytes of the longest decoded audio among `rows`, with its mask.
-
-    Return 0 for the audio of clips, whose length is unknown here.
-    """
+    """Return the bytes of the longest decoded audio, with its mask; 0 for the audio of clips."""
     if isinstance(view, ClipView):
         return 0
     records = view.dataset.files.reader(0, field.name).records
@@ -126,7 +117,6 @@ def _audio_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
 
 
 def _padded_by_user_bytes(layout: BlockLayout) -> int:
-    """Return the bytes of all arrays, with masks, that are padded to a shape given by the user."""
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
         for join, _, _ in layout.joins
@@ -135,10 +125,7 @@ def _padded_by_user_bytes(layout: BlockLayout) -> int:
 
 
 def _padded_bytes(join: JoinedField, varying: npt.NDArray[np.uint64]) -> int:
-    """Estimate the bytes of the padded array of one sample, with its mask.
-
-    `varying` has the lengths of all axes of varying length, for some samples.
-    """
+    """Estimate the bytes of a padded array and its mask from the lengths of varying axes."""
     largest = iter(varying.max(0).tolist())
     found = [next(largest) if n is None else n for n in join.field.shape]
     wanted = join.rule.sizes or found

@@ -1,10 +1,8 @@
 """User functions: run the transform of samples, and build batches in several stages.
 
-`TransformRunner` runs the user's transform on each sample. `BatchBuilder`, used if fields are
-collated or if user functions change whole batches, builds a batch in up to three stages: first the
-rows, then arrays of the values of all rows, then the results of user functions of batches. The
-last stage writes into the block, the shared memory of the batch. Every earlier stage writes into a
-scratch block: private memory that is reused for every batch.
+A batch is built in up to three stages: the rows, arrays of the values of all rows, and the results
+of user functions of batches. The last stage writes into the block; every earlier one writes into a
+scratch block, private memory that is reused for every batch.
 """
 
 from __future__ import annotations
@@ -60,10 +58,6 @@ _DEPTH: Final = 2
 
 
 def plain(made: Any) -> Any:
-    """Return a sample or batch that user code has made, with torch tensors converted to arrays.
-
-    Raise SchemaError for a masked array, or a tensor that cannot be converted.
-    """
     if not isinstance(made, Mapping):
         return made
     changed = dict[str, Any]()
@@ -84,7 +78,7 @@ Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
 
 
 def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Seed the global random generators with `key`; call a user function and return its result."""
+    """Seed the global random generators with `key`, and call a user function."""
     seed_generators(key)
     return function(*arguments)
 
@@ -124,12 +118,10 @@ class UserCalls:
 
 
 def error_at(error: SchemaError, place: str) -> TransformError:
-    """Return the error of a user function whose result does not fit."""
     return TransformError(f"{error}\n  at {place}")
 
 
 def _error_of(what: str, error: BaseException, place: str) -> TransformError:
-    """Return the error of a user function that has raised `error`, without our frames."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
         frames = frames.tb_next
@@ -141,8 +133,6 @@ def _error_of(what: str, error: BaseException, place: str) -> TransformError:
 
 
 class TransformRunner:
-    """A runner of the user's transform on samples of a view."""
-
     def __init__(
         self, batch_spec: BatchSpec, view: SampleView, reader: SampleReader, calls: UserCalls
     ) -> None:
@@ -153,7 +143,6 @@ class TransformRunner:
         self._generators = SampleGenerators(batch_spec.seed)
 
     def fill(self, batch: BatchRows) -> int:
-        """Transform all samples of a batch into the block; return the bytes used in its heap."""
         # These arrays stay valid when the block grows; see `collate`.
         layout, memory, states, part = batch.layout, batch.memory, batch.states, batch.part
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, batch.n_read)) for s in layout.fixed]
@@ -180,7 +169,7 @@ class TransformRunner:
 
     @cached_property
     def _first(self) -> str:
-        """Describe sample 0, which determines the layout of batches unless it was skipped."""
+        """The name of sample 0, which determines the layout of batches unless it was skipped."""
         row = int(self._view.at(np.zeros(1, np.int64))[0])
         shard = int(self._dataset.locate(np.array([row]))[0])
         return (
@@ -197,24 +186,18 @@ class TransformRunner:
         return self._calls.run(_TRANSFORM, self._transform, arguments, key, place)
 
     def place(self, chunk: IndexChunk, k: int) -> str:
-        """Return a phrase for messages that names sample k of a chunk."""
         name = named(self._dataset, *chunk.places[k])
         return f"{name} of {self._batch_spec.path} (position {chunk.positions[k]})"
 
 
 def _make_read_only(sample: Mapping[str, Any]) -> None:
-    """Make all arrays of a sample read-only, like stored values, which view a mapped file.
-
-    Decoded values could be writable, but a transform that writes to them would fail for a dataset
-    in which the same values are stored.
-    """
+    """Make all arrays of a sample read-only, as stored values are, which view a mapped file."""
     for value in sample.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
 
 
 def named(dataset: Dataset, shard: int, row: int) -> str:
-    """Return a phrase for messages that names the sample in row `row` of a shard."""
     return f"sample {row} of shard {dataset.shards[shard].name}"
 
 
@@ -223,10 +206,7 @@ FillRows = Callable[[BatchRows], int]
 
 
 class BatchBuilder:
-    """A builder of batches in several stages.
-
-    Borrows `reader`. Owns the scratch blocks, which hold a batch between two stages.
-    """
+    """A builder of batches in stages. Borrows `reader`; owns the scratch blocks."""
 
     def __init__(
         self, batch_spec: BatchSpec, dataset: Dataset, reader: SampleReader, calls: UserCalls
@@ -241,7 +221,7 @@ class BatchBuilder:
         self._files = shard_paths(dataset)
 
     def fill(self, batch: BatchRows, fill_rows: FillRows, *, by_row: bool = False) -> int:
-        """Fill a block or a scratch block with a batch; return the bytes used in its heap.
+        """Fill a block or a scratch block; return the bytes used in its heap.
 
         If `by_row` is True, `fill_rows` may replace failing samples. The values to collate are then
         read back from the rows that it has written, and not from the dataset.
@@ -269,7 +249,6 @@ class BatchBuilder:
         return self._join(batch, rows.__getitem__, copy_rows(below, batch))
 
     def _scratch(self, layout: BlockLayout) -> Scratch:
-        """Return the scratch block for batches with a certain layout."""
         for found in self._scratches:
             if found.layout is layout:
                 return found
@@ -277,10 +256,6 @@ class BatchBuilder:
         return self._scratches[-1]
 
     def _join(self, batch: BatchRows, values_of: Callable[[str], Values], used: int) -> int:
-        """Collate the values of those fields that become one array of the batch.
-
-        `used` and the return value are the bytes used in the heap before and afterwards.
-        """
         try:
             for slot in batch.layout.joins:
                 used = join(batch, slot, values_of(slot.join.name), used, self._places(batch))
@@ -290,7 +265,6 @@ class BatchBuilder:
         return used
 
     def _make(self, rows: BatchRows) -> Any:
-        """Run the user's batch functions on the batch in `rows`; return the result."""
         batch_spec, block = self._batch_spec, rows.memory.bytes
         epoch, start = rows.chunk.keys.epoch, rows.chunk.positions[rows.part.start]
         arrays, place = rows.layout.arrays(block, rows.n_rows), functools.partial(self._named, rows)
@@ -322,7 +296,6 @@ class BatchBuilder:
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, batch: BatchRows, made: Any) -> int:
-        """Copy the batch functions' result `made` into a block; return the bytes in its heap."""
         layout, used = batch.layout, 0
         try:
             check_batch(made, batch.n_rows, layout.schema, [slot.name for slot in layout.whole])
@@ -348,14 +321,12 @@ class BatchBuilder:
         return place
 
     def _named(self, batch: BatchRows) -> str:
-        """Return a phrase for messages that names a batch by its first samples."""
         places = list(map(self._places(batch), range(min(batch.n_read, _NAMED_SAMPLES))))
         more = ", …" if batch.n_read > _NAMED_SAMPLES else ""
         return f"the batch of {', '.join(places)}{more} of {self._batch_spec.path}"
 
 
 def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the samples of a batch as dicts, with None for missing values."""
     present = {name: batch.present(name) for name in batch}
     return [
         {name: columns[name][i] if present[name][i] else None for name in columns}
