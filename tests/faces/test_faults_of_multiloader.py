@@ -62,11 +62,8 @@ def test_an_exception_in_the_dataset_is_raised_with_the_worker_and_the_sample() 
 
 
 @pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
-def test_a_fork_within_the_dataset_that_comes_back_is_an_error_after_all_samples() -> None:
-    arrived: list[int] = []
-    with pytest.raises(TransformError, match=r"at sample 3 of worker 0, .* forked .* os\._exit"):
-        arrived.extend(MultiLoader(Count(9, 3, fork_and_go_on), 1))
-    assert arrived == list(range(9))
+def test_a_fork_within_the_dataset_that_comes_back_sends_nothing() -> None:
+    assert list(MultiLoader(Count(9, 3, fork_and_go_on), 1)) == list(range(9))
 
 
 def test_what_was_sent_before_an_exception_is_handed_over_first() -> None:

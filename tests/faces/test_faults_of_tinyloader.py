@@ -100,15 +100,13 @@ def test_a_worker_that_leaves_by_os_exit_is_noticed() -> None:
         list(load_with_workers(loader_of(lambda item: os._exit(0)), ["bad.mp4"], 2))
 
 
-def test_a_fork_within_load_that_comes_back_is_an_error_that_says_so() -> None:
+def test_a_fork_within_load_that_comes_back_answers_nothing() -> None:
     def load(item: int) -> int:
-        if item == 3 and os.fork() != 0:
-            time.sleep(0.01)
+        if item == 3 and (pid := os.fork()) != 0:
+            os.waitpid(pid, 0)
         return item
 
-    with pytest.raises(TransformError, match=r"load returned twice for item 3: .* os\._exit"):
-        for item in load_with_workers(loader_of(load), count(), 1):
-            assert item < 10_000
+    assert list(load_with_workers(loader_of(load), range(9), 1)) == list(range(9))
 
 
 def test_a_flipped_byte_in_a_shard_that_a_loader_reads_is_an_error_that_names_file_and_field(

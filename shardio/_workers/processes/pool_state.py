@@ -56,7 +56,7 @@ class Message(NamedTuple):
 class Failed(NamedTuple):
     """The traceback of a worker's function, or the reason why its process was not started.
 
-    A WorkerExit for the worker follows, unless a fork of the worker sent the text.
+    A WorkerExit for the worker follows.
     """
 
     worker: int

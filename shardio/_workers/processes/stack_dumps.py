@@ -83,24 +83,16 @@ def timeout_error(
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
 ) -> BatchTimeout:
-    """Return the error for a batch or result of the dataset at `path` that is late.
+    """Return the error for a batch or result of `path`, a dataset or function, that is late.
 
     `what` is the name of the batch or result. `workers` has the name and the stacks of each worker.
     `tasks_of(i)` returns descriptions of the tasks that worker i has not answered yet.
     """
-    first = f"{what} of {path} did not arrive within {timeout_s:g} s"
-    return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
-
-
-def describe_workers(
-    workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]
-) -> list[str]:
-    """Return lines that describe every worker; the parameters are those of `timeout_error`."""
-    lines = []
+    lines = [f"{what} of {path} did not arrive within {timeout_s:g} s"]
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"
         lines += [f"{who}, {tasks}:", indent(stacks, "    ")]
-    return lines
+    return BatchTimeout("\n".join(lines))
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:

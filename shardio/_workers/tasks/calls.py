@@ -147,7 +147,6 @@ class CallOutcome(IntEnum):
     INLINE = 1  # the value follows the header
     IN_BLOCK = 2  # the value is in the block
     FAILED = 3  # the pickled exception and the text of its traceback follow the header
-    FORKED = 4  # the function also returned in a fork of the worker; that fork has exited
 
 
 def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
@@ -167,7 +166,7 @@ def call_for_main(
     global _at_work
     yield_to_main()
     keep_freed_memory()
-    caller = _Caller(function, most_bytes, name, channel)
+    caller = _Caller(function, most_bytes, name)
     at_work = _at_work = map_steps(channel.fds[0])[channel.index]
     while (received := channel.recv()) is not None:
         message, fds = received
@@ -196,11 +195,9 @@ def note_part(part: int | None) -> None:
 class _Caller:
     """The state of one worker: the function, and the blocks that it has received."""
 
-    def __init__(
-        self, function: Callable[[Any], Any], most_bytes: int, name: str, channel: Channel
-    ) -> None:
+    def __init__(self, function: Callable[[Any], Any], most_bytes: int, name: str) -> None:
         self._function, self._most_bytes, self._name = function, most_bytes, name
-        self._channel, self._pid = channel, this_process.pid
+        self._pid = this_process.pid
         self._packer, self.blocks = ValuePacker(), dict[int, BlockMap]()
         self._suspended: dict[int, ResultChunks] = {}
 
@@ -213,12 +210,12 @@ class _Caller:
                 value: Any = self._suspended.pop(step)
             else:
                 request = pickle.loads(memoryview(message)[DESCRIPTOR_BYTES:])
-                value = self._guarded(step, lambda: self._function(request))
+                value = self._guarded(lambda: self._function(request))
             n_results = 0
             if isinstance(value, ResultChunks):
                 chunks = value
                 chunks.n_passed_over += n_passed_over
-                value = self._guarded(step, chunks.take)
+                value = self._guarded(chunks.take)
                 if not chunks.is_over:
                     self._suspended[step], n_results = chunks, len(value)
             taken_ns = now_ns() - start_ns
@@ -241,13 +238,12 @@ class _Caller:
             return HEADER.pack(CallOutcome.FAILED, 0, number, step, 0, taken_ns) + failure
         return HEADER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
-    def _guarded(self, step: int, function: Callable[[], Any]) -> Any:
+    def _guarded(self, function: Callable[[], Any]) -> Any:
         """Return the result of a function; if the function also returns in a fork, end the fork."""
         try:
             return function()
         finally:
             if this_process.pid != self._pid:  # a fork; only the worker may answer
-                self._channel.send(HEADER.pack(CallOutcome.FORKED, 0, 0, step, 0, 0))
                 os._exit(1)
 
 

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 SOURCE: Final = "source"
 
-_PATIENCE_S: Final = 5.0
-"""The maximum time to wait for a report on workers, which have one second to answer."""
-
 
 class StageExecutor(ABC):
     """An executor of the jobs of some stages; owned by the pipeline runner."""
@@ -38,10 +35,6 @@ class StageExecutor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Start no more jobs; do not wait for running jobs. Called without the runner's lock."""
-
-    def tell(self) -> list[str]:
-        """Return lines that describe the jobs that do not run in threads of this process."""
-        return []
 
 
 def create_executors(
@@ -279,7 +272,6 @@ class ProcessExecutor(StageExecutor):
         self._task_pool: TaskPool | None = None
         self._jobs: dict[int, StageJob] = {}  # by the item's index in the task pool
         self._has_thread = self._is_waking = False
-        self._asked: Future[list[str]] | None = None
 
     def wake(self) -> None:
         """Wake or start the thread that drives the pool, if the stage has a job."""
@@ -298,19 +290,6 @@ class ProcessExecutor(StageExecutor):
         with self._runner.lock:
             if self._task_pool is not None:
                 self._task_pool.nudge()
-
-    def tell(self) -> list[str]:
-        """Return lines that describe each worker's activity; none if the thread is stuck."""
-        asked: Future[list[str]] = Future()
-        with self._runner.lock:
-            if self._task_pool is None:
-                return []
-            self._asked = asked
-            self._task_pool.nudge()
-        try:
-            return asked.result(_PATIENCE_S)
-        except TimeoutError:
-            return []
 
     def _work(self) -> None:
         stage = self._stage
@@ -335,9 +314,6 @@ class ProcessExecutor(StageExecutor):
 
     def _drive(self, task_pool: TaskPool) -> None:
         while not self._runner.is_closed:
-            if (asked := self._asked) is not None:
-                self._asked = None  # `tell` runs in one thread at a time, and waits for the answer
-                asked.set_result(task_pool.at_work(lambda number: self._jobs[number].named))
             self._put_all(task_pool)
             found = task_pool.take()
             if found is not None:

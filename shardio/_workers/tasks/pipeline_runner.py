@@ -45,10 +45,8 @@ from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 _NAMED: Final = 4  # the number of calls in an error report, the longest running first
 
 
-def _late(
-    number: int, timeout_s: float | None, jobs: Sequence[StageJob], elsewhere: Sequence[str]
-) -> BatchTimeout:
-    """Return the error for a late result; `elsewhere` describes jobs outside of this process."""
+def _late(number: int, timeout_s: float | None, jobs: Iterable[StageJob]) -> BatchTimeout:
+    """Return the error for a late result; it has the stacks of calls in threads."""
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
@@ -59,8 +57,7 @@ def _late(
             lines.append(indent(_stack(frame), "    "))
     if len(at_work) > _NAMED:
         lines.append(f"and {len(at_work) - _NAMED} calls more")
-    lines += elsewhere
-    if not at_work and not elsewhere:
+    if not at_work:
         lines.append("no call is in progress")
     return BatchTimeout("\n".join(lines))
 
@@ -170,12 +167,9 @@ class PipelineRunner(Closing):
             del error  # breaks the reference cycle of error, traceback and frame
 
     def _overdue(self, timeout_s: float | None) -> BatchTimeout:
-        activity = {stage: hands.tell() for stage, hands in self._executors.items()}
         with self.lock:
-            stages = [stage for stage in self._stages if not activity.get(stage)]
-            jobs = [job for stage in stages for job in stage.running.values()]
-            lines = [line for each in activity.values() for line in each]
-            return _late(self._results.n_taken, timeout_s, jobs, lines)
+            jobs = (job for stage in self._stages for job in stage.running.values())
+            return _late(self._results.n_taken, timeout_s, jobs)
 
     def _check_open(self) -> None:
         if self._pid != this_process.pid:

@@ -256,8 +256,6 @@ class SampleStream(Closing):
         if self._crash is None:
             self._handle_events()
         sender = self._going[worker]
-        if sender.last_words:  # a fork of the worker has sent them: the worker itself is alive
-            raise TransformError(sender.last_words)
         skipped = f", and {sender.n_skipped} skipped" if sender.n_skipped else ""
         n_samples = sender.n_arrived - sender.n_skipped
         self._say(f"worker {worker} has finished: {n_samples} samples{skipped}")

@@ -24,7 +24,7 @@ from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, files_explained
 from shardio._workers.processes.serialization import pickled, shortened, text_of, unpack_failure
-from shardio._workers.processes.stack_dumps import StepFiles, describe_workers
+from shardio._workers.processes.stack_dumps import StepFiles, timeout_error
 from shardio._workers.processes.worker_main import (
     DESCRIPTOR_BYTES,
     Start,
@@ -282,20 +282,14 @@ class TaskPool(Closing):
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
         """Return the error for a late value, with the activity of every worker."""
-        which = f"item {self._schedule.next_step}" if self._in_order else "any item"
-        first = f"{which} of {self._name} did not arrive within {timeout_s:g} s"
-        lines = self.at_work(lambda step: self._calls[step].named)
-        return BatchTimeout("\n".join([first, *lines]))
-
-    def at_work(self, named: Callable[[int], str]) -> list[str]:
-        """Return lines that describe each worker's activity; `named(i)` describes item i."""
+        what = f"item {self._schedule.next_step}" if self._in_order else "any item"
         workers = self._pool.named_stacks(self._step_files.stacks)
 
         def tasks_of(worker: int) -> list[str]:
-            steps = self._schedule.tasks_of(worker)
-            return [named(step) for step in steps if not self._calls[step].is_suspended]
+            calls = [self._calls[step] for step in self._schedule.tasks_of(worker)]
+            return [call.named for call in calls if not call.is_suspended]
 
-        return describe_workers(workers, tasks_of)
+        return timeout_error(what, self._name, timeout_s, workers, tasks_of)
 
     def _send_waiting(self) -> None:
         """Send waiting items to workers with room, as long as there are blocks."""
@@ -329,11 +323,6 @@ class TaskPool(Closing):
 
     def _take_answer(self, worker: int, answer: bytes) -> None:
         outcome, n_results, _, step, n_bytes, taken_ns = HEADER.unpack_from(answer)
-        if outcome == CallOutcome.FORKED:
-            raise TransformError(
-                f"{self._name} returned twice for item {step}: from worker {worker}, and "
-                "from a process that was forked there; end it with os._exit"
-            )
         call = self._calls[step]
         self._calling_ns += taken_ns
         if outcome == CallOutcome.FAILED:

@@ -277,10 +277,6 @@ class SampleSender:
     def _check_process(self) -> None:
         """End this process if it is a fork of the worker, because only the worker may send."""
         if this_process.pid != self._pid:
-            self._channel.report_failure(
-                f"at sample {self._n_sent} of worker {self._channel.index}, a process that was "
-                "forked there came back from the dataset; it must end by os._exit"
-            )
             os._exit(1)
 
     def _ask_for_block(self) -> None:
