@@ -8,6 +8,7 @@ iterator over the loaded values; their arrays are in shared memory.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,7 +22,7 @@ from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.calls import InlinePool, SingleCaller
+from shardio._workers.tasks.calls import InlinePool
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ClosedError, InvalidArgument, TransformError
@@ -82,8 +83,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
-        refusal = "another thread is waiting for an item of this iteration"
-        self._single_caller = SingleCaller(refusal)
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self._begin()
@@ -114,8 +114,9 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             InvalidArgument: another thread is inside this call, or the call is nested because the
                 source of items has requested an item of this iteration.
         """
-        # If a second thread enters, it gets an error, and the call of the first thread continues.
-        with self._single_caller:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidArgument("another thread is waiting for an item of this iteration")
+        try:
             if self._is_over:
                 raise StopIteration
             body = self._begin()
@@ -124,6 +125,8 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             except BaseException:
                 self._finish()
                 raise
+        finally:
+            self._lock.release()
 
     def throw(self, *raised: Any) -> Any:
         """End the iteration, and raise the given exception."""
@@ -192,11 +195,12 @@ class _Feed:
         while (found := task_pool.take()) is None:
             if task_pool.is_over:
                 return False
-            if timeout_s is not None:
-                left_s = begin_s + timeout_s - time.monotonic()
-                if left_s <= 0:
-                    raise task_pool.overdue(timeout_s)
-            task_pool.wait(left_s)
+            if isinstance(task_pool, TaskPool):
+                if timeout_s is not None:
+                    left_s = begin_s + timeout_s - time.monotonic()
+                    if left_s <= 0:
+                        raise task_pool.overdue(timeout_s)
+                task_pool.wait(left_s)
             self._fill()
         self.ready.append(found)
         return True
@@ -350,7 +354,7 @@ def load_with_workers(
         on_error: "raise" to raise the first failure of `load`, or "skip" to skip every item at
             which `load` fails.
         max_skips: with "skip", the number of items that may be skipped.
-        timeout_s: the maximum time to wait for an item; None for no limit.
+        timeout_s: the maximum time to wait for workers to load an item; None for no limit.
         memory_bytes: the budget for shared memory, and the maximum size of one item; by default
             half of the available memory.
         start_method: the start method of workers: "zygote" or "spawn".

@@ -136,19 +136,6 @@ def test_an_item_that_does_not_come_in_time_is_an_error_that_says_what_workers_d
         list(load_with_workers(loader_of(load), ["film.mp4"], 1, timeout_s=0.3))
 
 
-def test_an_item_that_was_late_and_skipped_in_this_process_is_the_one_that_is_named() -> None:
-    def load(number: int) -> int:
-        if number == 2:
-            time.sleep(0.02)
-            raise ValueError("no such film")
-        return number
-
-    loader = loader_of(load)
-    items = load_with_workers(loader, range(5), 0, timeout_s=0.001, on_error="skip", max_skips=1)
-    with pytest.raises(BatchTimeout, match=r"item 2 of Made\.load took over"):
-        list(items)
-
-
 # --- failures in this process ---------------------------------------------------------------
 
 

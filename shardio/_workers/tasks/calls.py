@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
@@ -43,7 +42,7 @@ from shardio._workers.processes.worker_main import (
 )
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import ValuePacker, write_to_block
-from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
+from shardio.errors import InsufficientMemory
 
 # A chunk ends after _MAX results, after _MAX_BYTES of pickled results, or after _MAX_NS. A result
 # with an array of at least _LARGE_BYTES is a chunk of its own: if there is no memory for it, the
@@ -247,22 +246,11 @@ class _Caller:
                 os._exit(1)
 
 
-class SingleCaller:
-    """A context manager that one caller at a time may enter; a second caller gets an error."""
-
-    def __init__(self, refusal: str) -> None:
-        self._refusal, self._lock = refusal, threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise InvalidArgument(self._refusal)
-
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
-
-
 class InlinePool(Closing):
-    """A `TaskPool` for num_workers=0, with room for one item; `take` calls the function."""
+    """A `TaskPool` for num_workers=0, with room for one item; `take` calls the function.
+
+    Nothing is ever waited for, so there is no timeout.
+    """
 
     def __init__(
         self, function: Callable[[Any], Any], name: str, max_skips: int | None = None
@@ -329,14 +317,6 @@ class InlinePool(Closing):
             self._calling_ns += now_ns() - start_ns
         self._n_taken += 1
         return number, value
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Do nothing: a queued item can be taken immediately."""
-
-    def overdue(self, timeout_s: float) -> BatchTimeout:
-        """Return the error for a value that was not ready in time."""
-        slow = self.n_put - 1
-        return BatchTimeout(f"item {slow} of {self._name} took over {timeout_s:g} s")
 
     def close(self) -> None:
         """Drop the queued item."""
