@@ -237,6 +237,18 @@ def test_a_release_inside_an_acquire_is_done_afterwards() -> None:
     os.close(pidfd)
 
 
+def test_a_worker_that_is_started_after_its_pool_was_closed_is_killed(warm_zygote: int) -> None:
+    read_end, write_end = os.pipe()
+    signal.pidfd_send_signal(warm_zygote, signal.SIGSTOP)
+    pool = WorkerPool(1, lambda channel: signal.pause(), fds=[write_end])
+    os.close(write_end)
+    pool.close()
+    signal.pidfd_send_signal(warm_zygote, signal.SIGCONT)
+    assert select.select([read_end], [], [], PATIENCE_S)[0]
+    assert os.read(read_end, 1) == b""  # the last copy of the other end is closed
+    os.close(read_end)
+
+
 def test_an_interpreter_that_cannot_be_executed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UnsupportedEnvironment, match="/nowhere/python"):

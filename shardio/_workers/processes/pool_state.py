@@ -439,6 +439,9 @@ class PoolState:
             os.close(fd)
         self.intake, self.exited, self.own_fds = [], [], []
         if self.session is not None:
+            # The zygote then kills workers whose start it has not reported yet.
+            with contextlib.suppress(OSError):
+                self.session.shutdown(socket.SHUT_RDWR)
             self.session.close()
         self.wakeup.close()
         self.epoll.close()

@@ -17,9 +17,10 @@ created with.
     zygote -> main   session   REPLY NOT_STARTED (index, errno)
 
 `index` is the index of a worker in its pool. To close a pool, the main process shuts down its side
-of the session. The workers have GRACE_S to exit by themselves; then the zygote kills them. After
-the last exit, the zygote shuts down its side of the session, too. When the main process exits, for
-any reason, the zygote exits, and the kernel kills the workers.
+of the session, and kills workers that are running GRACE_S later. After the last exit, the zygote
+shuts down its side of the session, too. If the main process shuts down the session in both
+directions, the zygote kills workers that are left. When the main process exits, for any reason, the
+zygote exits, and the kernel kills the workers.
 
 The main process has one zygote for all its pools: `acquire` starts it for the first one, and
 `release` ends it after the last. Both may be called in any thread. A finalizer may call `release`
@@ -40,7 +41,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from typing import NoReturn
 
@@ -66,7 +66,7 @@ REQUEST = struct.Struct("<IB")  # index of the worker in its pool, action (see `
 REPLY = struct.Struct("<BIiii")  # kind, index, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 
-GRACE_S = 0.1
+GRACE_S = 0.1  # for workers to exit by themselves when their pool is closed
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 7
 """The signal on which workers write their stacks; see `stack_dumps`."""
@@ -104,7 +104,6 @@ class _Session:
         self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (index in the pool, pid)
         self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that are not sent yet
         self.is_ending = False  # True once the main process has closed the pool
-        self.kill_at_s: float | None = None  # the time to kill workers that are still running
 
 
 class _Zygote:
@@ -125,7 +124,7 @@ class _Zygote:
         while True:
             # Ask for one event at a time. If there were several, handling one of them could close
             # the descriptor of the next.
-            for fd, mask in self.epoll.poll(self._pause_s(), 1):
+            for fd, mask in self.epoll.poll(None, 1):
                 if fd == self.main_pidfd:
                     os._exit(0)  # the kernel then kills the workers
                 elif fd == self.control.fileno():
@@ -134,11 +133,6 @@ class _Zygote:
                     self._report_exit(fd)
                 else:
                     self._serve_session(self.sessions[fd], mask)
-            self._end_late_workers()
-
-    def _pause_s(self) -> float | None:
-        due = [s.kill_at_s for s in self.sessions.values() if s.kill_at_s is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _open_session(self) -> None:
         try:
@@ -157,8 +151,10 @@ class _Zygote:
 
     def _serve_session(self, session: _Session, mask: int) -> None:
         if session.is_ending:
-            if mask & (select.EPOLLHUP | select.EPOLLERR):  # the main process has closed its end
+            if mask & (select.EPOLLHUP | select.EPOLLERR):  # shut down in both directions
                 session.replies.clear()
+                for pidfd in session.workers:
+                    end_process(pidfd)
             self._flush(session)
             self._close_if_over(session)
             return
@@ -175,7 +171,6 @@ class _Zygote:
                 self._start_worker(session, data, unpack_fds(ancillary, flags))
             else:
                 session.is_ending = True
-                session.kill_at_s = time.monotonic() + GRACE_S
                 self._watch(session)
                 self._close_if_over(session)
 
@@ -257,14 +252,6 @@ class _Zygote:
             # Closing the socket is not enough, because another process may have a copy of it.
             session.socket.shutdown(socket.SHUT_RDWR)
             session.socket.close()
-
-    def _end_late_workers(self) -> None:
-        now = time.monotonic()
-        for session in self.sessions.values():
-            if session.kill_at_s is not None and session.kill_at_s <= now:
-                session.kill_at_s = None
-                for pidfd in session.workers:
-                    end_process(pidfd)
 
 
 # Modules that the workers of every pool need and that are slow to import. A pool may name more.
