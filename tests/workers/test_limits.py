@@ -23,8 +23,6 @@ from shardio._workers.processes.limits import (
 from shardio.errors import InsufficientMemory
 
 MIB = 2**20
-V1_MOUNT = "32 31 0:29 {root} /sys/fs/cgroup/memory rw,relatime shared:7 - cgroup cgroup rw,memory"
-V2_MOUNT = "41 31 0:38 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 
 
 def write(root: Path, files: dict[str, object]) -> str:
@@ -65,18 +63,12 @@ def v2(
     }
 
 
-def in_v1(group: str, mounted: str = "/") -> dict[str, object]:
-    return {
-        "proc/self/cgroup": f"9:cpu,cpuacct:/elsewhere\n4:memory:{group}\n0::/",
-        "proc/self/mountinfo": V1_MOUNT.format(root=mounted),
-    }
+def in_v1(group: str) -> dict[str, object]:
+    return {"proc/self/cgroup": f"9:cpu,cpuacct:/elsewhere\n4:memory:{group}\n0::/"}
 
 
-def in_v2(group: str, mounted: str = "/") -> dict[str, object]:
-    return {
-        "proc/self/cgroup": f"0::{group}",
-        "proc/self/mountinfo": V2_MOUNT.format(root=mounted),
-    }
+def in_v2(group: str) -> dict[str, object]:
+    return {"proc/self/cgroup": f"0::{group}"}
 
 
 def least(root: str) -> int:
@@ -129,7 +121,7 @@ def test_the_tightest_level_above_the_process_counts(tmp_path: Path, version: in
             in_v2("/job") | v2("/job", 500 * MIB, 12 * MIB, high=112 * MIB), 100, id="stalled above"
         ),
         pytest.param(
-            in_v1("/docker/1f", mounted="/docker/1f") | v1("", 200 * MIB, 20 * MIB),
+            in_v1("/docker/1f") | v1("", 200 * MIB, 20 * MIB),
             180,
             id="a container that sees only its own group",
         ),
@@ -144,25 +136,6 @@ def test_the_limits_of_the_groups_of_this_process_count(
     tmp_path: Path, files: dict[str, object], n_mib: int
 ) -> None:
     assert least(write(tmp_path, machine() | files)) == n_mib * MIB
-
-
-def test_a_mount_point_with_a_space_is_found(tmp_path: Path) -> None:
-    files = in_v2("/") | {"sys/c g/memory.max": 7 * MIB, "sys/c g/memory.current": 0}
-    mount = r"41 31 0:38 / /sys/c\040g rw - cgroup2 cgroup2 rw"
-    files |= {"proc/self/mountinfo": f"junk\n{mount}"}
-    assert least(write(tmp_path, machine() | files)) == 7 * MIB
-
-
-def test_both_versions_at_once_are_both_looked_at(tmp_path: Path) -> None:
-    files = in_v1("/old") | v1("/old", 300 * MIB, 0)
-    files["proc/self/mountinfo"] = "\n".join(
-        [
-            V1_MOUNT.format(root="/"),
-            "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
-        ]
-    )
-    files |= v2("/unified", 250 * MIB, 0)
-    assert least(write(tmp_path, machine() | files)) == 250 * MIB
 
 
 def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
@@ -209,11 +182,6 @@ def test_a_limit_of_the_address_space_counts_with_what_is_mapped_already() -> No
 
 # CPUs.
 
-CPU_V1: dict[str, object] = {
-    "proc/self/cgroup": "3:cpu,cpuacct:/a/b",
-    "proc/self/mountinfo": "41 31 0:38 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu,cpuacct",
-}
-
 
 @pytest.mark.parametrize(
     ("version", "quota", "expected"),
@@ -230,11 +198,13 @@ CPU_V1: dict[str, object] = {
 def test_a_quota_counts_as_the_next_whole_number(
     tmp_path: Path, version: int, quota: str, expected: int | None
 ) -> None:
-    base = "sys/fs/cgroup/a/b/cpu."
-    files = {f"{base}max": quota} if version == 2 else {f"{base}cfs_quota_us": quota}
-    files |= {f"{base}cfs_period_us": "100000"}
-    root = write(tmp_path, (in_v2("/a/b") if version == 2 else CPU_V1) | files)
-    assert quota_cpus(root) == expected
+    if version == 2:
+        files = in_v2("/a/b") | {"sys/fs/cgroup/a/b/cpu.max": quota}
+    else:
+        base = "sys/fs/cgroup/cpu/a/b/cpu.cfs"
+        files = {f"{base}_quota_us": quota, f"{base}_period_us": "100000"}
+        files["proc/self/cgroup"] = "3:cpu,cpuacct:/a/b"
+    assert quota_cpus(write(tmp_path, files)) == expected
 
 
 def test_the_tightest_quota_above_the_process_counts(tmp_path: Path) -> None:

@@ -156,9 +156,9 @@ def run_alone(arguments: list[str], group: Path | None) -> dict[str, float] | No
 
 def make_group(limit_bytes: int) -> Path | None:
     """Return a memory control group of our own below ours; None where none may be made."""
-    for level in levels("memory"):
-        group = Path(level.folder) / f"shardio-bench-{os.getpid()}"
-        name = "memory.max" if level.version == 2 else "memory.limit_in_bytes"
+    for version, folder in reversed(levels("memory")):
+        group = Path(folder) / f"shardio-bench-{os.getpid()}"
+        name = "memory.max" if version == 2 else "memory.limit_in_bytes"
         try:
             group.mkdir()
         except OSError:

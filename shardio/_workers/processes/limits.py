@@ -1,8 +1,8 @@
 """The limits on CPUs and memory of this process.
 
-The control group of this process and each of its ancestors can set a limit. The kernel's interface
-to control groups has two versions, and both are read. `root` is the root of the file system; tests
-pass another folder to simulate other machines.
+The control group of this process and each of its ancestors can set a limit. Both versions of the
+kernel's interface to control groups are read, mounted at /sys/fs/cgroup, where every distribution
+mounts them. `root` is the root of the file system; tests pass another folder.
 
 If a process allocates more memory than its control group allows, the kernel kills the process. Call
 `require` before an allocation: it raises an error instead.
@@ -11,42 +11,30 @@ If a process allocates more memory than its control group allows, the kernel kil
 from __future__ import annotations
 
 import os
-import re
 import resource
 from typing import NamedTuple
 
 from shardio.errors import InsufficientMemory
 
-_ESCAPE = re.compile(r"\\([0-7]{3})")
 
+def levels(controller: str, root: str = "/") -> list[tuple[int, str]]:
+    """Return the control groups that may limit this process, as (interface version, folder).
 
-class CgroupLevel(NamedTuple):
-    """A control group: the version (1 or 2) of the kernel's interface, and the group's folder."""
-
-    version: int
-    folder: str
-
-
-def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
-    """Return the control groups that may limit this process, from its own group to the root.
-
-    `controller` is "cpu" or "memory". If a group of version 2 does not enable this controller, the
-    folder of the group lacks the controller's files.
+    `controller` is "cpu" or "memory". Folders that do not exist are included: in a container, the
+    kernel may name this process's group as seen from outside, and only the topmost folder, that of
+    the container's own group, exists.
     """
-    groups = _own_groups(read_text(os.path.join(root, "proc/self/cgroup")), controller)
-    found: list[CgroupLevel] = []
-    for line in read_text(os.path.join(root, "proc/self/mountinfo")).splitlines():
-        left, _, right = line.partition(" - ")
-        mount, kind = left.split(), right.split()
-        if len(mount) < 5 or len(kind) < 3:
+    found = []
+    for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
             continue
-        version = 2 if kind[0] == "cgroup2" else 1
-        if kind[0] == "cgroup" and controller not in kind[2].split(","):
-            continue
-        if kind[0].startswith("cgroup") and version in groups:
-            mounted_group, mount_point = (_unescape(text) for text in mount[3:5])
-            folder = os.path.join(root, mount_point.lstrip("/"))
-            found += reversed(_levels_below(version, folder, groups.pop(version), mounted_group))
+        folder = os.path.join(root, "sys/fs/cgroup", controller if controllers else "")
+        for name in ["", *filter(None, group.split("/"))]:
+            if name == "..":  # a group outside of what a container sees
+                break
+            folder = os.path.join(folder, name)
+            found.append((1 if controllers else 2, folder.rstrip("/")))
     return found
 
 
@@ -63,37 +51,6 @@ def read_number(path: str) -> int | None:
     """Read a file that contains one integer; return None if the file is missing or has "max"."""
     text = read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
-
-
-def _own_groups(text: str, controller: str) -> dict[int, str]:
-    """Return {version: group of this process}; `text` has lines `id:controllers:group`."""
-    groups = {}
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if number == "0" and not controllers:
-            groups[2] = group
-        elif controller in controllers.split(","):
-            groups[1] = group
-    return groups
-
-
-def _levels_below(version: int, folder: str, group: str, mounted_group: str) -> list[CgroupLevel]:
-    """Return the levels from `mounted_group`, whose folder is the mount point, down to `group`.
-
-    In a container, both groups are often the same. The kernel shows a group outside of the
-    container's view as `/../…`; then only the mounted group can be read.
-    """
-    found = [CgroupLevel(version, folder)]
-    below = os.path.relpath(group, mounted_group)
-    if below != "." and not below.startswith("..") and "/.." not in group:
-        for name in below.split("/"):
-            found.append(CgroupLevel(version, os.path.join(found[-1].folder, name)))
-    return found
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def usable_cpus() -> int:
@@ -190,7 +147,7 @@ def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
     figures = _meminfo(root)
     if "MemAvailable" in figures:
         found.append(MemoryLimit(figures["MemAvailable"], "MemAvailable of this machine"))
-    found += [limit for level in levels("memory", root) if (limit := _group_limit(level))]
+    found += [limit for level in levels("memory", root) if (limit := _group_limit(*level))]
     return found
 
 
@@ -214,10 +171,9 @@ def _meminfo(root: str) -> dict[str, int]:
     return _parse_key_values(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
 
 
-def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
+def _group_limit(version: int, folder: str) -> MemoryLimit | None:
     """Return the limit minus the memory in use, except page cache; None if there is no limit."""
-    folder = level.folder
-    if level.version == 2:
+    if version == 2:
         # Above "high", the kernel slows the process down, which is as bad as killing it.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
         usage = "memory.current"
