@@ -1,14 +1,13 @@
 """Blocks of shared memory, the pool that owns them, and leases on blocks.
 
 Workers write batches and other values to blocks. A block is an anonymous memory file, so it cannot
-be left behind; processes send each other its descriptor. The main process creates all blocks.
+be left behind; the main process creates it and sends workers its descriptor.
 
 While user code refers to the content of a block, the block is *leased*. The lease is an array over
-the whole block. Every array that user code has received from the block is a view of this array and
-keeps it alive: NumPy makes the lease the `base` of all its views, even of views of views, because
-the `base` of the lease is a memory map, not an array. When the last view is gone, the callback of a
-weak reference appends the reference to a deque, and the pool later takes the block back. The
-callback does nothing else, because it may run in any thread at any time.
+the whole block, and NumPy makes it the `base` of all its views, even of views of views, because the
+`base` of the lease itself is a memory map. When the last view is gone, the callback of a weak
+reference appends the reference to a deque, and the pool later takes the block back. The callback
+does nothing else, because it may run in any thread at any time.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ Bytes = npt.NDArray[np.uint8]
 class BlockMap:
     """A memory map of a block's file, renewed when the file has grown; borrows the descriptor.
 
-    Views of an earlier, smaller map stay valid, because both maps share the pages. `most` is the
-    maximum size of the block in bytes, or None.
+    Views of an earlier, smaller map stay valid. `most` is the maximum size in bytes, or None.
     """
 
     def __init__(self, fd: int, most: int | None = None) -> None:
@@ -115,7 +113,7 @@ class Block(BlockMap):
     def trim(self, n_bytes: int) -> None:
         """Free the memory behind the first n_bytes; call `grow` before that part is used again.
 
-        The file keeps its length, so maps of it stay valid; the freed part reads as zeros.
+        The file keeps its length, so maps of it stay valid.
         """
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
@@ -167,18 +165,13 @@ class BlockPool:
 
     @property
     def n_idle(self) -> int:
-        """The number of idle blocks."""
         return len(self._idle)
 
     def take_idle(self) -> int | None:
-        """Take an idle block and return its index; None if there is none."""
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block and return its index; None if the budget or the memory is exhausted.
-
-        The first block is created regardless of the budget.
-        """
+        """Create a block; return None without memory or, but for the first one, without budget."""
         try:
             return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:
@@ -187,7 +180,6 @@ class BlockPool:
             return None
 
     def make_extra(self) -> int:
-        """Create a block regardless of the budget and return its index."""
         with interrupts_held(), files_explained():
             block = Block(len(self._blocks), self.block_bytes, self._budget)
             self._blocks.append(block)
@@ -215,7 +207,6 @@ class BlockPool:
 
     @property
     def has_room(self) -> bool:
-        """True if a block is idle, or if the budget allows another block."""
         return bool(self._idle) or self._has_budget
 
     @property
@@ -234,10 +225,7 @@ class BlockPool:
             self._idle.append(number)
 
     def lease(self, number: int) -> Bytes:
-        """Lease a block: return an array over the whole block.
-
-        The lease ends when neither the array nor a view of it exists any more.
-        """
+        """Return an array over the whole block, leased as long as it or a view of it exists."""
         block = self._blocks[number]
         leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
         self._leases[number] = lease = _Lease(leased, self._end_lease)

@@ -1,9 +1,8 @@
 """Seed, save and restore the global random generators of Python, NumPy and torch (of the CPU).
 
-This module never imports torch. If torch is not imported yet, the seed is kept, and the generator
-is seeded at the end of the import: the first numbers that user code draws from torch do not depend
-on when torch was imported. Seeding the generator object directly takes 1 µs; `torch.manual_seed`
-takes 110 µs, because it also queues seeds for devices that are not initialized.
+This module never imports torch: if user code does so later, the generator is seeded at the end of
+the import, so that its first numbers do not depend on the time of the import. Seeding the generator
+object takes 1 µs; `torch.manual_seed` takes 110 µs, because it also queues seeds for devices.
 """
 
 from __future__ import annotations
@@ -32,15 +31,13 @@ def seed_generators(key: int) -> None:
 def seed_generators_of_worker() -> None:
     """Seed the generators of a new worker process from the system's entropy.
 
-    NumPy's generators would inherit the state of the zygote's, and torch's would have the state
-    with which torch always starts. Python reseeds its own generator after a fork.
+    Python reseeds its own generator after a fork.
     """
     np.random.seed()
     _seed_torch(int.from_bytes(os.urandom(8), "little"))
 
 
 def generator_states() -> States:
-    """Return the states of the three generators."""
     torch = _torch_generator()
     state = _TORCH_IMPORT.seed if torch is None else torch.get_state()
     return random.getstate(), np.random.get_state(), state
@@ -49,8 +46,8 @@ def generator_states() -> States:
 def restore_generators(states: States) -> None:
     """Restore the states that `generator_states` returned.
 
-    If torch was imported since then, its generator gets the seed that was waiting for torch, or the
-    state of a new generator.
+    If torch was imported since then, its generator gets the waiting seed or a new generator's
+    state.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -69,7 +66,6 @@ def _torch_generator() -> Any:
 
 
 def _seed_torch(seed: int) -> None:
-    """Seed torch's generator now, or when user code imports torch."""
     torch = _torch_generator()
     if torch is None:
         _TORCH_IMPORT.expect(seed)

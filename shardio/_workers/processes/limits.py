@@ -1,11 +1,9 @@
 """The limits on CPUs and memory of this process.
 
 The control group of this process and each of its ancestors can set a limit. Both versions of the
-kernel's interface to control groups are read, mounted at /sys/fs/cgroup, where every distribution
-mounts them. `root` is the root of the file system; tests pass another folder.
-
-If a process allocates more memory than its control group allows, the kernel kills the process. Call
-`require` before an allocation: it raises an error instead.
+kernel's interface are read, at /sys/fs/cgroup, where every distribution mounts them. `root` is the
+root of the file system; tests pass another folder. If a process exceeds the memory limit of its
+group, the kernel kills it: call `require` before an allocation.
 """
 
 from __future__ import annotations
@@ -54,16 +52,16 @@ def read_number(path: str) -> int | None:
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs that the affinity and the control groups of this process allow."""
+    """Return the number of CPUs that the affinity and the control groups allow."""
     n_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     n_cpus, n_quota = n_allowed or 1, quota_cpus()
     return n_cpus if n_quota is None else min(n_cpus, n_quota)
 
 
 def quota_cpus(root: str = "/") -> int | None:
-    """Return the number of CPUs that the control groups' quotas allow; None without a quota.
+    """Return the number of CPUs, rounded up, that the control groups' quotas allow, or None.
 
-    A fraction is rounded up, because one busy process cannot use a quota of 1.5 CPUs, but two can.
+    One busy process cannot use a quota of 1.5 CPUs, but two can.
     """
     counts = []
     for version, folder in levels("cpu", root):
@@ -87,18 +85,16 @@ _STRICT = 2  # the value of vm.overcommit_memory at which the kernel never overc
 
 
 class MemoryLimit(NamedTuple):
-    """A limit on memory: the number of bytes that are still available, and a name for messages."""
+    """The number of bytes that a limit leaves, and the name of the limit."""
 
     n_bytes: int
     name: str
 
 
 def available_bytes() -> int:
-    """Return the number of bytes that this process can safely allocate now.
+    """Return the least number of bytes that any limit leaves for allocations of this process.
 
-    This is the least of the available memory of the machine and of each control group (the page
-    cache counts as available), the address space that RLIMIT_AS leaves, and the memory that the
-    kernel's limit on committed memory leaves.
+    The page cache counts as available.
     """
     return _tightest().n_bytes
 

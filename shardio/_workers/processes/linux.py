@@ -1,7 +1,6 @@
 """Calls that exist only on Linux: process file descriptors, memory files, prctl, mallopt.
 
-If the kernel or a sandbox lacks a call, UnsupportedEnvironment is raised; its message names the
-call.
+If the kernel or a sandbox lacks a call, UnsupportedEnvironment names it.
 """
 
 from __future__ import annotations
@@ -72,14 +71,13 @@ def interrupts_held() -> Iterator[None]:
 class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptable at run time
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
-    Python discards every exception that is raised while an object is garbage-collected. If Ctrl-C
-    arrives while a garbage collection runs the finalizer, the signal is sent again afterwards.
+    Python discards every exception that is raised during garbage collection. If Ctrl-C arrives
+    then, the signal is sent again afterwards.
     """
 
     __slots__ = ()
 
     def __call__(self, owner: Any = None) -> object:
-        """Run the finalizer's function, unless it has run."""
         if owner is None:
             return super().__call__()
         with _handler_held(_send_again):
@@ -147,7 +145,6 @@ def files_explained() -> Iterator[None]:
 
 
 def explain_files(error: OSError) -> None:
-    """Raise UnsupportedEnvironment if `error` means that too many files are open."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise UnsupportedEnvironment(
@@ -160,7 +157,7 @@ def explain_files(error: OSError) -> None:
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    Call this before ZeroMQ opens files, because ZeroMQ aborts the program if it cannot open one.
+    ZeroMQ aborts the program if it cannot open a file.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -191,7 +188,6 @@ def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 
 def end_process(pidfd: int) -> None:
-    """Send SIGKILL to the process of `pidfd`, unless it has exited."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
@@ -199,7 +195,7 @@ def end_process(pidfd: int) -> None:
 def memory_file(*parts: bytes) -> int:
     """Create an anonymous file in memory that contains `parts`; the caller owns the descriptor.
 
-    Read it with `os.pread`: all processes share its position, which is at the end of the file.
+    Read it with `os.pread`, because all processes share its position.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -257,8 +253,8 @@ def name_process(name: str) -> None:
 def yield_to_main() -> None:
     """Prevent this process from preempting other processes on its CPU.
 
-    A worker that wakes up for a task then does not interrupt the main process. With 2
-    workers on 2 CPUs, the main process of a TaskPool takes 5 % less CPU time for items of 160 KB.
+    With 2 workers on 2 CPUs, the main process of a TaskPool takes 5 % less CPU time for items of
+    160 KB.
     """
     with contextlib.suppress(OSError):  # some sandboxes and inherited policies refuse this
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -267,10 +263,9 @@ def yield_to_main() -> None:
 def keep_freed_memory() -> None:
     """Keep up to 128 MiB of freed memory in this process for reuse.
 
-    By default, glibc returns the memory of an array of 128 KiB or more to the kernel, which must
-    then zero every page of the next array. If each sample allocates two arrays of 600 KB, zeroing
-    takes nine tenths of the time. The memory of arrays above 32 MiB is still returned. Settings of
-    malloc in the environment take precedence.
+    By default, glibc returns arrays of 128 KiB or more to the kernel, which must then zero every
+    page of the next array: nine tenths of the time for samples with two arrays of 600 KB. Settings
+    of malloc in the environment take precedence.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
@@ -308,7 +303,6 @@ class WakeupEvent(Closing):
         self._is_closed = False
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable after a call of `ring`, until `clear` is called."""
         return self._fd
 
     def ring(self) -> None:
@@ -318,12 +312,10 @@ class WakeupEvent(Closing):
                 os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Undo all calls of `ring`: the descriptor is not readable any more."""
         with contextlib.suppress(BlockingIOError):  # the event was not set
             os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

@@ -1,8 +1,8 @@
 """The state of a worker pool: its kernel objects, the events on them, and their release.
 
-A finalizer releases the state after the WorkerPool has been garbage-collected. Received events stay
-in the state until `WorkerPool.wait` returns them, and every step that handles them can be repeated.
-A KeyboardInterrupt at any moment thus neither loses nor duplicates an event.
+A finalizer releases the state after the WorkerPool is garbage-collected. Received events stay in
+the state until `WorkerPool.wait` returns them, and every step that handles them can be repeated:
+a KeyboardInterrupt at any moment neither loses nor duplicates an event.
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ class Message(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The traceback of a worker's function, or the reason why its process was not started.
-
-    A WorkerExit for the worker follows.
-    """
-
     worker: int
     text: str
 
@@ -66,9 +61,9 @@ class Failed(NamedTuple):
 class WorkerExit(NamedTuple):
     """The exit of a worker's process: its last event.
 
-    The process was killed by `signal`, or exited by itself: `exit_code` is 0 if the pool's function
-    returned, and 1 if it raised, after a Failed event. `signal` and `exit_code` are None if the
-    process could not be started. `pid` is None then, or if the zygote exited before reporting it.
+    Killed by `signal`, or `exit_code` of the process: 0 if the pool's function returned, and 1 if
+    it raised, after a Failed event. Both are None if the process could not be started. `pid` is
+    None then, or if the zygote exited before reporting it.
     """
 
     worker: int
@@ -78,7 +73,6 @@ class WorkerExit(NamedTuple):
 
     @property
     def end(self) -> str:
-        """A description of the exit, without the worker's name."""
         if self.signal is not None:
             known = self.signal in set(signal.Signals)  # most real-time signals have no name
             name = f" ({signal.Signals(self.signal).name})" if known else ""
@@ -89,7 +83,6 @@ class WorkerExit(NamedTuple):
 
     @property
     def manner(self) -> str:
-        """A description of the exit, with the worker's index and process."""
         process = "" if self.pid is None else f" (process {self.pid})"
         return f"worker {self.worker}{process} {self.end}"
 
@@ -128,8 +121,6 @@ class WorkerHandle:
 
 
 class PoolState:
-    """The sockets, descriptors, processes and undelivered events of one pool."""
-
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
         self.lock = threading.RLock()  # so that `end` closes no descriptor that `wait` is using
@@ -148,7 +139,6 @@ class PoolState:
         self._by_fd: dict[int, WorkerHandle] = {}
 
     def add_session(self, session: socket.socket, zygote_pidfd: int) -> None:
-        """Use a new session with the zygote, and watch both the session and the zygote."""
         if self.session is not None:
             self.session.close()
         self.session = session
@@ -156,7 +146,6 @@ class PoolState:
         self.epoll.register(zygote_pidfd, _READABLE)
 
     def add(self, worker: WorkerHandle) -> None:
-        """Watch the channel of a worker."""
         self._by_fd[worker.end.fileno()] = worker
         self.epoll.register(worker.end, _READABLE)
 
@@ -217,7 +206,6 @@ class PoolState:
         worker.outgoing.append(([message], rights))
 
     def _flush(self, worker: WorkerHandle) -> None:
-        """Send queued messages as long as the socket has room for them."""
         try:
             # `extend` stores the result of each send before the next send. Therefore no message is
             # sent twice, even after Ctrl-C.
@@ -363,7 +351,7 @@ class PoolState:
                 self._let_go()
 
     def _shut_sockets(self) -> None:
-        """Shut down the main process's side of every socket, which ends a `wait` in another thread.
+        """Shut down this side of every socket, which ends a `wait` in another thread.
 
         The other side would not notice a `close` while a fork of this process has a copy.
         """
@@ -459,7 +447,6 @@ def _await_end(worker: WorkerHandle) -> None:
 
 
 def _failure(worker: WorkerHandle, ancillary: Ancillary, flags: int) -> str:
-    """Return the text that a failed worker sent in a memory file."""
     if worker.failure is None:
         (fd,) = unpack_fds(ancillary, flags)
         n_bytes = os.fstat(fd).st_size

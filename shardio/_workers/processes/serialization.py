@@ -1,9 +1,8 @@
 """Serialization between the main process and its workers: functions, values and exceptions.
 
-A function is sent in a memory file, together with the environment of the main process: `sys.path`,
-working directory, environment variables, arguments and umask. Large arrays are pickled out of band,
-so that their memory is copied only once. Everything that is unpickled here comes from this
-program's own processes, never from stored data.
+A function is sent in a memory file, together with the environment of the main process. Large arrays
+are pickled out of band, so that their memory is copied only once. Everything that is unpickled here
+comes from this program's own processes, never from stored data.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception for `unpack_error`, in at most MAX_ERROR_BYTES.
+    """Pickle an exception, and its cause if there is room, in at most MAX_ERROR_BYTES.
 
-    The cause of the exception is included if there is room. If the exception cannot be pickled or
-    is too long, a TransformError with its (shortened) text takes its place.
+    If that is impossible, a TransformError with the (shortened) text takes its place.
     """
     limit = MAX_ERROR_BYTES
     for cause in (error.__cause__, None):
@@ -64,7 +62,6 @@ def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | 
 
 
 def unpack_error(packed: bytes) -> BaseException:
-    """Return the exception that a worker has packed with `pack_error`, together with its cause."""
     try:
         found: BaseException
         found, found.__cause__ = pickle.loads(packed)
@@ -123,7 +120,6 @@ def without_middle(text: str, limit: int) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return the repr of a value for a message, shortened in the middle if it is long."""
     return _repr.repr(value)
 
 
@@ -159,10 +155,10 @@ class ValuePickler:
         return pickler
 
     def dumps(self, value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-        """Return the pickle of a value, and the memory of its large arrays, which is not copied.
+        """Return the pickle of a value, and the memory of its large arrays, not copied.
 
-        `pickle.loads` takes this memory as `buffers`. If pickle does not support the value,
-        cloudpickle is used. Parts of the value may raise any exception.
+        If pickle does not support the value, cloudpickle is used. Parts of the value may raise
+        anything.
         """
         if copyreg.dispatch_table != self._reducers:
             self._reducers = copyreg.dispatch_table.copy()
@@ -195,8 +191,6 @@ _DISPATCH_TABLE: Final = {**cloudpickle.Pickler.dispatch_table, CodeType: _reduc
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that pickles large arrays out of band."""
-
     def __init__(self, file: Any, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]) -> None:
         # Set the table first, because the __init__ of pickle.Pickler reads it.
         self.dispatch_table = {**_DISPATCH_TABLE, **arrays}
@@ -230,11 +224,10 @@ _registry_lock = threading.Lock()
 
 
 def pack(target: Callable[..., object]) -> int:
-    """Write this process's environment and `target` to a memory file; return its descriptor.
+    """Write this process's environment and `target` to a memory file; the caller owns it.
 
-    The caller owns the descriptor. Functions and classes of `__main__`, and of modules that are not
-    found through `sys.path`, are pickled by value; all others are pickled by name. Raises
-    InvalidArgument if something cannot be pickled.
+    Functions and classes of `__main__`, and of modules that are not found through `sys.path`, are
+    pickled by value; all others by name. Raises InvalidArgument if something cannot be pickled.
     """
     # In messages, show the first argument of a partial instead of the partial. This is usually the
     # user's function or dataset, and the partial calls a function of shardio.
@@ -250,9 +243,9 @@ def pack(target: Callable[..., object]) -> int:
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle a value; functions and classes are pickled by name or by value, as in `pack`.
+    """Pickle a value as `pack` does.
 
-    Raise InvalidArgument if something cannot be pickled, with `known` or the value, and `hint`.
+    The error for what cannot be pickled shows `known`, or the value, and `hint`.
     """
     buffer = io.BytesIO()
     with _registry_lock:
@@ -299,7 +292,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._registered: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """Register the module of `obj` if needed; cloudpickle then pickles by name or by value."""
         if isinstance(obj, FunctionType | type):
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._looked_up:
@@ -311,7 +303,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return super().reducer_override(obj)
 
     def forget_modules(self) -> None:
-        """Undo this pickler's registrations in cloudpickle."""
         for module in self._registered:
             cloudpickle.unregister_pickle_by_value(module)
         self._registered.clear()

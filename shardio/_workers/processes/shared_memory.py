@@ -1,8 +1,7 @@
 """Memory files, in large pages if the kernel supports them, and arrays that all workers map.
 
-Allocating pages of 2 MiB takes a seventh of the time of pages of 4 KiB, and copies are faster, too,
-because the CPU can cache the addresses of only a limited number of pages. Linux 6.1 and later turns
-small pages into large pages on request (`MADV_COLLAPSE`).
+Allocating pages of 2 MiB takes a seventh of the time of pages of 4 KiB, and copies are faster, too.
+Linux 6.1 and later turns small pages into large pages on request (`MADV_COLLAPSE`).
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
     """Map a memory file; return the map, and the offset in the map at which the file starts.
 
-    The pages of the first `n_backed` bytes are mapped at once instead of on first access. A file of
-    LARGE_BYTES or more starts at a multiple of LARGE_BYTES if the address space has room.
+    The pages of the first `n_backed` bytes are mapped at once. A file of LARGE_BYTES or more starts
+    at a multiple of LARGE_BYTES if the address space has room.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
@@ -108,8 +107,7 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
 def reserve_memory_file(n_bytes: int, what: str) -> int:
     """Create a memory file of n_bytes for `what`, all allocated; the caller owns the descriptor.
 
-    The file is sealed against shrinking, so that no process can remove pages that another process
-    has mapped.
+    The file is sealed against shrinking: no process can remove pages that another has mapped.
     """
     # Check first: the kernel kills a process that exceeds the memory limit of its control group.
     require(n_bytes, what)
@@ -199,7 +197,7 @@ class _SharingPickler(pickle.Pickler):
         self.found: list[SharedArray] = []
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
-        """Return the dtype and length of a shared array; None for other values."""
+        """Return the dtype and length of a shared array, else None."""
         if not isinstance(value, SharedArray):
             return None
         self.found.append(value)
@@ -207,8 +205,6 @@ class _SharingPickler(pickle.Pickler):
 
 
 class _SharingUnpickler(pickle.Unpickler):
-    """An unpickler that maps the shared arrays of a message."""
-
     def __init__(self, message: bytes, fds: Sequence[int]) -> None:
         super().__init__(io.BytesIO(message))
         self._fds = iter(fds)
@@ -226,10 +222,7 @@ def pack_shared(value: Any) -> tuple[bytes, list[int]]:
 
 
 def unpack_shared(message: bytes, fds: Sequence[int]) -> Any:
-    """Restore a value that the main process has packed; its shared arrays take over `fds`.
-
-    The message must not be stored data, because unpickling can execute code.
-    """
+    """Restore a value that `pack_shared` has packed; its shared arrays take over `fds`."""
     return _SharingUnpickler(message, fds).load()
 
 

@@ -1,8 +1,8 @@
 """Reports on workers: the step that each worker is executing, and Python stacks after a timeout.
 
-A step is the index of an item or batch. A worker may also record the index of the part of the item
-on which it is working. On a signal, a worker writes the stacks of its threads to a file that it
-shares with the main process. The handler is C code, so it works wherever the Python code hangs.
+A step is the index of an item or batch; a part is an index within it. On a signal, a worker writes
+the stacks of its threads to a file that it shares with the main process. The handler is C code, so
+it works wherever the Python code hangs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class StepFiles(Closing):
         return step, None if part < 0 else part
 
     def close(self) -> None:
-        """Close the files. Idempotent."""
         self._steps = self._steps.copy()  # a map would keep the file open
         for fds in (self.stacks, self._fds):
             while fds:
@@ -83,10 +82,10 @@ def timeout_error(
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
 ) -> BatchTimeout:
-    """Return the error for a batch or result of `path`, a dataset or function, that is late.
+    """Return the error for `what` of `path`, a dataset or function, that is late.
 
-    `what` is the name of the batch or result. `workers` has the name and the stacks of each worker.
-    `tasks_of(i)` returns descriptions of the tasks that worker i has not answered yet.
+    `workers` has the name and the stacks of each worker; `tasks_of(i)` describes the unanswered
+    tasks of worker i.
     """
     lines = [f"{what} of {path} did not arrive within {timeout_s:g} s"]
     for worker, (who, stacks) in enumerate(workers):
@@ -98,8 +97,8 @@ def timeout_error(
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
     """Return the stacks of all workers, innermost frame first, without frames of shardio.
 
-    Worker i writes its stacks to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends
-    the signal to worker i, and returns False if the worker has no process.
+    Worker i writes to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends it the
+    signal, and returns False if it has no process.
     """
     for fd in fds:  # processes share the position at which the worker writes: reset it too
         os.ftruncate(fd, 0)

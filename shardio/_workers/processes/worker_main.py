@@ -1,13 +1,11 @@
 """A worker process: its channel to the main process, and its first steps.
 
-A channel is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each process notices
-when the other exits, and the sockets have no names in the file system.
+A channel is a SOCK_SEQPACKET socket pair: the kernel keeps message boundaries, and each process
+notices when the other exits. If a message (a header of DESCRIPTOR_BYTES and a payload) is too long
+for the socket, `pack_message` moves the payload to a memory file; the header and one more byte
+carry the file's descriptor.
 
-If a message (a header of DESCRIPTOR_BYTES and a payload) is too long for the socket, `pack_message`
-moves the payload to a memory file; the header and one more byte carry the file's descriptor.
-
-A new worker is a fork of the zygote, or a new interpreter. The main process and the zygote import
-this module, so it imports nothing slow.
+The main process and the zygote import this module, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CL
 class Channel:
     """The worker's side of its channel to the main process.
 
-    `index` is the index of the worker in its pool; `fds` are duplicates of the descriptors that the
-    pool was created with.
+    `index` is the worker's index in its pool; `fds` are duplicates of the pool's descriptors.
     """
 
     def __init__(self, index: int, end: socket.socket, fds: tuple[int, ...]) -> None:
@@ -54,7 +51,6 @@ class Channel:
         self._socket = end
 
     def fileno(self) -> int:
-        """Return the descriptor to poll; it is readable if `recv` would not block."""
         return self._socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
@@ -87,7 +83,6 @@ class Channel:
 
 
 def check_message(message: bytes, fds: Sequence[int]) -> None:
-    """Raise InvalidArgument unless a channel can transport the message."""
     if not 0 < len(message) <= MAX_MESSAGE_BYTES:
         raise InvalidArgument(
             f"a message to or from a worker has 1 to {MAX_MESSAGE_BYTES} bytes, this one "
@@ -98,7 +93,6 @@ def check_message(message: bytes, fds: Sequence[int]) -> None:
 
 
 def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
-    """Return the descriptors in the ancillary data from `recvmsg`."""
     if flags & LOST_FDS:
         raise UnsupportedEnvironment(
             "file descriptors sent to or from a worker were lost: this process has reached its "
@@ -152,10 +146,7 @@ _Fds = tuple[int, ...]
 
 
 def preload(names: tuple[str, ...]) -> None:
-    """Import modules that workers will need, for all forks of this process.
-
-    A missing module is ignored here, because the worker that needs the module reports the error.
-    """
+    """Import modules for all forks of this process; a worker reports those that are missing."""
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -166,10 +157,7 @@ def preload(names: tuple[str, ...]) -> None:
 
 
 def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Replace the program of this fork of the zygote by a new interpreter.
-
-    Ignored signals stay ignored, and the kernel still kills the process with its parent.
-    """
+    """Replace the program of this fork of the zygote by a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, True)
     code = (
@@ -182,7 +170,6 @@ def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 
 
 def begin(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Run as a worker in a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, False)
     # Import the modules before the environment of the main process is applied, because the present

@@ -1,7 +1,4 @@
-"""A pool of worker processes: start, watch, restart and stop them.
-
-The module `zygote` starts the processes; `pool_state` waits for events and ends the processes.
-"""
+"""A pool of worker processes: start, watch, restart and stop them."""
 
 from __future__ import annotations
 
@@ -40,11 +37,10 @@ __all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
 class WorkerPool(Closing):
     """A pool of `n_workers` processes that each run `target(channel)`; `close` ends them.
 
-    `target` is pickled by cloudpickle. `fds` are duplicated, and every worker has the duplicates in
-    `channel.fds`. `preload` names modules that the zygote imports before it forks workers. Messages
-    may be sent immediately: they wait in the socket until the worker runs. `send`, `wait` and
-    `restart` must not run in two threads at once. A pool is also closed when it is
-    garbage-collected, or when the interpreter exits.
+    `target` is pickled by cloudpickle. Every worker has duplicates of `fds` in `channel.fds`.
+    `preload` names modules that the zygote imports before it forks workers. Messages may be sent
+    immediately. `send`, `wait` and `restart` must not run in two threads at once. A pool is also
+    closed when it is garbage-collected, or when the interpreter exits.
     """
 
     def __init__(
@@ -75,7 +71,6 @@ class WorkerPool(Closing):
             raise
 
     def __len__(self) -> int:
-        """Return the number of workers, running or not."""
         return len(self._held.workers)
 
     def fileno(self) -> int:
@@ -90,8 +85,8 @@ class WorkerPool(Closing):
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
 
         If the socket has no room, a later `wait` sends the message. The caller still owns `fds`. A
-        message to a worker that has exited is dropped until `wait` has returned the WorkerExit;
-        after that, `send` raises WorkerDied.
+        message to a worker that has exited is dropped; after `wait` has returned its exit,
+        WorkerDied is raised.
         """
         held = self._held
         self._check_usable()
@@ -166,10 +161,7 @@ class WorkerPool(Closing):
             held.workers[index] = self._start(index)
 
     def close(self) -> None:
-        """End all workers, even busy ones; wait for their exits. Idempotent, and thread-safe.
-
-        A worker that does not exit by itself within GRACE_S is killed.
-        """
+        """End all workers, even busy ones; wait for their exits. Idempotent, and thread-safe."""
         with interrupts_held():
             self._held.end()  # if another thread is closing the pool, wait for that thread
             self._finalizer.detach()
@@ -189,7 +181,6 @@ class WorkerPool(Closing):
         self._held.add_session(zygote.open_session(self._preload), zygote.pidfd)
 
     def _start(self, index: int) -> WorkerHandle:
-        """Request a worker from the zygote, which replies once the process is started."""
         held = self._held
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)

@@ -97,8 +97,6 @@ def _set_up() -> None:
 
 
 class _Session:
-    """The zygote's state for one pool."""
-
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (index in the pool, pid)
@@ -225,7 +223,6 @@ class _Zygote:
         self._flush(session)
 
     def _flush(self, session: _Session) -> None:
-        """Send as many replies as the socket has room for; the others stay in the queue."""
         while session.replies:
             data, fds = session.replies[0]
             try:
@@ -245,7 +242,6 @@ class _Zygote:
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
     def _close_if_over(self, session: _Session) -> None:
-        """Close a session if its pool is closed, all workers have exited and no reply is queued."""
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]
@@ -273,7 +269,7 @@ _CONTROL_FD, _MAIN_PIDFD = 3, 4
 class Zygote:
     """The main process's handle for a zygote; `pidfd` becomes readable when the zygote exits.
 
-    The constructor takes 0.6 ms: it does not wait until the zygote has imported its modules.
+    The constructor does not wait until the zygote has imported its modules.
     """
 
     def __init__(self) -> None:
@@ -313,7 +309,6 @@ class Zygote:
         return ours
 
     def is_running(self) -> bool:
-        """Return True if the process is running."""
         return not has_ended(self.pidfd)
 
     def exit_code(self) -> int | None:
@@ -325,7 +320,6 @@ class Zygote:
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
     def unsuitable(self, when: str) -> UnsupportedEnvironment:
-        """Return the error for a zygote that ended before it could start workers."""
         return UnsupportedEnvironment(
             f"the process that starts workers ended {when}; its output on standard error shows "
             "why; num_workers=0 needs no such process"
@@ -356,8 +350,7 @@ def acquire() -> Zygote:
 def release(zygote: Zygote) -> None:
     """Record that a user of `zygote` no longer needs it; after the last user, end the process.
 
-    The process has ended when this function returns or, if another call of `acquire` or `release`
-    holds the lock, when that call returns.
+    If another call of `acquire` or `release` holds the lock, that call ends the process.
     """
     _released.append(zygote)
     _settle()
