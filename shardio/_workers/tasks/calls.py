@@ -1,12 +1,11 @@
 """Call a function for one item after another, in a worker or in this process.
 
-A call is a message with a header of 32 bytes and a pickled item. An answer is a message with a
-header of 32 bytes, followed by the result if the result is small. A larger result is written to the
-block (of shared memory) that the header of the call names; see `values`.
+A call is a header of 32 bytes and a pickled item; an answer is a header of 32 bytes and a small
+result. A larger result is written to the block that the call names; see `values`.
 
-If the function is a generator, the main process requests one chunk of its results after another: a
-list, or a `FailedCall` if the generator has raised. Each result is pickled as soon as it is
-yielded, because the generator may afterwards write to the same array again.
+Results of a generator are requested chunk by chunk: a list, or a `FailedCall` if the generator has
+raised. Each result is pickled as soon as it is yielded, because the generator may then write to the
+same array again.
 """
 
 from __future__ import annotations
@@ -69,8 +68,6 @@ def _broken(found: list[Any], failure: bytes, name: str) -> FailedCall:
 
 
 class _Pickled:
-    """A result that is pickled already."""
-
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
 
@@ -132,8 +129,6 @@ MAX_INLINE_BYTES: Final = 32 << 10
 
 
 class CallRequest(IntEnum):
-    """The kind of a message from the main process."""
-
     CALL = 1  # call the function with the item that follows the header
     BLOCK = 2  # receive a block, whose descriptor is attached
     HELLO = 3  # receive the file for stacks, whose descriptor is attached
@@ -141,15 +136,12 @@ class CallRequest(IntEnum):
 
 
 class CallOutcome(IntEnum):
-    """The outcome of a call."""
-
     INLINE = 1  # the value follows the header
     IN_BLOCK = 2  # the value is in the block
     FAILED = 3  # the pickled exception and the text of its traceback follow the header
 
 
 def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
-    """Pack the header of a message from the main process."""
     return HEADER.pack(kind, 0, block, step, n_passed_over, 0)
 
 
@@ -158,9 +150,8 @@ def call_for_main(
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.
 
-    The function returns a value, or `ResultChunks`, whose chunks are sent one by one. Messages call
-    the function `name`. A block has at most `most_bytes`. The channel's first descriptor is the
-    step file.
+    The function returns a value, or `ResultChunks`, whose chunks are sent one by one. A block has
+    at most `most_bytes`. The channel's first descriptor is the step file.
     """
     global _at_work
     yield_to_main()
@@ -192,8 +183,6 @@ def note_part(part: int | None) -> None:
 
 
 class _Caller:
-    """The state of one worker: the function, and the blocks that it has received."""
-
     def __init__(self, function: Callable[[Any], Any], most_bytes: int, name: str) -> None:
         self._function, self._most_bytes, self._name = function, most_bytes, name
         self._pid = this_process.pid
@@ -201,7 +190,6 @@ class _Caller:
         self._suspended: dict[int, ResultChunks] = {}
 
     def answer(self, message: bytes) -> bytes:
-        """Start or resume the call that `message` requests, and return the answer."""
         request_kind, _, number, step, n_passed_over, _ = HEADER.unpack_from(message)
         start_ns = now_ns()
         try:
@@ -263,17 +251,14 @@ class InlinePool(Closing):
 
     @property
     def has_room(self) -> bool:
-        """True if an item may be put."""
         return not (self._waiting or self._has_ended)
 
     @property
     def is_over(self) -> bool:
-        """True if all items were taken, and no more will be put."""
         return self._has_ended and not self._waiting
 
     @property
     def stats(self) -> ItemStats:
-        """The figures so far."""
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._n_taken,
@@ -282,20 +267,15 @@ class InlinePool(Closing):
         )
 
     def put(self, request: Any, item: Any = None) -> int:
-        """Queue a call of the function with `request`; return the item's index, from 0 up."""
         self._waiting.append((request, request if item is None else item))
         self.n_put += 1
         return self.n_put - 1
 
     def end(self) -> None:
-        """Declare that no more items will be put. Idempotent."""
         self._has_ended = True
 
     def take(self) -> tuple[int, Any] | None:
-        """Call the function with the queued item; return the item's index and the value.
-
-        Return None if there is no item, or if the item failed and is skipped.
-        """
+        """Return the queued item's index and its value; None if there is none or it is skipped."""
         if not self._waiting:
             return None
         (request, item), number = self._waiting.pop(), self.n_put - 1
@@ -319,6 +299,5 @@ class InlinePool(Closing):
         return number, value
 
     def close(self) -> None:
-        """Drop the queued item."""
         self._waiting.clear()
         self._has_ended = True

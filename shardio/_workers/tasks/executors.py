@@ -26,8 +26,6 @@ SOURCE: Final = "source"
 
 
 class StageExecutor(ABC):
-    """An executor of the jobs of some stages; owned by the pipeline runner."""
-
     @abstractmethod
     def wake(self) -> None:
         """Look for jobs, because there may be a new job. Called under the runner's lock."""
@@ -66,11 +64,10 @@ def create_executors(
 
 
 class ThreadExecutor(StageExecutor):
-    """An executor whose threads run the jobs of several stages.
+    """An executor whose threads run the jobs of several stages, of the last stage first.
 
-    A thread takes a job from the last stage that has one. Only one thread is woken or started at a
-    time; this thread wakes another one if there are more jobs. If the functions are quick, one
-    thread therefore runs all jobs, and no thread is woken in vain.
+    Only one thread is woken or started at a time, and wakes another one if there are more jobs: if
+    the functions are quick, one thread runs all jobs.
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
@@ -82,7 +79,6 @@ class ThreadExecutor(StageExecutor):
         self._left: list[Any] = []
 
     def wake(self) -> None:
-        """Wake or start a thread if there is a job, unless a thread is being woken already."""
         if self._is_waking or not any(stage.has_work for stage in self._stages):
             return
         if self._idle:
@@ -95,7 +91,6 @@ class ThreadExecutor(StageExecutor):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Wake all idle threads, so that they end."""
         with self._runner.lock:
             # Leave suspended generators to a thread, because closing them may take long.
             self._left = [each for stage in self._stages for each in stage.take_suspended()]
@@ -185,7 +180,6 @@ class AsyncExecutor(StageExecutor):
         threading.Thread(target=self._run, name="shardio event loop", daemon=True).start()
 
     def wake(self) -> None:
-        """Wake the event loop if a stage has a job."""
         if not self._is_waking and any(stage.has_work for stage in self._stages):
             self._is_waking = True
             self._loop.call_soon_threadsafe(self._begin)
@@ -274,7 +268,6 @@ class ProcessExecutor(StageExecutor):
         self._has_thread = self._is_waking = False
 
     def wake(self) -> None:
-        """Wake or start the thread that drives the pool, if the stage has a job."""
         if self._is_waking or not self._stage.has_work:
             return
         self._is_waking = True
@@ -286,7 +279,6 @@ class ProcessExecutor(StageExecutor):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Wake the thread that drives the pool; it ends the processes if the pipeline is closed."""
         with self._runner.lock:
             if self._task_pool is not None:
                 self._task_pool.nudge()
@@ -363,7 +355,6 @@ class _ReportingBudget(ErrorBudget):
         self._report = report
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Report the failure to the pipeline runner."""
         self._report(index, error)
 
 
@@ -376,7 +367,6 @@ class FutureExecutor(ThreadExecutor):
         self._futures: set[Future[Any]] = set()
 
     def close(self) -> None:
-        """Wake the thread, so that it ends, and cancel jobs that have not started."""
         super().close()
         for future in list(self._futures):
             future.cancel()
@@ -429,7 +419,6 @@ def _in_one(call: UserCall, name: str, item: Any) -> Any:
 
 
 def _in_chunks(call: UserCall, name: str, item: Any) -> Any:
-    """Return the result of a call, or the `ResultChunks` of a generator."""
     if not call.yields_many:
         return call.checked(item)
     return ResultChunks(iter(call.function(item)), name)

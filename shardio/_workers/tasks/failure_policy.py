@@ -1,8 +1,7 @@
 """The policy for items that fail and for workers that crash (except MultiLoader's workers).
 
 A worker that crashes is replaced, and its items are tried again. An item that has crashed
-MAX_CRASHES workers is skipped if that is allowed, or else reported. If workers crash one after
-another without completing anything, the work ends with an error.
+MAX_CRASHES workers is skipped if that is allowed, or else reported.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class ErrorBudget:
         self.skipped: list[SkippedItem] = []
 
     def forgives(self, error: BaseException) -> bool:
-        """Return True if an item that failed with this error may be skipped."""
         is_its_own = isinstance(error, Exception) and not isinstance(error, _NOT_OF_AN_ITEM)
         return self.most is not None and is_its_own
 

@@ -3,8 +3,8 @@
     source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
 
 No thread drives the pipeline. Each thread of a stage, and the loop itself, passes results on as far
-as the next stage has room, and wakes threads that then have jobs. All this happens under one lock;
-user code runs without the lock.
+as the next stage has room, and wakes threads that then have jobs, all under one lock; user code
+runs without the lock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ _NAMED: Final = 4  # the number of calls in an error report, the longest running
 
 
 def _late(number: int, timeout_s: float | None, jobs: Iterable[StageJob]) -> BatchTimeout:
-    """Return the error for a late result; it has the stacks of calls in threads."""
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
@@ -75,14 +74,10 @@ _S_PER_NS: Final = 1e-9
 class PipelineRunner(Closing):
     """One iteration over a source, through all stages of a pipeline.
 
-    The runner's threads are daemons and are never joined.
-
-    Args:
-        source: an iterable or async iterable of items, or of SourcePosition objects.
-        steps: the functions and batches that follow the source.
-        n_buffered: the number of results that may wait for the loop.
-        most_skips: the number of failed calls whose items may be skipped; None raises all errors.
-        start: the position from which `source` continues, if the iteration resumes an earlier one.
+    `source` is an iterable or async iterable of items, or of SourcePosition objects. At most
+    `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors.
+    `start` is the position from which `source` continues. The runner's threads are daemons, never
+    joined.
     """
 
     def __init__(
@@ -129,8 +124,7 @@ class PipelineRunner(Closing):
     def take(self, timeout_s: float | None) -> Entry | None:
         """Return the next result and its source items; return None if no more results follow.
 
-        The error of a function is raised after all earlier results were taken. Several threads may
-        call this method; they wait for their turn.
+        The error of a function is raised after all earlier results. Threads wait for their turn.
         """
         if not self._is_through:
             # Check before locking: in a fork, the lock may be held by a thread that exists only in
@@ -219,8 +213,7 @@ class PipelineRunner(Closing):
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
 
-        Otherwise, `Stage.begin` will return the suspended job again; if the runner is closed, the
-        job is over.
+        Otherwise `Stage.begin` returns the job again later, unless the runner is closed.
         """
         stage = job.stage
         with self.lock:
@@ -243,7 +236,7 @@ class PipelineRunner(Closing):
         self._source.supply(job, (SourceItem(index, index, before, after), value))
 
     def finish(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
-        """Accept `values`, the last results of a job, and record the end of the job."""
+        """Accept `values`, the last results of a job."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -305,7 +298,6 @@ class PipelineRunner(Closing):
             self._executors[stage].wake()
 
     def stats(self) -> PipelineStats:
-        """Return the figures so far."""
         with self.lock:
             return self._final_stats or self._stats()
 
@@ -326,7 +318,6 @@ class PipelineRunner(Closing):
 def _receivers(
     steps: Sequence[PipeStep | BatchStep], queues: list[Stage | OutputQueue]
 ) -> list[Receiver]:
-    """Return, for each stage, the object that gets its results."""
     found: list[Receiver] = []
     receiver: Receiver = queues.pop()
     for step in reversed(steps):

@@ -65,8 +65,6 @@ _CREDITS: Final = 16  # unless the loop waits, credit is sent in parts of 1/16 o
 
 
 class _Sender:
-    """The state of one worker, in the main process."""
-
     def __init__(self) -> None:
         self.ended_with_a_skip = False
         self.n_arrived = 0  # the number of samples that were handed over to the loop or skipped
@@ -78,9 +76,8 @@ class _Sender:
 class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
-    Threads may share the iterator. All resources are released when the iterator is exhausted, fails
-    or is closed. At most `most_bytes` are in flight from all workers together. `say` is called with
-    a line of text for each event.
+    Threads may share the iterator. At its end it is closed. At most `most_bytes` are in flight from
+    all workers together. `say` is called with a line of text for each event.
     """
 
     def __init__(
@@ -128,7 +125,6 @@ class SampleStream(Closing):
         return self
 
     def __next__(self) -> Any:
-        """Return the next sample of any worker."""
         if self._is_over:
             raise StopIteration
         if self._pid != this_process.pid:  # two processes would share the socket
@@ -146,13 +142,11 @@ class SampleStream(Closing):
             raise
 
     def close(self) -> None:
-        """End the workers, even busy ones, and release everything. Idempotent."""
         with interrupts_held():
             self._finalizer()
 
     @property
     def is_open(self) -> bool:
-        """True if the workers have not been ended."""
         return self._finalizer.alive
 
     def _next(self) -> Any:
@@ -218,7 +212,6 @@ class SampleStream(Closing):
         return sample
 
     def _open_other(self, kind: MessageKind, worker: int, payload: memoryview) -> None:
-        """Process a message without a sample."""
         sender = self._going[worker]
         sender.n_owed += OVERHEAD_BYTES
         if kind == MessageKind.END:
@@ -240,19 +233,16 @@ class SampleStream(Closing):
         self._error_budget.skip(number, WorkerInfo(worker, len(self._pool)), error)
 
     def _send_credit(self, worker: int) -> None:
-        """Send a worker the credit for all samples that were handed over to the loop."""
         sender = self._going[worker]
         owed, sender.n_owed = sender.n_owed, 0
         if owed:
             self._tell(Command.CREDIT, worker, owed)
 
     def _lend(self) -> None:
-        """Send the blocks that workers have requested, as far as blocks are available."""
         if self._crash is None:
             self._block_lender.give(functools.partial(self._tell, Command.BLOCK))
 
     def _release_worker(self, worker: int) -> None:
-        """Release a worker whose samples have all arrived."""
         if self._crash is None:
             self._handle_events()
         sender = self._going[worker]
@@ -343,7 +333,7 @@ def _let_go(
     stacks: list[int],
     lock: threading.RLock,
 ) -> None:
-    """Release everything that an iteration owns, the workers first; do nothing in a fork."""
+    """Release everything, the workers first; do nothing in a fork."""
     if os.getpid() != owner_pid:
         return
     for each in owned[:1]:

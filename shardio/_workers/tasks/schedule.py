@@ -1,12 +1,9 @@
 """The schedule of the steps of one iteration: a state machine without side effects.
 
-A step is one batch or item. Workers execute steps as tasks and write the results to blocks, pieces
-of shared memory. Steps, workers and blocks are represented by their indices. The schedule decides
-which worker executes a step with which block; its owner sends the tasks.
-
-Steps are assigned in order. `deliver` delivers them in order, `deliver_any` as they become ready. A
-block is free; or in flight, when a worker has it for a step; or lost, when the worker has exited
-and the step must be executed again; or ready; or delivered.
+A step is one batch or item; workers write its result to a block. Steps, workers and blocks are
+represented by their indices. The schedule decides which worker executes a step with which block;
+its owner sends the tasks. Steps are assigned in order. `deliver` delivers them in order,
+`deliver_any` as they become ready.
 """
 
 from __future__ import annotations
@@ -39,11 +36,9 @@ Assignment = tuple[int, int, int]
 class Schedule:
     """The bookkeeping of one iteration over the steps in `range(first, last)`.
 
-    `last` is ENDLESS if the end is unknown. A worker that is not quick has at most `depth` tasks.
-
-    The load of a worker is `_full` minus the number of further tasks that the worker may have. The
-    loads of quick and slow workers are thus comparable. A worker whose load is `_full` gets no
-    task.
+    A worker that is not quick has at most `depth` tasks. The load of a worker is `_full` minus the
+    number of further tasks that it may have; thus the loads of quick and slow workers are
+    comparable.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
@@ -68,17 +63,16 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """True if every step has been delivered, or the error of a step has been raised."""
+        """True if every step was delivered, or the error of a step was raised."""
         return self.next_step >= self._last
 
     @property
     def is_given_out(self) -> bool:
-        """True if no step is left to assign, no step has failed, and no step is lost."""
+        """True if no step is left to assign, failed or lost."""
         return self._next_assigned >= self._last and not (self._lost or self._failed)
 
     @property
     def n_tasks(self) -> list[int]:
-        """The number of unanswered tasks of each worker."""
         return [len(tasks) for tasks in self._tasks]
 
     @property
@@ -120,7 +114,6 @@ class Schedule:
         self._count_low()
 
     def free(self, block: int) -> None:
-        """Record that a block may be filled again."""
         # Last in, first out, because the block used last is still in the CPU cache.
         self._free.append(block)
         self.n_circulating += 1
@@ -160,10 +153,6 @@ class Schedule:
             self._change_depth(worker, is_quick=is_quick)
 
     def _change_depth(self, worker: int, *, is_quick: bool) -> None:
-        """Record that a worker has become quick or slow.
-
-        With as many tasks as a quick worker, a slow one would delay all later steps.
-        """
         if self._base_depth == 1:  # one task at a time, even for a quick worker
             return
         self._is_quick[worker] = is_quick
@@ -206,10 +195,9 @@ class Schedule:
         return dict(self._tasks[worker])
 
     def deliver(self) -> int | None:
-        """Return the block of the next step, which the caller passes to `free` later.
+        """Return the block of the next step, or None; the caller passes the block to `free` later.
 
-        Return None if the step is not ready. If it has failed, raise its error once; the iteration
-        is then over.
+        If the step has failed, raise its error once; the iteration is then over.
         """
         block = self._ready.pop(self.next_step, None)
         if block is not None:
@@ -223,10 +211,9 @@ class Schedule:
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """Return the step that became ready first, and its block; do not use with `deliver`.
+        """Return the step that became ready first, and its block, or None; not beside `deliver`.
 
-        Return None if no step is ready. If one has failed, raise its error instead; the iteration
-        is then over.
+        If no step is ready and one has failed, raise its error; the iteration is then over.
         """
         if self.is_over:
             return None

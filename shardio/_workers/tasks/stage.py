@@ -1,12 +1,10 @@
 """The parts of a pipeline, and the state of one stage.
 
-A pipeline takes the items of a source through steps. A step either calls a function for each item,
-or collects items into lists, called batches. The pipeline may start at any position of the source.
-
-A `Stage` is the state of a step that calls a function. A call for one input is called a job. The
-stage starts no threads and calls no functions: it decides which job may start, and puts results in
-order. `pipeline_runner` passes results on to the next stage. An `OutputQueue` is at the end of the
-pipeline. A `BatchQueue` in front of a stage or of the OutputQueue collects results into lists.
+A pipeline takes the items of a source through steps, which call a function for each item, or
+collect items into lists. A `Stage` is the state of a step that calls a function; a call for one
+input is a job. The stage starts no threads and calls no functions: it decides which job may start,
+and puts results in order. An `OutputQueue` is at the end of the pipeline. A `BatchQueue` in front
+of a stage or of the OutputQueue collects results into lists.
 """
 
 from __future__ import annotations
@@ -37,12 +35,10 @@ class UserCall:
 
     @property
     def is_async(self) -> bool:
-        """True if calls run in an event loop."""
         return self.kind in ("coroutine", "async generator")
 
     @property
     def yields_many(self) -> bool:
-        """True if a call yields any number of values."""
         return self.kind in ("generator", "async generator")
 
     def checked(self, item: Any) -> Any:
@@ -93,8 +89,6 @@ def checked_where(executor: Any) -> Where:
 
 
 class PipeStep(NamedTuple):
-    """A step that calls a function for every item."""
-
     call: UserCall
     name: str
     concurrency: int
@@ -118,10 +112,7 @@ class BatchStep(NamedTuple):
 
 
 class SourcePosition(NamedTuple):
-    """An item of a source, and the states of the source before and after the item.
-
-    To repeat the item, the source continues from `before`; to skip it, from `after`.
-    """
+    """An item of a source, and the states of the source before and after the item."""
 
     before: Any
     after: Any
@@ -129,8 +120,6 @@ class SourcePosition(NamedTuple):
 
 
 class PipelineStart(NamedTuple):
-    """The position where a pipeline resumes."""
-
     item: int = 0  # the index of the first item
     n_passed_over: int = 0  # the results of this item that an earlier iteration has delivered
 
@@ -145,12 +134,10 @@ _S_PER_NS: Final = 1e-9
 class SourceItem(NamedTuple):
     """The items of the source from which a result was made, for messages and to resume.
 
-    `first` and `last` are the indices of the items; `before` and `after` are the states of the
-    source before and after these items. To resume after the result, the source continues from
-    `after`. But if a generator yields several results for an item, the source continues from
-    `before`, and the first `n_given` results of the generator, up to this result, are skipped.
-
-    The job of the source itself has `first` = -1, and `last` is the index of its first item.
+    The items have the indices `first` to `last`. To resume after the result, the source continues
+    from the state `after`; but if a generator yields several results for an item, from `before`,
+    and the generator's first `n_given` results are skipped. The job of the source itself has
+    `first` = -1, and `last` is the index of its first item.
     """
 
     first: int
@@ -170,8 +157,6 @@ Entry = tuple[SourceItem, Any]  # the source items of a result, and the result
 
 @dataclass(slots=True, eq=False)
 class StageJob:
-    """A call that is running or suspended."""
-
     stage: Stage
     step: int  # the index of the input in the stage
     origin: SourceItem
@@ -185,7 +170,6 @@ class StageJob:
 
     @property
     def named(self) -> str:
-        """A description of the call for messages."""
         if self.origin.first < 0:
             return f"{self.stage.name}, item {self.origin.last + self.n_given}"
         return f"{self.stage.name}, {self.origin} ({shortened(self.item)})"
@@ -193,8 +177,6 @@ class StageJob:
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """The state of one stage."""
-
     name: str
     call: UserCall
     concurrency: int  # the maximum number of jobs in flight, for processes more than `n_workers`
@@ -240,7 +222,6 @@ class Stage:
         return self.error is not None or (self._is_ended and self._next_step >= self.n_in)
 
     def put(self, entry: Entry) -> None:
-        """Add an input."""
         self.inputs.append(entry)
         self.n_in += 1
         self.waiting_ns -= now_ns()
@@ -251,7 +232,6 @@ class Stage:
 
     @property
     def has_work(self) -> bool:
-        """True if `begin` would return a job."""
         return self._may_begin or self._resumable() is not None
 
     @property
@@ -297,7 +277,6 @@ class Stage:
             self._add(job.step, (origin._replace(n_given=job.n_given), value))
 
     def supply(self, job: StageJob, entry: Entry) -> None:
-        """Accept an item from the source."""
         job.n_given += 1
         self.n_supplied += 1
         self._add(job.step, entry)
@@ -359,7 +338,6 @@ class Stage:
         self._next_step = self.n_in
 
     def stats(self, elapsed_ns: int) -> StageStats:
-        """Return the figures so far."""
         waiting_ns = self.waiting_ns + len(self.inputs) * now_ns()
         return StageStats(
             name=self.name,
@@ -391,13 +369,11 @@ class BatchQueue:
         return len(self._gathered) < self._n - 1 or self._receiver.has_room
 
     def put(self, entry: Entry) -> None:
-        """Add an item."""
         self._gathered.append(entry)
         if len(self._gathered) == self._n:
             self._pass_on()
 
     def end(self, error: Exception | None) -> None:
-        """Declare that no more items follow; `error`, if any, is passed on after all lists."""
         if self._gathered and not self._drop_last and error is None:
             self._pass_on()
         self._receiver.end(error)
@@ -408,7 +384,6 @@ class BatchQueue:
         self._receiver.put((last._replace(first=first.first), [item for _, item in gathered]))
 
     def clear(self) -> None:
-        """Drop all objects of user code, here and in the receiver."""
         self._gathered.clear()
         self._receiver.clear()
 
@@ -429,11 +404,9 @@ class OutputQueue:
 
     @property
     def has_room(self) -> bool:
-        """True if another result may be added."""
         return len(self.entries) < self._most
 
     def put(self, entry: Entry) -> None:
-        """Add a result."""
         self.entries.append(entry)
         self.waiting_ns -= now_ns()
         self.ring()
@@ -453,7 +426,6 @@ class OutputQueue:
         return self.entries.popleft()
 
     def ring(self) -> None:
-        """Wake the loop if it is waiting."""
         # If Ctrl-C interrupted an earlier `ring`, the lock may already be released.
         if self._is_awaited and self._bell.locked():
             self._bell.release()
@@ -464,7 +436,6 @@ class OutputQueue:
         return self._bell.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
     def clear(self) -> None:
-        """Drop all objects of user code."""
         self.entries.clear()
 
 

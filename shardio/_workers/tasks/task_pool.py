@@ -1,8 +1,6 @@
 """A pool that calls one function in worker processes for item after item: the main process's side.
 
-The pool has no thread of its own: its owner puts items while there is room, takes values that are
-ready, and waits otherwise. Large values travel in blocks of shared memory. A step is the index of
-an item.
+Large values travel in blocks of shared memory. A step is the index of an item.
 
         main                                                          worker
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
@@ -40,10 +38,7 @@ from shardio.errors import BatchTimeout, TransformError, WorkerDied
 
 
 class PendingCall:
-    """An item that was put, and the state of the call for it.
-
-    `item` is shown in messages; `request` is the pickled argument of the function.
-    """
+    """An item that was put (`item` in messages, `request` pickled), and the state of its call."""
 
     def __init__(self, step: int, item: Any, request: bytes) -> None:
         self.step, self.item, self.request = step, item, request
@@ -58,7 +53,6 @@ class PendingCall:
 
     @property
     def named(self) -> str:
-        """A description of the item for messages."""
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
@@ -71,7 +65,6 @@ class PendingCall:
         return chunk
 
     def give_back(self, blocks: ValueBlocks) -> None:
-        """Return the item's block to the pool."""
         if self.block is not None:
             blocks.give_back(self.block)
             self.block = None
@@ -100,24 +93,22 @@ _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calls")
 class TaskPool(Closing):
     """A pool of worker processes that each call `function` for items; `close` ends the processes.
 
-    Everything but `nudge` must be used by one thread at a time. A pool that is garbage-collected is
-    closed. The arrays of taken values stay valid as long as the caller refers to them.
+    The pool has no thread: its owner puts items while there is room, takes values, and waits
+    otherwise, in one thread at a time. A pool that is garbage-collected is closed. The arrays of
+    taken values stay valid as long as the caller refers to them.
 
     Args:
-        function: a function of an item. It is pickled once, by cloudpickle. If the function returns
-            `ResultChunks`, each chunk is a separate value, which can be taken as soon as it is
-            ready; see `has_more` and `go_on`.
+        function: a function of an item, pickled once. If it returns `ResultChunks`, each chunk is a
+            separate value; see `has_more` and `go_on`.
         n_workers: the number of processes, at least 1.
         most_items: the maximum number of items that were put and whose values were not taken; by
             default two per worker, plus two.
-        depth: the number of items that a worker has at a time, including the current one. A quick
-            worker has up to QUICK_DEPTH items, unless `depth` is 1.
-        in_order: True to take values in the order of their items; False to take values as they
-            become ready.
+        depth: the number of items that a worker has at a time; for a quick worker QUICK_DEPTH,
+            unless `depth` is 1.
+        in_order: True to take values in the order of their items; False, as they become ready.
         memory_bytes: the budget for the blocks of all values, and the limit for one value; by
             default half of the available memory.
         max_skips: the number of items that may fail and be skipped; None raises the first failure.
-        start_method: the way to start workers, see `Start`.
         preload: the names of modules to import before workers start.
         name: the name of the function in messages.
         on_crash: a function `f(part, exit)` that returns the value of an item on which a worker has
@@ -179,7 +170,6 @@ class TaskPool(Closing):
 
     @property
     def has_room(self) -> bool:
-        """True if an item may be put."""
         n_under_way = self.n_put - self._schedule.next_step
         return not self._has_ended and n_under_way < self._most_items
 
@@ -190,7 +180,6 @@ class TaskPool(Closing):
 
     @property
     def stats(self) -> ItemStats:
-        """The figures so far."""
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._schedule.next_step - self._n_skipped,
@@ -227,8 +216,8 @@ class TaskPool(Closing):
     def take(self) -> tuple[int, Any] | None:
         """Return the index and value of a finished item, or None, without waiting.
 
-        Raise the error of an item that may not be skipped, with a note that names the item, or
-        WorkerDied if two workers crashed on it. The pool is then over.
+        Raise the error of an item that may not be skipped, or WorkerDied if two workers crashed on
+        it, with a note that names the item. The pool is then over.
         """
         self._send_waiting()
         if self._chunks:
@@ -281,7 +270,6 @@ class TaskPool(Closing):
         self._pool.nudge()
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
-        """Return the error for a late value, with the activity of every worker."""
         what = f"item {self._schedule.next_step}" if self._in_order else "any item"
         workers = self._pool.named_stacks(self._step_files.stacks)
 

@@ -1,7 +1,7 @@
 """Python values in blocks and messages; arrays are copied once and read in place.
 
-A block is shared memory, see `processes.blocks`. A value is pickled, and the memory of its arrays
-follows the pickle. Each of these buffers starts at a multiple of 64 bytes:
+A value is pickled, and the memory of its arrays follows the pickle. Each of these buffers starts at
+a multiple of 64 bytes:
 
     head    number of buffers, bytes of the pickle     two uint64
             bytes of each buffer                       uint64 each
@@ -9,11 +9,10 @@ follows the pickle. Each of these buffers starts at a multiple of 64 bytes:
     buffers
 
 `ValueBlocks` is the main process's pool of the blocks to which workers write values. A worker of a
-TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
-block when it has a large sample and no block; from then on, the main process (`BlockLender`) sends
-the worker (`LentBlocks`) a few blocks in advance, as far as memory allows. A block belongs to a
-worker until its content is handed over to the loop. Then the block belongs to the arrays that are
-views of it. When the last view is gone, the block may be sent to any worker.
+TaskPool receives a block with each item. A worker that iterates a dataset by itself requests one
+when it has a large sample; from then on, the main process (`BlockLender`) sends the worker
+(`LentBlocks`) a few blocks in advance. A block belongs to a worker until its content is handed over
+to the loop, then to the arrays that are views of it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class PackedValue(NamedTuple):
     n_bytes: int  # of the head and all buffers, with the gaps between them
 
     def to_bytes(self) -> bytes | bytearray:
-        """Return the packed value as one piece of memory."""
         if not self.buffers:
             return self.head
         memory = bytearray(self.n_bytes)
@@ -73,7 +71,6 @@ class ValuePacker:
 
 
 def pack_value(value: Any) -> PackedValue:
-    """Pack a single value, as `ValuePacker` does."""
     return ValuePacker().pack(value)
 
 
@@ -89,7 +86,7 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -> None:
     """Write a packed value to a block, which grows if needed.
 
-    If there is no memory, InsufficientMemory says that `what` needs it, and gives the `hint`.
+    The error for lack of memory says that `what` needs it, and gives the `hint`.
     """
     # Check here although `grow` checks, too: the message of `grow` would name a batch.
     if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
@@ -101,8 +98,8 @@ def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -
 def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
     """Return the value at `start` in memory; its arrays are views that keep the memory alive.
 
-    If the memory is read-only, it is copied first, because the caller may write to the arrays.
-    `start` must be 0 if the memory is writable.
+    Read-only memory is copied first, because the caller may write to the arrays. `start` must be 0
+    if the memory is writable.
     """
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
     n_buffers, n_skeleton = _HEAD.unpack_from(view, start)
@@ -137,11 +134,8 @@ class ValueBlocks(Closing):
     """A pool of blocks that grow with the values; `memory_bytes` is the budget for all blocks.
 
     A block is idle; or in use, from `take` until `give_back` or `hand_over`; or leased, as long as
-    user code refers to content that was handed over. If the budget allows, a block keeps its
-    memory, which has the size of its largest value so far.
-
-    While more than `n_enough` blocks are in use, `hand_over` never copies, because these suffice
-    for the workers. If `n_enough` is None, the number of blocks in use does not matter.
+    user code refers to content that was handed over. While more than `n_enough` blocks are in use,
+    `hand_over` never copies.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
@@ -154,12 +148,10 @@ class ValueBlocks(Closing):
 
     @property
     def n_copies(self) -> int:
-        """The number of values that were copied out of their blocks."""
         return self._pool.n_copies
 
     @property
     def n_leased(self) -> int:
-        """The number of leased blocks."""
         self._pool.take_back_returned(None)
         return len(self._pool) - self._pool.n_idle - self._n_under_way
 
@@ -171,8 +163,7 @@ class ValueBlocks(Closing):
     def take(self, *, is_needed: bool = False) -> Block | None:
         """Return a block for a value; return None if the pool is closed, or has none to spare.
 
-        The budget limits the number of blocks in use. With `is_needed`, the limit may be exceeded:
-        otherwise no value could be finished.
+        With `is_needed`, the budget may be exceeded: otherwise no value could be finished.
         """
         pool = self._pool
         pool.take_back_returned(None)
@@ -196,15 +187,14 @@ class ValueBlocks(Closing):
         self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
 
     def give_back(self, block: Block) -> None:
-        """Return a block to the pool; its content is no longer needed."""
         self._pool.give_back(block.number)
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
         """Return the first n_bytes of a block: the leased memory of the block, or a copy.
 
-        The content is copied if a lease would leave too few blocks for the workers, but not if
-        `is_spare` is True: the workers do not need the block.
+        The content is copied if a lease would leave too few blocks for the workers; never if
+        `is_spare`.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
@@ -230,7 +220,6 @@ class ValueBlocks(Closing):
             self._pool[number].known_to.discard(worker)
 
     def close(self) -> None:
-        """Release all blocks; memory that was handed over stays valid."""
         self._is_closed = True
         self._pool.close()
 
@@ -261,8 +250,8 @@ class BlockLender(Closing):
     def grant_more(self) -> None:
         """Double the blocks of workers that have lacked one, because the loop has waited long.
 
-        If a dataset yields many samples at once and then none for a while, workers can then work
-        ahead. For other datasets, few blocks are faster, because few fit in the CPU cache.
+        Workers can then work ahead for a dataset that yields many samples at once and then none for
+        a while. For other datasets, few blocks are faster, because few fit in the CPU cache.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
@@ -271,8 +260,8 @@ class BlockLender(Closing):
     def give(self, send: SendBlock) -> None:
         """Send blocks to the workers that have requested one and have too few.
 
-        `send` is called with a worker, the index of a block, and a list with the descriptor of the
-        block unless the worker has it.
+        `send` gets the worker, the index of a block, and its descriptor in a list unless the worker
+        has it.
         """
         for worker in self._n_each:
             # Give each worker one block even beyond the budget, because the blocks of other workers
@@ -284,7 +273,6 @@ class BlockLender(Closing):
                 pass
 
     def _give(self, worker: int, send: SendBlock, *, is_needed: bool = False) -> bool:
-        """Send a block; return False if none is available."""
         block = self._blocks.take(is_needed=is_needed)
         if block is None:
             return False
@@ -296,7 +284,7 @@ class BlockLender(Closing):
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
         """Return the content of a worker's block: the leased memory of the block, or a copy.
 
-        The content is copied if the loop holds too many samples and the worker has no other block.
+        It is copied if the loop holds too many samples and the worker has no other block.
         """
         block = self._of_worker[worker].pop(number)
         self._blocks.see(block, n_bytes)
@@ -305,7 +293,6 @@ class BlockLender(Closing):
         return self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
 
     def stop_lending(self, worker: int) -> None:
-        """Stop lending blocks to a worker."""
         self._n_each.pop(worker, None)
         self._were_held_up.discard(worker)
         for block in self._of_worker[worker].values():
@@ -313,7 +300,6 @@ class BlockLender(Closing):
         self._of_worker[worker].clear()
 
     def close(self) -> None:
-        """Release all blocks; memory that was handed over stays valid."""
         self._n_each.clear()
         self._were_held_up.clear()
         self._blocks.close()
@@ -328,7 +314,6 @@ class LentBlocks:
         self._idle: list[int] = []
 
     def __bool__(self) -> bool:
-        """Return True if there is a block to fill."""
         return bool(self._idle)
 
     def add(self, number: int, fds: Sequence[int]) -> None:
@@ -340,7 +325,7 @@ class LentBlocks:
     def fill(self, packed: PackedValue) -> int:
         """Write a value to a block, which then belongs to the main process; return its index.
 
-        If there is no memory for the value, the block stays in this object.
+        If there is no memory for the value, the block stays here.
         """
         number = self._idle[-1]
         # Map the block only now, so that an error is reported as the error of this sample.

@@ -75,8 +75,8 @@ class Receiver(Closing):
     """A ZeroMQ socket that receives samples; only one thread at a time may use it.
 
     The socket has a name, which begins with `prefix`, only while the constructor runs. Workers
-    connect by the descriptor `path_fd`, which refers to the socket even after the name is removed.
-    Thus no other process can connect, and no name is left behind if this process is killed later.
+    connect by the descriptor `path_fd`. Thus no other process can connect, and no name is left
+    behind.
     """
 
     def __init__(self, prefix: str, n_senders: int) -> None:
@@ -104,7 +104,6 @@ class Receiver(Closing):
         return fd
 
     def take(self) -> bytes | None:
-        """Return the next message, or None."""
         try:
             found: bytes = self._socket.recv(self._zmq.NOBLOCK)
         except self._zmq.Again:
@@ -112,7 +111,6 @@ class Receiver(Closing):
         return found
 
     def close(self) -> None:
-        """Close the socket. Idempotent."""
         self._socket.close()
         self._context.term()
         if self.path_fd >= 0:
@@ -131,8 +129,6 @@ OVERHEAD_BYTES: Final = 256  # the credit that a message takes in addition to th
 
 
 class MessageKind(IntEnum):
-    """The kind of a message."""
-
     SAMPLE = 1
     IN_BLOCK = 2  # a sample that was written to a block
     SKIPPED = 3  # an exception instead of a sample
@@ -141,8 +137,6 @@ class MessageKind(IntEnum):
 
 
 class Command(IntEnum):
-    """A command of the main process."""
-
     CREDIT = 1  # the number of bytes that were handed over since the last credit
     BLOCK = 2  # the index of a block to fill; the descriptor is attached the first time
     GOODBYE = 3  # the main process has received everything that the worker has sent
@@ -265,7 +259,7 @@ class SampleSender:
     def _send(self, kind: MessageKind, payload: bytes | bytearray = b"", n_bytes: int = 0) -> None:
         """Send a message as soon as the credit allows; `n_bytes` is the size of the sample.
 
-        If no other message of this worker is in flight, the message may exceed the credit.
+        The message may exceed the credit if it is the only one in flight.
         """
         self._check_process()
         n_bytes += OVERHEAD_BYTES
@@ -288,7 +282,6 @@ class SampleSender:
             self._receive_command()
 
     def _receive_command(self) -> Command:
-        """Wait for a command from the main process, and carry it out."""
         received = self._channel.recv()
         if received is None:
             raise MainExited
