@@ -1,8 +1,7 @@
 """Load arbitrary items in worker processes, with the interface of the package tinyloader.
 
-Users define a `Loader`, which loads one item at a time. The function `load` runs a loader in this
-process. `load_with_workers` runs a loader in worker processes and returns an `ItemIteration`, an
-iterator over the loaded values; their arrays are in shared memory.
+A `Loader` of the user loads one item at a time. `load` runs it in this process, and
+`load_with_workers` in worker processes, which send arrays through shared memory.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_wor
 class Loader(ABC):
     """An interface for loading items in three steps: make a request, load it, finish the result.
 
-    `make_request` and `post_process` run in the process and the thread that iterate over the items.
-    `load` runs in a worker, if there are any, as a method of a copy of the loader. The copy is made
-    when the worker starts; changes to it have no effect on the loader in this process.
+    `make_request` and `post_process` run in the thread that iterates over the items. `load` runs in
+    a worker, if there are any, as a method of a copy of the loader that is made when the worker
+    starts.
     """
 
     @abstractmethod
@@ -55,19 +54,18 @@ class Loader(ABC):
         """
 
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
-        """Release the resources of the loader in this process.
+        """Release the loader's resources in this process; called once, when an ItemIteration ends.
 
-        An ItemIteration calls this once, when it has ended. The function `load` does not call it.
+        The function `load` does not call it.
         """
 
 
 class ItemIteration(Closing, Generator[Any, None, None]):
     """The iterator that `load_with_workers` returns: a generator and a context manager.
 
-    Workers start when a `with` block with the iterator is entered or, without such a block, when
-    the first item is requested. They stop when the iterator is exhausted, fails, is closed or is
-    garbage-collected. The loader's `shutdown` is called afterwards; in a `with` block, at the end
-    of the block.
+    Workers start at the begin of a `with` block or when the first item is requested. They stop when
+    the iterator is exhausted, fails, is closed or is garbage-collected. The loader's `shutdown` is
+    called afterwards; in a `with` block, at the end of the block.
     """
 
     def __init__(
@@ -91,7 +89,6 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         return self
 
     def _begin(self) -> Generator[Any, None, None]:
-        """Start the workers unless they are running."""
         if self._is_closed or self._is_over:
             raise ClosedError(
                 "this iteration has ended or was closed; call load_with_workers again for another"
@@ -106,13 +103,11 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         """Return the value of the next item, as `__next__` does; `value` is ignored.
 
         Raises:
-            Exception: the loader or the source of items has raised this exception; a note in it
-                names the item.
+            Exception: what the loader or the source of items has raised; a note names the item.
             BatchTimeout: the item was not loaded within `timeout_s`.
             WorkerDied: two workers crashed while they loaded the item.
             ClosedError: the iteration was closed before its end.
-            InvalidArgument: another thread is inside this call, or the call is nested because the
-                source of items has requested an item of this iteration.
+            InvalidArgument: another thread, or the source of items, is inside this call.
         """
         if not self._lock.acquire(blocking=False):
             raise InvalidArgument("another thread is waiting for an item of this iteration")
@@ -143,17 +138,14 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             self.close()
 
     def close(self) -> None:
-        """Stop the workers; do not wait until running calls of `load` end. Idempotent.
-
-        Values that were yielded stay valid.
-        """
+        """Stop the workers, even busy ones. Yielded values stay valid. Idempotent."""
         self._is_closed = True
         self._body = None
         if self._end is not None:
             self._end()
 
     def stats(self) -> ItemStats:
-        """Return the figures of the iteration so far. This works after `close`, too."""
+        """Return the figures of the iteration so far, also after `close`."""
         return ItemStats() if self._task_pool is None else self._task_pool.stats
 
     @property
@@ -165,7 +157,6 @@ class ItemIteration(Closing, Generator[Any, None, None]):
 def _values(
     task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
-    """Load each item of a source; yield the results of `post_process`."""
     feed = _Feed(task_pool, loader, source)
     while feed.await_next(timeout_s):
         # Bind no value to a variable, which would keep it alive until the next one is loaded.
@@ -176,8 +167,6 @@ def _values(
 
 
 class _Feed:
-    """A feeder that puts the items of a source into a pool, and takes what was loaded."""
-
     def __init__(
         self, task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]
     ) -> None:
@@ -280,13 +269,10 @@ _METHODS: Final = ("make_request", "load", "post_process")
 class SharedMemoryShim(Loader):
     """A wrapper around a loader, for compatibility with tinyloader.
 
-    Every method calls the method of the wrapped loader.
-
     Args:
-        loader: the wrapped loader.
+        loader: the wrapped loader, whose methods are called.
         smm: a SharedMemoryManager or None; ignored.
-        memory_pool_block_count: `load_with_workers` uses this value if it is called without its own
-            argument of this name.
+        memory_pool_block_count: the default of this argument of `load_with_workers`.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -315,8 +301,7 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
     """Load items in this process, each item when it is requested; yield the loaded values.
 
     Raises:
-        Exception: the loader or the source of items has raised this exception; a note in it names
-            the item.
+        Exception: what the loader or the source of items has raised; a note names the item.
     """
     _check_loader(loader)
     task_pool = InlinePool(loader.load, _named(loader, "load"))
@@ -341,18 +326,15 @@ def load_with_workers(
 
     Args:
         loader: the loader; it is pickled once, by cloudpickle.
-        items: an iterable, which may be endless. Only a limited number of items are taken from it
-            before their values are requested; see `memory_pool_block_count`.
+        items: an iterable, which may be endless.
         num_worker: the number of processes; with 0, items are loaded in this process. By default
             the number of CPUs available to this process.
         shared_memory_enabled: ignored; arrays are always sent through shared memory.
         memory_pool_block_count: the maximum number of items that are taken from `items`, but not
-            yielded yet. The default is two per worker plus two; lower values are raised to this
-            number.
-        order: the order of the results: "input" for the order of `items`, or "completion" for the
-            order in which items are ready.
-        on_error: "raise" to raise the first failure of `load`, or "skip" to skip every item at
-            which `load` fails.
+            yielded yet; at least, and by default, two per worker plus two.
+        order: "input" for results in the order of `items`, or "completion" for the order in which
+            they are ready.
+        on_error: "raise" to raise the first failure of `load`, or "skip" to skip the item.
         max_skips: with "skip", the number of items that may be skipped.
         timeout_s: the maximum time to wait for workers to load an item; None for no limit.
         memory_bytes: the budget for shared memory, and the maximum size of one item; by default

@@ -1,8 +1,7 @@
 """MapView: a map-style dataset over shards, for torch's DataLoader.
 
-A sample of a MapView has the same content as a sample in a batch of a ShardLoader: `fields` are
-selected, media are decoded, and the transform is applied. Use MapView only in code that must keep
-its DataLoader, because a ShardLoader copies less data.
+A sample has the same content as in a batch of a ShardLoader, which copies less data: use MapView
+only in code that must keep its DataLoader.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _OPTIONS: Final = ("fields", "transform", "decode")
 class MapView(Closing):
     """A collection of samples by index: `view[i]` is sample i.
 
-    `__getitems__` loads several samples at once; DataLoader uses this method. A MapView can be
-    pickled, and it can be used in a forked process. Each worker of a DataLoader opens the dataset
-    again. `transform` may be a lambda or a closure. The arrays of a sample are writable copies.
+    `__getitems__`, which DataLoader uses, loads several samples at once. A MapView can be pickled,
+    and used in a forked process; each worker of a DataLoader opens the dataset again. The arrays of
+    a sample are writable copies.
 
     Args:
         dataset: a folder or its URL, an open dataset, or a view of one, such as
             `dataset.clips(frames=16)`; not a mixture.
-        options: the options of ShardLoader that define a sample: `fields`, `transform` and
-            `decode`. The seed of the transform's random numbers is drawn from Python's global
-            random generator, which DataLoader seeds differently in each worker.
+        options: `fields`, `transform` and `decode` of ShardLoader. The seed of the transform's
+            random numbers is drawn from Python's global random generator, which DataLoader seeds
+            differently in each worker.
 
     Raises:
         InvalidArgument: an option is invalid, or `dataset` is a mixture.

@@ -31,36 +31,33 @@ _MAX_WORKERS: Final = 250
 class MultiLoader(Closing):
     """A loader of samples that several worker processes read from a dataset, in order of arrival.
 
-    Each worker iterates the whole dataset from its beginning. Thus n workers yield every sample n
-    times, unless the dataset skips the samples of the other workers (see `worker_info`). The
-    samples of one worker arrive in the order of the dataset. Samples of 64 KiB and more arrive
-    without a copy, in memory that is not reused as long as the caller refers to an array in it. A
-    fork of this process does not own this memory: copy the arrays before you fork.
+    Each worker iterates the whole dataset. Thus n workers yield every sample n times, unless the
+    dataset skips the samples of the other workers (see `worker_info`). The samples of one worker
+    arrive in the order of the dataset. Samples of 64 KiB and more arrive without a copy, in memory
+    that is not reused as long as the caller refers to an array in it. A fork of this process does
+    not own this memory: copy the arrays before you fork.
 
     Every iteration starts new workers, and ends the workers of earlier iterations. Workers also
-    exit when their iteration is exhausted, fails or is garbage-collected, when `kill()` is called,
-    and when this process exits.
+    exit when their iteration ends or is garbage-collected, when `kill()` is called, and when this
+    process exits.
 
     Args:
-        dataset: any iterable; None with `address`. The dataset is pickled for the workers. Objects
-            that cannot be pickled, such as a generator or an open file, must be created in the
-            `__iter__` of the dataset.
+        dataset: any iterable; None with `address`. It is pickled for the workers. What cannot be
+            pickled, such as a generator or an open file, must be created in its `__iter__`.
         workers: the number of processes.
         verbose: True to print, to standard error, the path of the socket, and a line for every
             worker that has finished.
         nokill: True to let earlier iterations continue when a new iteration begins.
         prefix: the beginning of the path of the folder in which the socket is created. Only this
-            user can access the folder. The folder is removed before the workers start.
+            user can access the folder. It is removed before the workers start.
         memory_bytes: the limit for the bytes of samples that workers have sent and that are not
-            delivered yet. The same limit applies separately to the blocks of shared memory that
-            hold larger arrays.
-        timeout_s: the time to wait for a sample before BatchTimeout is raised; None for no limit.
-            The message of the error shows what every worker is doing.
-        start_method: the way to start workers, as for `ShardLoader`: "zygote" or "spawn".
+            delivered yet; and, separately, for the blocks of shared memory that hold larger arrays.
+        timeout_s: the time to wait for a sample before BatchTimeout, which says what every worker
+            is doing; None for no limit.
+        start_method: "zygote" or "spawn", as for `ShardLoader`.
         on_error: "raise" the exception of the dataset, or "skip" the sample and continue with the
-            same iterator. A generator, for example, cannot continue after an exception. Its worker
-            then ends with a warning, and the other workers continue. A crash of a worker always
-            raises WorkerDied.
+            same iterator. A generator cannot continue after an exception: its worker then ends with
+            a warning. A crash of a worker always raises WorkerDied.
         max_skips: the number of samples of an iteration that may be skipped, from 0 up.
         address: the address of a server started with `shardio serve`, or a list of addresses of
             servers of one dataset. Each server then takes the place of a worker, and sends a share
@@ -163,7 +160,6 @@ class MultiLoader(Closing):
         return iteration
 
     def _next_epoch(self) -> Iterator[Any]:
-        """Yield the samples of the servers' next epoch."""
         if self._servers is None or not self._servers.is_ours:
             address = self._address
             self._servers = RemoteSamples(
@@ -200,7 +196,7 @@ class MultiLoader(Closing):
         self._iterations.clear()
 
     def close(self) -> None:
-        """Stop the workers, as `kill` does; called at the end of a `with` block."""
+        """Stop the workers, as `kill` does."""
         self.kill()
 
 

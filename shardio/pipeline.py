@@ -161,18 +161,17 @@ def _one_for_one(step: PipeStep) -> PipeStep:
 class Pipeline(PipelineIterations):
     """A source of items and a chain of concurrent steps that process them.
 
-    The methods that add steps return a new Pipeline, and leave this one unchanged. Each `for` loop
-    over a pipeline iterates over its source again:
+    The methods that add steps return a new Pipeline. Each `for` loop iterates over the source
+    again:
 
         pipeline = Pipeline(paths).pipe(decode, concurrency=4).aggregate(32).pipe(stack).sink(3)
         for batch in pipeline: ...
 
     Args:
-        source: an iterable or async iterable of items, which is iterated anew for every iteration
-            of the pipeline.
+        source: an iterable or async iterable of items.
         on_error: "raise" to raise the exception of a function, with a note that names the item; or
-            "skip" to drop the item. `stats()` lists skipped items. Exceptions of the source are
-            always raised.
+            "skip" to drop the item and list it in `stats()`. Exceptions of the source are always
+            raised.
         max_skips: with "skip", the number of calls in one iteration that may fail.
 
     Raises:
@@ -201,11 +200,9 @@ class Pipeline(PipelineIterations):
         """Return a pipeline with one more step, which calls a function with every item.
 
         Args:
-            function: a function of an item, which returns a result, or None to drop the item. If it
-                is a generator function, each value that it yields becomes an item. Async functions
-                and async generators run in an event loop. A mapping or a sequence may be given
-                instead of a function; the item is then a key or an index, and the result is the
-                value at this key or index.
+            function: a function of an item, sync or async, which returns a result, or None to drop
+                the item. Each value that a generator function yields becomes an item. A mapping or
+                a sequence may be given instead; the item is then a key or an index.
             concurrency: the maximum number of items that are processed at the same time.
             executor: None for threads; "process" for worker processes, which return arrays through
                 shared memory; or an Executor that the caller owns.
@@ -235,10 +232,7 @@ class Pipeline(PipelineIterations):
         return self._with(BatchStep(count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
-        """Return a pipeline with one more step, which replaces each item by its elements.
-
-        The items must be iterable.
-        """
+        """Return a pipeline with one more step, which replaces each item by its elements."""
         group = f"step {len(self._steps)}"
         call = UserCall(iter, "generator")
         return self._with(PipeStep(call, "disaggregate", 1, in_order=True, thread_group=group))
@@ -264,10 +258,8 @@ class Pipeline(PipelineIterations):
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration over the source.
 
-        If a function raises an exception, the iterator raises it in place of the function's result.
-        The iterator also raises BatchTimeout if a result is late, TooManySkipped if more calls than
-        allowed have failed, and WorkerDied if worker processes crash. After an exception, the
-        iterator is exhausted.
+        The iterator raises a function's exception in place of the result, BatchTimeout if a result
+        is late, TooManySkipped, and WorkerDied if worker processes crash. It is then exhausted.
         """
         return self._iterate(self._supply.source, lambda origin: None)
 
@@ -277,18 +269,15 @@ class DataLoader(PipelineIterations):
 
     Args:
         src: an iterable or async iterable of items, which is iterated anew for every iteration of
-            the loader. An iterable that can only be iterated once, such as a generator, has no
-            items left after the first iteration.
+            the loader; a generator has no items left after the first one.
         preprocessor: a function of an item, sync or async, or a mapping in which the item is looked
-            up. The function returns None to drop the item. A generator function yields any number
-            of results for an item.
+            up. It returns None to drop the item. A generator function yields any number of results.
         batch_size: the number of results that are collected into a list (a batch); None to pass on
             the results one by one.
         drop_last: True to drop the last list if it has fewer than `batch_size` results.
-        aggregator: a function of a list or, if `batch_size` is None, of a single result. It may be
-            sync or async.
-        transfer_fn: a function of a result of the preceding step, such as the aggregator. All calls
-            are made in one thread.
+        aggregator: a function of a list or, if `batch_size` is None, of a single result; sync or
+            async.
+        transfer_fn: a function of a result of the preceding step. All calls are made in one thread.
         buffer_size: the maximum number of finished results that wait for the loop.
         num_threads: the number of threads, which the preprocessor and the aggregator share.
         timeout: the maximum time to wait for a result, in seconds; None for no limit.
@@ -352,7 +341,7 @@ class DataLoader(PipelineIterations):
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration over `src`, or resume at the position given to `load_state_dict`.
 
-        The docstring of `Pipeline.__iter__` describes the exceptions that the iterator raises.
+        The iterator raises the exceptions of `Pipeline.__iter__`.
         """
         self._check_open()
         source, begin = self._supply.begin_at(self._loaded)
@@ -366,9 +355,7 @@ class DataLoader(PipelineIterations):
         return self._iterate(source, note, PipelineStart(begin.item, begin.n_passed_over))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest iteration as a state for `load_state_dict`.
-
-        The position is after the last result that the iteration yielded.
+        """Return the position after the last result of the latest iteration, for `load_state_dict`.
 
         Raises:
             InvalidArgument: `output_order` is not "input", or an iteration over the source cannot
@@ -381,8 +368,7 @@ class DataLoader(PipelineIterations):
         """Make the next iteration start at the position in `state`, a result of `state_dict`.
 
         Raises:
-            InvalidArgument: `state` is invalid or belongs to another source, `output_order` is not
-                "input", or an iteration over the source cannot resume in the middle.
+            InvalidArgument: as in `state_dict`, or `state` is invalid or of another source.
         """
         self._check_order()
         self._loaded = self._position = self._supply.position_in(state)

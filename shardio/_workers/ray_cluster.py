@@ -74,13 +74,11 @@ def _refuse_silence(place: str) -> None:
 
 
 def _said(error: Exception) -> str:
-    """Return the first line of an error's message, or all lines if the first ends with a colon."""
     line = first_line(error)
     return " ".join(str(error).split()) if line.endswith(":") else line
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message; Ray's messages are long."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -90,8 +88,7 @@ _WATCH_S: Final = 0.5
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     """Run a job; return its result, or the exception that it raised.
 
-    `held` contains Ray's reference to the function. The path `sees` must exist on this machine, and
-    shardio must have this `version`.
+    `held` contains Ray's reference to the function. The path `sees` must exist on this machine.
     """
     try:
         _end_with(os.getppid())
@@ -124,10 +121,7 @@ def _function(reference: Any) -> Callable[[Any], Any]:
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """End this process when its parent, Ray's process on this machine, exits.
-
-    Otherwise, Ray would wait for the end of the job.
-    """
+    """End this process when its parent, Ray's process, exits: Ray would wait for the job."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -155,9 +149,9 @@ R = TypeVar("R")
 class Engine:
     """The place where work is done: processes on this machine, or a Ray cluster.
 
-    `address` is that of `ray.init`, by default RAY_ADDRESS from the environment. Without one, Ray
+    `address` is that of `ray.init`, by default RAY_ADDRESS from the environment; without one, Ray
     is started on this machine and stopped at the end. `gpus` is the number of GPUs per job, or a
-    fraction of one GPU; in the job, CUDA_VISIBLE_DEVICES has their indices.
+    fraction of one; in the job, CUDA_VISIBLE_DEVICES has their indices.
     """
 
     name: EngineName = "local"
@@ -183,7 +177,6 @@ class Engine:
 
     @property
     def is_ray(self) -> bool:
-        """True if the work is done on a Ray cluster."""
         return self.name == "ray"
 
 
@@ -193,9 +186,9 @@ LOCAL: Final = Engine()
 class Cluster(Closing):
     """A connection to a Ray cluster for the time of a `with` block.
 
-    Jobs that are running at the end of the block are cancelled. An earlier connection of the
-    program is used, and stays open. The path `sees` must exist on every machine. By default, twice
-    as many jobs run at once as the cluster has CPUs.
+    Jobs that are running at its end are cancelled. An earlier connection of the program is used,
+    and stays open. The path `sees` must exist on every machine. By default, twice as many jobs run
+    at once as the cluster has CPUs.
     """
 
     def __init__(
@@ -238,14 +231,10 @@ class Cluster(Closing):
     ) -> Iterator[tuple[int, R]]:
         """Run jobs in any order; yield the index and result of each job as it finishes.
 
-        Args:
-            function: the function that each job calls; sent to each process once, by cloudpickle.
-            next_job: a function that returns a further job (an index and a value), or None;
-                called whenever there is room for a job, even after it has returned None.
-            name_of: a function that returns a description of the job with a given index.
-
-        If a job raises, its exception is raised. Raises WorkerDied if one job has crashed too many
-        processes or lost too many machines.
+        `function` is sent to each process once, by cloudpickle. `next_job` returns an index and a
+        value, or None; it is called whenever there is room for a job. `name_of(i)` describes job i.
+        If a job raises, its exception is raised; WorkerDied, if it has crashed or lost too many
+        processes or machines.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
@@ -306,7 +295,6 @@ class Cluster(Closing):
         self._is_told = is_waiting
 
     def _can_work(self, node: Mapping[str, Any]) -> bool:
-        """Return True if a machine has the resources for a job, even if they are in use."""
         there = node["Resources"]
         has_gpus = there.get("GPU", 0) >= self._engine.gpus
         return bool(node["Alive"]) and there.get("CPU", 0) >= 1 and has_gpus
