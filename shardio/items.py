@@ -7,7 +7,6 @@ A `Loader` of the user loads one item at a time. `load` runs it in this process,
 from __future__ import annotations
 
 import os
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,7 +20,7 @@ from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.calls import InlinePool
+from shardio._workers.tasks.calls import InlinePool, SingleCaller
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ClosedError, InvalidArgument, TransformError
@@ -81,7 +80,9 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
-        self._lock = threading.Lock()
+        self._single_caller = SingleCaller(
+            "another thread is waiting for an item of this iteration"
+        )
 
     def __enter__(self) -> Self:
         self._begin()
@@ -109,9 +110,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             ClosedError: the iteration was closed before its end.
             InvalidArgument: another thread, or the source of items, is inside this call.
         """
-        if not self._lock.acquire(blocking=False):
-            raise InvalidArgument("another thread is waiting for an item of this iteration")
-        try:
+        with self._single_caller:
             if self._is_over:
                 raise StopIteration
             body = self._begin()
@@ -120,8 +119,6 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             except BaseException:
                 self._finish()
                 raise
-        finally:
-            self._lock.release()
 
     def throw(self, *raised: Any) -> Any:
         """End the iteration, and raise the given exception."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
@@ -41,7 +42,7 @@ from shardio._workers.processes.worker_main import (
 )
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import ValuePacker, write_to_block
-from shardio.errors import InsufficientMemory
+from shardio.errors import InsufficientMemory, InvalidArgument
 
 # A chunk ends after _MAX results, after _MAX_BYTES of pickled results, or after _MAX_NS. A result
 # with an array of at least _LARGE_BYTES is a chunk of its own: if there is no memory for it, the
@@ -232,6 +233,20 @@ class _Caller:
         finally:
             if this_process.pid != self._pid:  # a fork; only the worker may answer
                 os._exit(1)
+
+
+class SingleCaller:
+    """A context manager that one caller at a time may enter; a second caller gets an error."""
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal, self._lock = refusal, threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidArgument(self._refusal)
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
 
 
 class InlinePool(Closing):
