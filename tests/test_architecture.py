@@ -97,8 +97,8 @@ HOMES_OF_PACKAGES = {
     "jax": {"shardio.outputs.jax"},
     "ray": {"shardio._workers.ray_cluster"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
-    "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools.inspect.image_files"},
-    "PIL": {"shardio.media", "shardio_tools.inspect.image_files"},
+    "av": {"shardio.media", "shardio_tools.sample_clips"},
+    "PIL": {"shardio.media", "shardio_tools.inspect.pictures"},
     "simplejpeg": {"shardio.media"},
     "obstore": {"shardio.storage.remote.connection"},
     "zmq": {"shardio._workers.tasks.zeromq"},

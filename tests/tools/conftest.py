@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Video
-from shardio.media import StreamEncoder
 from tests.media_made import scene, write_sound, write_video
-from tests.pictures_seen import N_CLIPS, clip, write
 
 
 @pytest.fixture(scope="session")
@@ -35,30 +30,3 @@ def dataset(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dataset") / "out"
     shardio.convert(videos, out, workers=0, store="raw", frames=4, size=16, shard_bytes=5000)
     return out
-
-
-@pytest.fixture
-def clips(tmp_path: Path) -> Path:
-    """Clips as a conversion stores them: at five frames per second, in two classes."""
-    fields = {
-        "frames": Array("uint8", (6, 16, 24, 3)),
-        "label": Array("int64"),
-        "pts": Array("int64", (6,)),
-        "time_base": Array("int64", (2,)),
-    }
-    beside = {"pts": np.arange(100, 106), "time_base": np.array([1, 5])}
-    samples = [{"frames": clip(i), "label": i % 2, **beside} for i in range(N_CLIPS)]
-    return write(tmp_path / "clips", fields, samples)
-
-
-@pytest.fixture
-def video(tmp_path: Path) -> Path:
-    """One video of 30 frames, with a keyframe in every ten; ten frames per second."""
-    encoder = StreamEncoder(32, 16, Fraction(1, 10), gop=10, crf=10)
-    rng = np.random.default_rng(0)
-    for i in range(30):
-        picture = np.full((16, 32, 3), 8 * i, np.uint8)
-        picture[4:12, 4:28] = rng.integers(0, 255, (8, 24, 3))
-        encoder.add(i, picture)
-    encoded = encoder.finish()
-    return write(tmp_path / "video", {"video": Video()}, [{"video": encoded}])

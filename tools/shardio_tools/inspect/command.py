@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from shardio_tools.arguments import is_url
-from shardio_tools.inspect.render import add_arguments as add_picture_arguments
-from shardio_tools.inspect.render import add_pictures, check_picture_options, describe_pictures
+from shardio_tools.inspect.pictures import add_arguments as add_picture_arguments
+from shardio_tools.inspect.pictures import add_pictures, check_picture_options, describe_pictures
 from shardio_tools.inspect.report import (
     Facts,
     Inspection,

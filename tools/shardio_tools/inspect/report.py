@@ -84,24 +84,60 @@ READING: Final = (*BAD, OSError)
 """Exceptions raised by reading data."""
 
 
+Samples = shardio.ShardDataset | shardio.ShardReader
+"""An open dataset or shard, whose samples are found by number."""
+
+
 @dataclass
 class Inspection:
     """The facts about a dataset or a shard, and the damage found."""
 
     facts: Facts = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    bad_files: set[str] = field(default_factory=set)
-    """Files with damage recorded before samples are read."""
 
-    def attempt(self, path: str, read: Callable[[], Any]) -> Any:
+    def attempt(self, path: str, read: Callable[[], Any], **where: Any) -> Any:
         """Return the result of `read`; if the data is bad, return None and record a finding."""
         try:
             return read()
         except READING as error:
             if isinstance(error, shardio.ShardioError) and not isinstance(error, BAD):
                 raise
-            self.note(path, error)
+            self.note(path, error, **where)
         return None
+
+    def read(
+        self,
+        samples: Samples,
+        number: int,
+        name: str,
+        show: Callable[[Any], Any] = lambda value: value,
+    ) -> Any:
+        """Return `show` of a field of a sample, or None if it is damaged, which is a finding."""
+        reader, path, row = self.located(samples, number, name)
+        if reader is None:
+            return None
+
+        def value() -> Any:
+            return show(reader.sample(row, [name])[name])
+
+        return self.attempt(path, value, field=name, sample=row)
+
+    def note_field(self, samples: Samples, number: int, name: str, error: Exception) -> None:
+        """Record damage of a field of a sample."""
+        _, path, row = self.located(samples, number, name)
+        self.note(path, error, field=name, sample=row)
+
+    def located(
+        self, samples: Samples, number: int, name: str
+    ) -> tuple[shardio.ShardReader | None, str, int]:
+        """Return the reader (None if it cannot be opened), the file and the row of a sample."""
+        if isinstance(samples, shardio.ShardReader):
+            return samples, samples.path, number
+        shard = int(samples.locate(np.array([number]))[0])
+        ((summary, _),) = samples.files.files_of_shard(shard, name)
+        path = os.path.join(samples.path, summary.name)
+        reader = self.attempt(path, partial(samples.reader, shard, name))
+        return reader, path, number - int(samples.starts[shard])
 
     def note(
         self, path: str, error: Exception, *, field: str | None = None, sample: int | None = None
@@ -110,18 +146,18 @@ class Inspection:
 
         `field` and `sample` (a row of the shard) are used if the error does not name them.
         """
+        where: Facts = {"field": field, "sample": sample}
         if isinstance(error, shardio.ShardCorrupt):
-            details: Facts = {"field": field, "sample": sample}
             for name in ("section", "field", "sample", "offset", "expected", "found"):
                 if (value := getattr(error, name)) is not None:
-                    details[name] = str(value) if name in ("expected", "found") else value
-            finding = Finding(error.path or path, error.code, error.what, **details)
+                    where[name] = str(value) if name in ("expected", "found") else value
+            finding = Finding(error.path or path, error.code, error.what, **where)
         elif isinstance(error, OSError) and not isinstance(error, shardio.ShardioError):
             place = error.filename if isinstance(error.filename, str) else path
             message = f"the file cannot be read: {error.strerror or error}"
             finding = Finding(place, "unreadable", message)
         else:
-            finding = replace(_finding(path, error), field=field, sample=sample)
+            finding = replace(_finding(path, error), **where)
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -217,12 +253,11 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
                 name: _shards_facts(inspection, dataset, shards, name)
                 for name, shards in groups.items()
             }
-        inspection.bad_files = {finding.path for finding in inspection.findings}
         if not (inspection.findings or is_url(path)):
             inspection.facts |= _samples_by_class(inspection, dataset)
         row = checked_row(path, sample, len(dataset))
         if row is not None:
-            inspection.facts["sample"] = dataset_sample(inspection, dataset, row)
+            inspection.facts["sample"] = sample_facts(inspection, dataset, row)
     return inspection
 
 
@@ -336,30 +371,16 @@ def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
     return sample % n_samples
 
 
-def dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: int) -> Facts:
-    """Return the facts about each field of a sample, and the shard that holds it."""
-    shard = int(dataset.locate(np.array([row]))[0])
-    in_shard = row - int(dataset.starts[shard])
-    fields: Facts = {}
-    named = {"": dataset.shards[shard]} | {
-        name: s[shard] for name, s in dataset.column_groups.items()
-    }
-    for side, summary in named.items():
-        place = os.path.join(dataset.path, summary.name)
-        # An error in opening this shard was reported before.
-        open_one = partial(dataset.reader, shard, side or None)
-        reader = None if place in inspection.bad_files else inspection.attempt(place, open_one)
-        if reader is not None:
-            fields |= sample_facts(inspection, reader, in_shard)["fields"]
-    facts: Facts = {"sample": row, "shard": dataset.shards[shard].name, "fields": fields}
-    return facts | {"row": in_shard} if fields else facts
+def sample_facts(inspection: Inspection, samples: Samples, number: int) -> Facts:
+    """Return the shard and row of a sample, and the facts about each field.
 
-
-def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) -> Facts:
-    """Return the facts about each field of a sample; None for a field that cannot be read."""
+    A field that cannot be read is None. Fields of a shard that cannot be opened are left out.
+    """
     fields: Facts = {}
-    for name, kind in reader.schema.items():
-        read = inspection.attempt(reader.path, partial(reader.sample, row, [name]))
-        fields[name] = None if read is None else value_facts(read[name], kind)
-    shard = os.path.basename(reader.path)
-    return {"sample": row, "shard": shard, "row": row, "fields": fields}
+    for name, kind in samples.schema.items():
+        if inspection.located(samples, number, name)[0] is not None:
+            show = partial(value_facts, kind=kind)
+            fields[name] = inspection.read(samples, number, name, show)
+    _, path, row = inspection.located(samples, number, next(iter(samples.schema)))
+    facts: Facts = {"sample": number, "shard": os.path.basename(path), "fields": fields}
+    return facts | {"row": row} if fields else facts
