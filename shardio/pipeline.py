@@ -24,8 +24,8 @@ from shardio._workers.tasks.stage import (
     PipelineStart,
     PipeStep,
     SourceItem,
+    TaskExecutor,
     UserCall,
-    Where,
     checked_where,
     user_call,
 )
@@ -193,7 +193,7 @@ class Pipeline(PipelineIterations):
         function: Callable[[Any], Any] | Mapping[Any, Any],
         *,
         concurrency: int = 1,
-        executor: Where = None,
+        executor: TaskExecutor = None,
         order: Order = "completion",
         name: str | None = None,
     ) -> Pipeline:
@@ -304,7 +304,7 @@ class DataLoader(PipelineIterations):
         num_threads: int = 8,
         timeout: float | None = None,
         output_order: str = "completion",
-        executor: Where = None,
+        executor: TaskExecutor = None,
         on_error: OnError = "raise",
         max_skips: int | None = None,
     ) -> None:

@@ -152,7 +152,7 @@ STEP_S: Final = 120.0
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    Samples also have the additional fields of `about`. If `fields` declares a field of the same
+    Samples also have additional fields, such as `label`. If `fields` declares a field of the same
     name, its value comes from the file instead.
     """
 
@@ -172,14 +172,16 @@ class InferringConverter(Converter):
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that files can provide a field; `word` is its spec."""
 
-    def about(self) -> Mapping[str, str]:
+    def all_additional_fields(self) -> Mapping[str, str]:
         """Return the specs of all possible additional fields."""
         return {"label": "int64", "source": "text"}
 
     def additional_fields(self) -> dict[str, str]:
         """Return the specs of the additional fields that `fields` does not declare."""
         taken = {name.partition(".")[0] for name in self.fields or ()}
-        return {name: spec for name, spec in self.about().items() if name not in taken}
+        return {
+            name: spec for name, spec in self.all_additional_fields().items() if name not in taken
+        }
 
     def additional_values(self, source: Input, /, **others: Any) -> dict[str, Any]:
         """Return the values of the additional fields: `label` and `source`, and `others`."""

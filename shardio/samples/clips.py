@@ -21,7 +21,7 @@ from shardio.format.schema import Schema
 from shardio.format.types import Array, Field
 from shardio.media.frames import CropPosition
 
-Where = Literal["all", "random", "uniform"]
+ClipChoice = Literal["all", "random", "uniform"]
 Crop = Literal["center", "random"]
 PixelForm = Literal["rgb", "yuv420"]
 
@@ -32,7 +32,7 @@ _MAX_PARTS: Final = 1 << 16
 """A float is accepted as `fps` if its denominator is at most this: 12.5 is, but 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
-    "where": get_args(Where),
+    "where": get_args(ClipChoice),
     "crop": get_args(Crop),
     "pixels": get_args(PixelForm),
 }
@@ -44,7 +44,7 @@ class Clip:
 
     frames: int = 16
     stride: int = 1
-    where: Where = "all"
+    where: ClipChoice = "all"
     step: int | None = None
     per_video: int | None = None
     size: tuple[int, int] | None = None

@@ -14,7 +14,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.samples.clip_view import ClipView
-from shardio.samples.clips import Clip, Crop, PixelForm, Where
+from shardio.samples.clips import Clip, ClipChoice, Crop, PixelForm
 from shardio.samples.packing import Pack, Rest
 from shardio.samples.preload import preload
 from shardio.samples.window_view import WindowView
@@ -40,7 +40,7 @@ class OpenDataset(Dataset):
         frames: int = 16,
         *,
         stride: int = 1,
-        where: Where = "all",
+        where: ClipChoice = "all",
         step: int | None = None,
         per_video: int | None = None,
         size: tuple[int, int] | None = None,

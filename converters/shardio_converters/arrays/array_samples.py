@@ -212,9 +212,13 @@ class ArraySamples(InferringConverter):
                 n_samples += 1
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
-    def about(self) -> Mapping[str, str]:
+    def all_additional_fields(self) -> Mapping[str, str]:
         """Return the specs of the fields that samples have besides the arrays."""
-        return {**super().about(), "row": "int64"} if self.rows else super().about()
+        return (
+            {**super().all_additional_fields(), "row": "int64"}
+            if self.rows
+            else super().all_additional_fields()
+        )
 
     def _samples(self, arrays: Sequence[NamedArray]) -> Iterator[dict[str, Any]]:
         if not self.rows:

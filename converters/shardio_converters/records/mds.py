@@ -387,7 +387,10 @@ class Mds(InferringConverter):
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return all field specs; `label` and `source` come first, even if they are columns."""
         there = {*fields, *self.additional_fields()}
-        return {**{name: word for name, word in self.about().items() if name in there}, **fields}
+        return {
+            **{name: word for name, word in self.all_additional_fields().items() if name in there},
+            **fields,
+        }
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a shard."""

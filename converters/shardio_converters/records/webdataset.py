@@ -159,9 +159,9 @@ class WebDataset(InferringConverter):
                 f"members in .npy, and int64 those in .{', .'.join(_NUMBERS.split())}"
             )
 
-    def about(self) -> Mapping[str, str]:
+    def all_additional_fields(self) -> Mapping[str, str]:
         """Return the specs of the fields that a sample has in addition to its members."""
-        return {"key": "text", **super().about()}
+        return {"key": "text", **super().all_additional_fields()}
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return all field specs; those of members come last."""

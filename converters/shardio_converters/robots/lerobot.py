@@ -315,9 +315,9 @@ class LeRobot(InferringConverter):
                 sample[camera] = cameras.cut(camera, footage, frames.values["timestamp"])
         return sample
 
-    def about(self) -> Mapping[str, str]:
+    def all_additional_fields(self) -> Mapping[str, str]:
         """Return the specs of the fields that a sample has in addition to the features."""
-        return {**super().about(), "task": "text", "tasks": "json"}
+        return {**super().all_additional_fields(), "task": "text", "tasks": "json"}
 
     def _taken(self, robot_set: RobotSet) -> dict[str, str]:
         specs = dict(robot_set.specs)

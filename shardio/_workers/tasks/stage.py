@@ -74,11 +74,11 @@ def user_call(name: str, function: Any) -> UserCall:
     return UserCall(function, "function")
 
 
-Where = Literal["process"] | Executor | None
+TaskExecutor = Literal["process"] | Executor | None
 """The place where calls run: threads of the pipeline, worker processes, or a given executor."""
 
 
-def checked_where(executor: Any) -> Where:
+def checked_where(executor: Any) -> TaskExecutor:
     """Return `executor`; raise InvalidArgument if it is not None, "process" or an Executor."""
     if executor is None or executor == "process" or isinstance(executor, Executor):
         return executor  # type: ignore[no-any-return]
@@ -94,7 +94,7 @@ class PipeStep(NamedTuple):
     concurrency: int
     in_order: bool
     thread_group: str  # steps of one group share as many threads as the highest `concurrency`
-    executor: Where = None
+    executor: TaskExecutor = None
 
     @property
     def most_under_way(self) -> int:
