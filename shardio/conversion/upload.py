@@ -22,8 +22,8 @@ import re
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,14 +60,19 @@ from shardio.storage.fs import (
 )
 from shardio.storage.remote.cache_folder import try_exclusive
 from shardio.storage.remote.connection import RemoteOptions
-from shardio.storage.remote.object_store import ObjectStore, no_cancel, run_parallel
+from shardio.storage.remote.object_store import (
+    ObjectStore,
+    no_cancel,
+    run_parallel,
+    start_thread,
+)
 from shardio.storage.remote.storage import RangeFile
 
 _MAX_CONCURRENT: Final = 4
 """The maximum number of shards that are uploaded or checked at the same time."""
-_MAX_QUEUED: Final = 8
-"""The maximum number of shards in the queue. While the queue is full, `submit` blocks."""
-_POLL_S: Final = 0.25
+_MAX_UPLOADS: Final = 12
+"""The maximum number of shards that are uploaded or wait for it. `submit` then waits, too."""
+_POLL_S: Final = 0.25  # the maximum length of one wait, so that Ctrl-C can interrupt it
 _SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
 """Matches the names of shards, to find uploaded shards that the dataset does not need."""
 LEASE_OBJECT: Final = "conversion.json"
@@ -121,100 +126,67 @@ def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None
 
 
 class ShardUploader(Closing):
-    """Uploads shards in threads, which this object owns.
+    """Uploads shards in threads.
 
     `hint` is a text for messages: the way to start again instead of resuming the conversion.
     """
 
     def __init__(self, objects: ObjectStore, hint: str) -> None:
         self._objects, self.hint = objects, hint
-        self._changed = threading.Condition()
-        self._queue: deque[tuple[str, ShardSummary]] = deque()
-        self._n_running = 0
-        self._error: BaseException | None = None
-        self._is_closed = False
-        self._done_callback: Callable[[], object] = lambda: None
-        self._threads: list[threading.Thread] = []
+        self._slots = threading.Semaphore(_MAX_CONCURRENT)
+        self._running: set[Future[None]] = set()
+        self._lock, self._is_closed = threading.Lock(), False
 
     def submit(self, path: str, shard: ShardSummary) -> None:
-        """Add the shard at `path` to the queue of shards to upload; block while the queue is full.
+        """Start to upload the shard at `path`; wait while _MAX_UPLOADS shards are not uploaded.
 
         A shard that has a note is only checked. If an earlier upload has failed, raise its error.
         """
-        with self._changed:
-            while len(self._queue) >= _MAX_QUEUED and self._error is None:
-                self._changed.wait(_POLL_S)
-            self._raise()
-            self._queue.append((path, shard))
-            self._changed.notify_all()
-            if len(self._threads) < _MAX_CONCURRENT:
-                thread = threading.Thread(target=self._run, name="shardio-send", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        self._wait(_MAX_UPLOADS - 1)
+        self._running.add(start_thread(lambda: self._upload(path, shard)))
 
     def finish(self) -> None:
         """Wait until all shards are uploaded. If an upload has failed, raise its error."""
-        with self._changed:
-            while (self._queue or self._n_running) and self._error is None:
-                self._changed.wait(_POLL_S)
-            self._raise()
+        self._wait(0)
+
+    def _wait(self, n_left: int) -> None:
+        """Wait until at most `n_left` uploads are left; raise the error of one that has failed."""
+        wait_s = 0.0
+        while True:
+            done, self._running = wait(self._running, wait_s, FIRST_COMPLETED)
+            for each in done:
+                each.result()
+            if len(self._running) <= n_left:
+                return
+            wait_s = _POLL_S
 
     def close(self) -> None:
-        """Stop the threads without waiting for them; uploads that end later leave no notes."""
-        with self._changed:
+        """Cancel the uploads without waiting for them; those that end later leave no notes."""
+        with self._lock:
             self._is_closed = True
-            self._queue.clear()
-            self._changed.notify_all()
 
-    def set_done_callback(self, callback: Callable[[], object]) -> None:
-        """Set a function that is called once the uploader is closed and all uploads have ended."""
-        with self._changed:
-            self._done_callback = callback
-            self._call_back_if_done()
-
-    def _call_back_if_done(self) -> None:
-        if self._is_closed and not self._n_running:
-            self._done_callback()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
-            try:
-                self._upload(*job)
-            except BaseException as error:  # noqa: BLE001  # `submit` or `finish` raises it.
-                with self._changed:
-                    self._error = self._error or error
-            with self._changed:
-                self._n_running -= 1
-                self._call_back_if_done()
-                self._changed.notify_all()
-
-    def _next(self) -> tuple[str, ShardSummary] | None:
-        with self._changed:
-            while not self._queue and not self._is_closed:
-                self._changed.wait()
-            if self._is_closed or self._error is not None:
-                return None
-            self._n_running += 1
-            self._changed.notify_all()
-            return self._queue.popleft()
+    def call_when_done(self, callback: Callable[[], object]) -> None:
+        """Call a function once all uploads have ended: at once, or in a thread."""
+        if all(each.done() for each in self._running):
+            callback()
+        else:
+            start_thread(lambda: (wait(self._running), callback()))
 
     def _upload(self, path: str, shard: ShardSummary) -> None:
-        if uploaded_name(path) is not None:
-            check_uploaded(self._objects, shard, self.hint)
-        else:
-            upload_shard(self._objects, path, shard, self._check)
-            with self._changed:
-                self._check()
-                write_upload_note(path, shard.name)
-        with self._changed:
+        with self._slots:
             self._check()
-            # The file also exists if there was a note already: an earlier process may have been
-            # killed after it wrote the note and before it removed the file.
-            unlink(path)
+            if uploaded_name(path) is not None:
+                check_uploaded(self._objects, shard, self.hint)
+            else:
+                upload_shard(self._objects, path, shard, self._check)
+                with self._lock:
+                    self._check()
+                    write_upload_note(path, shard.name)
+            with self._lock:
+                self._check()
+                # The file also exists if there was a note already: an earlier process may have been
+                # killed after it wrote the note and before it removed the file.
+                unlink(path)
 
     def _check(self) -> None:
         """Raise _UploadCancelled if the uploader is closed."""
@@ -378,7 +350,7 @@ class Upload(Closing):
                 with contextlib.suppress(ShardioError, OSError):
                     self._lease.release()
         finally:
-            self.uploader.set_done_callback(self._lock.close)
+            self.uploader.call_when_done(self._lock.close)
 
     def _clean_up(self) -> None:
         """Release the lease and remove the local folder, if the dataset was published."""

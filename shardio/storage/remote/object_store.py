@@ -77,7 +77,7 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 
     failed: list[Future[None]] = []
     try:
-        running = [_start_thread(run) for _ in range(min(n_threads, len(left)))]
+        running = [start_thread(run) for _ in range(min(n_threads, len(left)))]
         while running and not failed:
             running, failed = _wait_some(running)
     finally:
@@ -96,7 +96,7 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
-        begun = (_start_thread(functools.partial(call, item)) for item in left)
+        begun = (start_thread(functools.partial(call, item)) for item in left)
         coming.extend(itertools.islice(begun, n_threads - len(coming)))
         if not coming:
             return
@@ -112,7 +112,8 @@ def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R
     return list(left), [each for each in done if each.exception() is not None]
 
 
-def _start_thread(call: Callable[[], R]) -> Future[R]:
+def start_thread(call: Callable[[], R]) -> Future[R]:
+    """Run a function in a daemon thread, and return the future of its result."""
     future: Future[R] = Future()
 
     def run() -> None:

@@ -272,8 +272,8 @@ def test_a_closed_uploader_removes_nothing(
     monkeypatch.setattr("shardio.conversion.upload.uploaded_name", lambda _: "000000-000.shard")
     monkeypatch.setattr("shardio.conversion.upload.check_uploaded", lambda *_: uploader.close())
     (tmp_path / "000.shard").write_bytes(b"of the next conversion")
-    uploader.set_done_callback(has_ended.set)
     uploader.submit(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
+    uploader.call_when_done(has_ended.set)
     assert has_ended.wait(60)
     assert (tmp_path / "000.shard").exists()
 
