@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +25,7 @@ from shardio.dataset.manifest import holds_dataset, load, recover
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
+from shardio.storage.remote.object_store import run_parallel
 
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")
 """The options that are recorded but do not affect samples. An append may use other values."""
@@ -162,32 +161,19 @@ def classify_inputs(
     for entry in base.inputs:
         if entry.get("samples"):
             known.setdefault(entry["path"], []).append(entry)
-    waiting = iter([one for one in listing.inputs if one.name in known])
-    stopped = threading.Event()
+    others: list[InputReport] = []
 
-    def compare_waiting() -> list[InputReport]:
-        return [_compare(one, known[one.name], stopped) for one in waiting]
+    def compare(one: Input) -> None:
+        reason = _describe_change(one, known[one.name])
+        outcome: OutcomeKind = "modified" if reason else "duplicate"
+        others.append(InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label))
 
-    with ThreadPoolExecutor(n_threads or 1) as pool:
-        try:
-            futures = [pool.submit(compare_waiting) for _ in range(n_threads or 1)]
-            others = [report for future in futures for report in future.result()]
-        finally:
-            # After Ctrl-C, the threads stop in the middle of a file. Otherwise the end of the
-            # `with` block would wait until the threads have read their files to the end.
-            stopped.set()
+    run_parallel(n_threads or 1, compare, [one for one in listing.inputs if one.name in known])
     new = tuple(one for one in listing.inputs if one.name not in known)
     return replace(listing, inputs=new), others
 
 
-def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
-    """Return the report on a known input; `entries` are the dataset's entries with its name."""
-    reason = "" if stopped.is_set() else _describe_change(one, entries, stopped)
-    outcome: OutcomeKind = "modified" if reason else "duplicate"
-    return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
-
-
-def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
+def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
     """Return a text about the change of an input since its conversion; "" if it is unchanged.
 
     The input is unchanged if it equals any of the entries. Otherwise, the text compares it with the
@@ -207,7 +193,7 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
     if len(hashes) < len(entries):
         return ""  # An entry without a hash was written by a program that recorded no hashes.
     try:
-        found = input_hash(one, stopped)
+        found = input_hash(one)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return "" if found in hashes else f"hash {found}, {hashes[-1]} when it was converted"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -256,26 +255,25 @@ def input_states(one: Input) -> dict[str, InputState | None]:
     return {each.name: _path_state(each.path) for each in (one, *one.parts)}
 
 
-def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """Return the hash of the content of an input and its parts; for `stopped`, see `file_hash`."""
+def input_hash(one: Input) -> str:
+    """Return the hash of the content of an input and its parts."""
     if isinstance(one, Item):
         return one.hash
     if not one.parts:
-        return file_hash(one.path, stopped)
-    lines = (f"{file_hash(each.path, stopped)} {each.name}\n" for each in (one, *one.parts))
+        return file_hash(one.path)
+    lines = (f"{file_hash(each.path)} {each.name}\n" for each in (one, *one.parts))
     return f"{hash_bytes(''.join(lines).encode()):016x}"
 
 
-def file_hash(path: str, stopped: threading.Event | None = None) -> str:
+def file_hash(path: str) -> str:
     """Return the xxh3-64 hash of the content of a file, as 16 hex digits.
 
-    A generation records hashes in this form. If another thread sets `stopped`, the function returns
-    early, and the result must not be used. If reading fails, the OSError has the path of the file.
+    If reading fails, the OSError has the path of the file.
     """
     hasher = Hasher()
     try:
         with open(path, "rb", buffering=0) as file:
-            while (stopped is None or not stopped.is_set()) and (chunk := file.read(_CHUNK_BYTES)):
+            while chunk := file.read(_CHUNK_BYTES):
                 hasher.update(chunk)
     except OSError as error:
         error.filename = path  # `open` sets this attribute if it fails, but `read` does not.
