@@ -21,7 +21,7 @@ import secrets
 import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,6 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio._workers.tasks.task_pool import TaskPool
-from shardio.conversion.converter import Input
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     RECORD_FILE,
@@ -180,6 +179,8 @@ def run_in_workers(
         OSError, ShardioError: an error that occurred in a worker, for example because a shard
             cannot be written.
     """
+    running: dict[int, Unit] = {}  # keys: the indices that the pool gave to the units
+    n_crashes: Counter[tuple[int, int | None]] = Counter()
     with TaskPool(
         partial(_events_of, job),
         n_workers,
@@ -191,11 +192,28 @@ def run_in_workers(
         on_crash=UnitCrash,
         held_fds=lock_fds,
     ) as pool:
-        run = _UnitScheduler(next_unit, job, pool)
-        while run.fill():
+        while True:
+            while pool.has_room and (unit := next_unit()) is not None:
+                running[pool.put(unit, unit.title)] = unit
+            if not running:
+                return
             pool.wait()
-            while (found := pool.take()) is not None:
-                yield from run.handle(*found)
+            while (taken := pool.take()) is not None:
+                item, found = taken
+                if isinstance(found, UnitCrash):
+                    unit = _unit_after_crash(running.pop(item), found, job, n_crashes)
+                    running[pool.put(unit, unit.title)] = unit
+                    continue
+                if isinstance(found, FailedCall):  # for example, the converter called sys.exit
+                    raise WorkerDied(f"a worker ended its unit: {found.error!r}") from found.error
+                for event in found:
+                    if isinstance(event, Exception):
+                        raise event
+                    yield event
+                if pool.has_more(item):
+                    pool.go_on(item)
+                else:
+                    del running[item]
 
 
 class UnitCrash(NamedTuple):
@@ -208,63 +226,31 @@ class UnitCrash(NamedTuple):
     died: WorkerExit
 
 
-class _UnitScheduler:
-    """Assigns units to the workers of a pool, which the caller owns and closes."""
+def _unit_after_crash(
+    unit: Unit, crash: UnitCrash, job: ConversionJob, n_crashes: Counter[tuple[int, int | None]]
+) -> Unit:
+    """Return the unit that a new worker converts, without an input that always crashes.
 
-    def __init__(self, next_unit: NextUnit, job: ConversionJob, pool: TaskPool) -> None:
-        self._next_unit, self._job, self._pool = next_unit, job, pool
-        self._running: dict[int, Unit] = {}  # keys: the indices that the pool gave to the units
-        # Keys: the number of the unit, and `UnitCrash.position`.
-        self._n_crashes: Counter[tuple[int, int | None]] = Counter()
-
-    def fill(self) -> bool:
-        """Assign a unit to every idle worker; return False if no unit is left to be converted."""
-        while self._pool.has_room and (unit := self._next_unit()) is not None:
-            self._put(unit)
-        return bool(self._running)
-
-    def _put(self, unit: Unit) -> None:
-        self._running[self._pool.put(unit, unit.title)] = unit
-
-    def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> Iterator[UnitEvent]:
-        """Yield the events that a worker sent, raise the error it sent, or handle its crash."""
-        if isinstance(found, UnitCrash):
-            self._on_crash(self._running.pop(item), *found)
-            return
-        if isinstance(found, FailedCall):  # for example, the converter called sys.exit
-            raise WorkerDied(f"a worker ended its unit: {found.error!r}") from found.error
-        for event in found:
-            if isinstance(event, Exception):
-                raise event
-            yield event
-        if self._pool.has_more(item):
-            self._pool.go_on(item)
-        else:
-            del self._running[item]
-
-    def _on_crash(self, unit: Unit, position: int | None, died: WorkerExit) -> None:
-        """Start the unit of a crashed worker again, without an input that always crashes."""
-        self._n_crashes[unit.number, position] += 1
-        if position is None:
-            # The worker may have crashed while it verified the shards of an earlier conversion,
-            # which the unit's journal record lists. Delete the record: the next worker then writes
-            # the shards again instead of verifying them.
-            unlink(Path(self._job.folder, unit.key, RECORD_FILE))
-        if self._n_crashes[unit.number, position] == MAX_CRASHES:
-            if position is None:
-                raise WorkerDied(
-                    f"{MAX_CRASHES} workers crashed while finishing {unit.title}; "
-                    f"the last {died.end}"
-                )
-            skipped = unit.first + position, self._reason(died, unit.inputs[position])
-            unit = replace(unit, skipped=(*unit.skipped, skipped))
-        self._put(unit)
-
-    def _reason(self, died: WorkerExit, source: Input) -> str:
-        if died.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
-            seconds = cpu_limit_s(self._job.step_s, source)
-            return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
-        return f"{MAX_CRASHES} processes crashed while reading it; the last {died.end}"
+    The keys of `n_crashes` are numbers of units and `UnitCrash.position`.
+    """
+    position, died = crash
+    n_crashes[unit.number, position] += 1
+    if position is None:
+        # The worker may have crashed while it verified the shards of an earlier conversion, which
+        # the unit's journal record lists. Delete the record: the next worker then writes the shards
+        # again instead of verifying them.
+        unlink(Path(job.folder, unit.key, RECORD_FILE))
+    if n_crashes[unit.number, position] < MAX_CRASHES:
+        return unit
+    if position is None:
+        raise WorkerDied(
+            f"{MAX_CRASHES} workers crashed while finishing {unit.title}; the last {died.end}"
+        )
+    reason = f"{MAX_CRASHES} processes crashed while reading it; the last {died.end}"
+    if died.signal == CPU_LIMIT_SIGNAL and job.step_s is not None:
+        seconds = cpu_limit_s(job.step_s, unit.inputs[position])
+        reason = f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
+    return replace(unit, skipped=(*unit.skipped, (unit.first + position, reason)))
 
 
 def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
@@ -287,12 +273,10 @@ def _events_or_error(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exc
         yield WorkerDied(f"a worker raised an exception while {at}\n{traceback.format_exc()}")
 
 
-@dataclass(frozen=True, slots=True)
-class UnitAttempt:
+class UnitAttempt(NamedTuple):
     """The result of one attempt to convert a unit on a machine of the cluster.
 
-    `events` are the events of the unit, and `folder` is the folder of its new shards. `folder` is
-    "" if an earlier conversion had finished the unit, so that the machine wrote no shards.
+    `folder` is the folder of its new shards, or "" if an earlier conversion had finished the unit.
     `missing_path` is the path of the first file that the machine cannot see; "" if there is none.
     """
 
@@ -301,43 +285,29 @@ class UnitAttempt:
     missing_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class _UnitTask:
-    """A callable that converts one unit on a machine of the cluster.
-
-    Each attempt creates a folder in the folder `attempts`. `settings` are those that the journal
-    records, as returned by `conversion_settings`.
-    """
-
-    job: ConversionJob
-    attempts: str
-    settings: Mapping[str, Any]
-
-    def __call__(self, unit: Unit) -> UnitAttempt:
-        """Convert a unit on this machine."""
-        self._check_same_libraries()
-        missing_path = _first_invisible(unit)
-        if kept := read_record(Path(self.job.folder, unit.key), unit):
-            done, end = kept
-            return UnitAttempt((*done, end), "", missing_path)
-        folder = os.path.join(self.attempts, secrets.token_hex(8))
-        make_folder(folder)
-        _shared_zygote()
-        units, job = iter([unit]), replace(self.job, folder=folder)
-        events = tuple(run_in_workers(lambda: next(units, None), job, 1))
-        return UnitAttempt(events, os.path.join(folder, unit.key), missing_path)
-
-    def _check_same_libraries(self) -> None:
-        found = conversion_settings(self.settings["converter"], self.job.source.libraries())
-        differences = [
-            f"{name.removeprefix('versions.')} is {here}, the conversion started with {recorded}"
-            for name, recorded, here in different_settings(self.settings, found)
-        ]
-        if differences:
-            raise UnsupportedEnvironment(
-                f"machine {platform.node()} of the Ray cluster would produce different bytes: "
-                f"{'; '.join(differences)}; install the same versions everywhere"
-            )
+def _attempt_unit(
+    job: ConversionJob, attempts: str, settings: Mapping[str, Any], unit: Unit
+) -> UnitAttempt:
+    """Convert a unit on a machine of the cluster, in a new folder in the folder `attempts`."""
+    found = conversion_settings(settings["converter"], job.source.libraries())
+    if differences := [
+        f"{name.removeprefix('versions.')} is {here}, the conversion started with {recorded}"
+        for name, recorded, here in different_settings(settings, found)
+    ]:
+        raise UnsupportedEnvironment(
+            f"machine {platform.node()} of the Ray cluster would produce different bytes: "
+            f"{'; '.join(differences)}; install the same versions everywhere"
+        )
+    missing_path = _first_invisible(unit)
+    if kept := read_record(Path(job.folder, unit.key), unit):
+        done, end = kept
+        return UnitAttempt((*done, end), "", missing_path)
+    folder = os.path.join(attempts, secrets.token_hex(8))
+    make_folder(folder)
+    _shared_zygote()
+    units = iter([unit])
+    events = tuple(run_in_workers(lambda: next(units, None), replace(job, folder=folder), 1))
+    return UnitAttempt(events, os.path.join(folder, unit.key), missing_path)
 
 
 @functools.cache
@@ -375,15 +345,22 @@ def run_on_ray(
 
     try:
         with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
-            work = _UnitTask(job, attempts, settings)
-            for number, found in cluster.run(work, next_job, lambda n: running[n].title):
+            attempt = partial(_attempt_unit, job, attempts, settings)
+            for number, found in cluster.run(attempt, next_job, lambda n: running[n].title):
                 # If this machine does not see the file either, it was deleted meanwhile.
                 if found.missing_path and os.path.lexists(found.missing_path):
                     raise UnsupportedEnvironment(
                         f"a machine of the Ray cluster cannot see {found.missing_path}: the source "
                         "must be on a file system that all machines mount at the same path"
                     )
-                _commit_attempt(found, running.pop(number), job)
+                unit = running.pop(number)
+                if found.folder:
+                    path = os.path.join(job.folder, unit.key)
+                    remove_tree(
+                        path
+                    )  # An earlier conversion may have left an unfinished unit here.
+                    rename(found.folder, path)
+                    sync_path(job.folder)
                 yield from found.events
     finally:
         # A machine that was presumed dead, but still runs, cannot write any more once the folder
@@ -399,12 +376,3 @@ def _first_invisible(unit: Unit) -> str:
             if each.stamp != (0, 0) and not os.path.lexists(each.path):
                 return each.path
     return ""
-
-
-def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
-    """Move the folder of an attempt to the unit's final path, durably."""
-    if found.folder:
-        path = os.path.join(job.folder, unit.key)
-        remove_tree(path)  # An earlier conversion may have left an unfinished unit here.
-        rename(found.folder, path)
-        sync_path(job.folder)
