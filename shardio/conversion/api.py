@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from shardio._workers.ray_cluster import Engine, EngineName
@@ -59,30 +59,22 @@ def convert(
 ) -> ConversionReport:
     """Convert a folder of files, or Python samples or items, into a dataset at `out`.
 
-    Every file below `src` is read and listed in the report. `src` may also be a pattern, such as
-    `"shards/train-*.tar"`; the names of files in the report are then relative to the folder above
-    the first wildcard. A broken file gives no samples, unless `keep_partial` is True: then the
-    samples before the damage are kept. With `on_error="stop"`, the conversion ends at the first
-    broken file in name order, and the samples up to there are published.
+    Every file below `src`, or that matches the pattern `src`, is read and listed in the report. A
+    broken file gives no samples; with `keep_partial`, it gives the samples before the damage. With
+    `on_error="stop"`, the conversion ends at the first broken file in name order, and the samples
+    up to there are published.
 
-    Files are converted by `workers` processes. 0 means to convert in this process; the default is
-    one process per usable CPU. The bytes of the dataset depend neither on the number of processes
-    nor on the speed of the machine.
+    The bytes of the dataset depend neither on the number of processes nor on the speed of the
+    machine. If the conversion is interrupted, the shards of finished units (groups of consecutive
+    files) stay in `out`, and the next conversion to `out` must be called with `resume` or
+    `overwrite`. With `resume`, a finished unit is used again if its shards are intact and its files
+    have not changed. With `overwrite`, all files are converted again; a dataset in `out` is
+    replaced once the new one is complete. If no file gives a sample, nothing is published.
 
-    The files are divided into units, which are groups of consecutive files that one process
-    converts. If the conversion is interrupted, the shards of its finished units stay in `out`, and
-    the next conversion to `out` must be called with `resume` or `overwrite`. With `resume`, a
-    finished unit is used again if its shards are intact and its files have not changed; the dataset
-    is the same as without the interruption. With `overwrite`, all files are converted again. If
-    `out` contains a dataset, `overwrite` replaces it once the new dataset is complete. If no file
-    gives a sample, nothing is published: a dataset in `out` does not change, and the report has the
-    outcome of each file.
-
-    With `append`, new samples are added at the end of the dataset at `out`, and the result is
-    published as the dataset's next generation. Existing samples keep their positions, and classes
-    keep their indices. Files whose samples the dataset already has are not converted again: the
-    outcome of such a file is `"duplicate"`, or `"modified"` if its content has changed. For options
-    of the converter that are not given, the values recorded in the dataset are used.
+    With `append`, new samples are published after those of the dataset at `out`, as its next
+    generation. Files whose samples the dataset already has are not converted again: their outcome
+    is `"duplicate"`, or `"modified"` if their content has changed. Options of the converter default
+    to those recorded in the dataset.
 
     Instead of files, `src` may be one of the following Python objects:
 
@@ -91,21 +83,22 @@ def convert(
     * a map-style data set, which has `__len__` and `__getitem__`, as in torch. Its indices are
       divided among the processes. A data set that also has `__iter__` is read by index only if
       `workers` is given; otherwise it is read as an iterable of samples.
-    * an iterable of items, if `samples` is given. `samples` is called with each item, and returns
-      the samples of the item. Items are converted and reported like files.
-
-    `schema` is the schema of the samples of such an object. In an append, the default is the schema
-    of the dataset; otherwise, it is the schema of the data frame or of the first sample. `options`
-    are the options of the converter.
+    * an iterable of items, if `samples` is given. Items are converted and reported like files.
 
     Args:
-        samples: a function that returns one sample, several samples, or None for an item. The
-            function may be a lambda or be defined in a notebook; it is sent to the processes. If it
-            raises an exception, the item is reported as broken.
-        names: the names of the fields, if samples are tuples.
         kind: the name of the converter, such as "videos", "images", "audio" or "arrays", or of an
             installed third-party converter. The default in an append is the converter of the
             dataset; otherwise the kind is guessed from the names of the files.
+        samples: a function that returns one sample, several samples, or None for an item. It is
+            sent to the processes; it may be a lambda or be defined in a notebook. If it raises an
+            exception, the item is reported as broken.
+        names: the names of the fields, if samples are tuples.
+        schema: the schema of the samples of a Python object. The default is the schema of the
+            dataset in an append; otherwise that of the data frame or of the first sample.
+        workers: the number of processes, by default one per usable CPU. 0 means to convert in this
+            process.
+        progress: a function that is called in this process before the first file and after every
+            file.
         labels: a CSV or JSON Lines file with the columns `path` (relative to `src`) and `label`
             (the name of the class). By default, the folder of a file is its class.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
@@ -113,12 +106,10 @@ def convert(
             that are not uploaded yet, and the state that is needed to resume the conversion.
         engine: "local", or "ray" to convert on the machines of a Ray cluster. All machines must see
             `src` and `out` at these paths. `workers` is the number of processes on all machines
-            together, by default one per CPU. The bytes of the dataset are the same with both
-            engines, and each engine can resume a conversion that was started with the other engine.
+            together, by default one per CPU. Each engine can resume a conversion of the other.
         address: the address of the Ray cluster, as for `ray.init`. The default is the value of the
             environment variable RAY_ADDRESS; if it is not set, Ray is started on this machine.
-        progress: a function that is called in this process before the first file and after every
-            file.
+        options: the options of the converter.
 
     Raises:
         InvalidArgument: `src` does not exist, is empty, matches no file, or has no file of the
@@ -147,106 +138,91 @@ def convert(
         labels=labels,
         engine=Engine(engine, address),
     )
-    source = _Source(src, samples, names, schema, out)
+
+    def convert_into(folder: PathName, options: ConvertOptions) -> ConversionReport:
+        check_folder_name(folder)
+        if samples is not None or not isinstance(src, str | os.PathLike):
+            return _convert_object(src, samples, names, schema, folder, options)
+        if names is not None:
+            raise InvalidArgument("names: only for samples that are tuples, not for files")
+        options.check_for_inputs(schema)
+        return _convert_files(folder, replace(options, source=os.fspath(src)), os.fspath(out))
+
     if not (isinstance(out, str) and is_url(out)):
-        return source.convert(out, options_given)
+        return convert_into(out, options_given)
     with Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite) as upload:
-        if (
-            upload.is_converted and not upload.has_plan
-        ):  # An earlier process wrote Python samples, but was killed before it published them.
+        if upload.is_converted and not upload.has_plan:
+            # An earlier process wrote Python samples, but was killed before it published them.
             return upload.publish()
-        report = source.convert(upload.folder, replace(options_given, uploader=upload.uploader))
+        report = convert_into(upload.folder, replace(options_given, uploader=upload.uploader))
         return upload.publish(report) if report.generation else upload.discard(report)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The arguments of `convert` that describe the source.
+def _convert_files(out: PathName, options: ConvertOptions, out_name: str) -> ConversionReport:
+    """Convert files into a local folder; `out_name` is the argument `out` of `convert`."""
+    src = options.source
+    base = load_base(out) if options.append else None
+    staging = options.make_staging(out)
+    listing = list_inputs(src, exclude=str(staging.out))
+    # Validate the options before any file is created: an error then leaves no files in `out`.
+    source, listing = options.fit_source(base, listing, out)
+    if options.labels is None:
+        warn_about_split(listing.classes, src, out_name)
+    listing = _labelled(listing, source, options.labels)
+    return convert_inputs(listing, staging, options.make_job(source, base, staging), options)
 
-    `src` is a path or a Python object: samples, items, a map-style data set or a data frame.
-    `out_name` is the argument `out` of `convert`, for messages.
-    """
 
-    src: Any
-    samples: Callable[[Any], Any] | None
-    names: Sequence[str] | None
-    schema: Schema | None
-    out_name: PathName
-
-    def convert(self, out: PathName, options: ConvertOptions) -> ConversionReport:
-        """Convert the source into the local folder `out`.
-
-        If `out_name` is a URL, `out` is a folder in the cache, from which the dataset is uploaded.
-        """
-        check_folder_name(out)
-        if self.samples is None and isinstance(self.src, str | os.PathLike):
-            return self._convert_files(os.fspath(self.src), out, options)
-        self._check_names()
-        self._check_object()
-        if self.samples is None and (
-            is_data_frame(self.src) or not is_map_style(self.src, options.workers)
-        ):
-            options.refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
-            schema, rows = self._rows(append=options.append)
-            place, n_bytes = os.fspath(out), options.shard_bytes
-            return write_samples(rows, place, schema, n_bytes, append=options.append)
-        options.refuse(("kind", "labels"), "only for files")
-        if self.samples is not None:
-            items, make, name = self.src, self.samples, _function_name(self.samples)
-        else:
-            items, make = index_runs(len(self.src)), MapStyleSamples(self.src)
-            name = type(self.src).__qualname__
-        return convert_items(items, make, name, out, options, self.schema, self.names)
-
-    def _convert_files(self, src: str, out: PathName, options: ConvertOptions) -> ConversionReport:
-        if self.names is not None:
-            raise InvalidArgument("names: only for samples that are tuples, not for files")
-        options = replace(options, source=src)
-        options.check_for_inputs(self.schema)
-        base = load_base(out) if options.append else None
-        staging = options.make_staging(out)
-        listing = list_inputs(src, exclude=str(staging.out))
-        # Validate the options before any file is created: an error then leaves no files in `out`.
-        source, listing = options.fit_source(base, listing, out)
-        if options.labels is None:
-            warn_about_split(listing.classes, src, os.fspath(self.out_name))
-        listing = _labelled(listing, source, options.labels)
-        return convert_inputs(listing, staging, options.make_job(source, base, staging), options)
-
-    def _check_names(self) -> None:
-        if self.samples is not None and not callable(self.samples):
-            raise InvalidArgument(
-                f"samples must be a function of an item; found {type(self.samples).__name__}"
-            )
-        names = self.names
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-            raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
-        if self.samples is not None and isinstance(self.src, str | bytes):
-            raise InvalidArgument(
-                f"{self.src!r}: with samples=, expected an iterable of items, such as "
-                "sorted(folder.iterdir()); found one string"
-            )
-
-    def _check_object(self) -> None:
-        kind = type(self.src)
-        readable = ("__iter__", "__getitem__", "__arrow_c_stream__")
-        is_iterable = any(hasattr(kind, name) for name in readable)
-        if is_iterable and (self.samples is not None or not isinstance(self.src, Mapping)):
-            return
-        raise InvalidArgument(
-            f"found a {kind.__name__}; expected a path, an iterable of dicts, a map-style data "
-            "set, a data frame, or items together with samples=, a function that converts an item "
-            "to samples"
-        )
-
-    def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
-        """Return the schema (None: that of the first sample or of the dataset) and the samples."""
-        if not is_data_frame(self.src):
-            return self.schema, (as_mapping(value, self.names) for value in self.src)
-        if self.names is not None:
+def _convert_object(
+    src: Any,
+    samples: Callable[[Any], Any] | None,
+    names: Sequence[str] | None,
+    schema: Schema | None,
+    out: PathName,
+    options: ConvertOptions,
+) -> ConversionReport:
+    _check_object(src, samples, names)
+    if samples is None and (is_data_frame(src) or not is_map_style(src, options.workers)):
+        options.refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
+        rows: Iterable[Mapping[str, Any]]
+        if not is_data_frame(src):
+            rows = (as_mapping(value, names) for value in src)
+        elif names is not None:
             raise InvalidArgument("names: not for data frames; rename the columns instead")
-        rows = FrameRows(self.src)
-        return rows.schema if self.schema is None and not append else self.schema, rows
+        else:
+            rows = frame = FrameRows(src)
+            schema = frame.schema if schema is None and not options.append else schema
+        return write_samples(
+            rows, os.fspath(out), schema, options.shard_bytes, append=options.append
+        )
+    options.refuse(("kind", "labels"), "only for files")
+    if samples is not None:
+        return convert_items(src, samples, _function_name(samples), out, options, schema, names)
+    items, name = index_runs(len(src)), type(src).__qualname__
+    return convert_items(items, MapStyleSamples(src), name, out, options, schema, names)
+
+
+def _check_object(
+    src: Any, samples: Callable[[Any], Any] | None, names: Sequence[str] | None
+) -> None:
+    if samples is not None and not callable(samples):
+        raise InvalidArgument(
+            f"samples must be a function of an item; found {type(samples).__name__}"
+        )
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+        raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
+    if samples is not None and isinstance(src, str | bytes):
+        raise InvalidArgument(
+            f"{src!r}: with samples=, expected an iterable of items, such as "
+            "sorted(folder.iterdir()); found one string"
+        )
+    readable = ("__iter__", "__getitem__", "__arrow_c_stream__")
+    is_iterable = any(hasattr(type(src), name) for name in readable)
+    if not is_iterable or (samples is None and isinstance(src, Mapping)):
+        raise InvalidArgument(
+            f"found a {type(src).__name__}; expected a path, an iterable of dicts, a map-style "
+            "data set, a data frame, or items together with samples=, a function that converts an "
+            "item to samples"
+        )
 
 
 _OPTIONS_OF_INPUTS: Final = (
