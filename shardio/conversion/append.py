@@ -1,10 +1,9 @@
 """Append to a dataset: classify inputs as new or known, check options, build the next generation.
 
-A generation has an entry for each input that was converted, even if the input gave no samples. An
-input that gave samples is not converted again, because samples in a dataset cannot be replaced: its
-outcome is `duplicate`, or `modified` if its content has changed. All other inputs are converted.
-Existing samples keep their positions, existing classes keep their indices, and new samples are
-added at the end.
+An input that gave samples is not converted again, because samples in a dataset cannot be replaced:
+its outcome is `duplicate`, or `modified` if its content has changed. All other inputs are
+converted. Existing samples keep their positions, existing classes keep their indices, and new
+samples are added at the end.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ def load_base(out: PathName) -> Generation:
 
 
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
-    """Return the generation; raise InvalidArgument if it has columns added after its conversion."""
     if added := [group.name for group in base.column_groups]:
         raise InvalidArgument(
             f"{os.fspath(out)}: has added columns ({', '.join(added)}), which new samples would "
@@ -83,8 +81,8 @@ def inherit_options(
 ) -> tuple[str | None, dict[str, Any]]:
     """Return the kind and the options of the converter for an append.
 
-    `kind` and `options` are the arguments of the caller. A missing kind is taken from the dataset.
-    If the kind is that of the dataset, missing options are also taken from the dataset.
+    A missing kind is taken from the dataset. If the kind is that of the dataset, missing options
+    are also taken from the dataset.
     """
     name = base.converter.get("name")
     kind = kind or name
@@ -100,8 +98,7 @@ def check_same_samples(
 ) -> None:
     """Raise InvalidArgument if the converter, its version, its options or the schema differ.
 
-    `converter` is the entry about the converter that a generation would record, and `schema` is the
-    schema of the new samples.
+    `converter` is the entry about the converter that a generation would record.
     """
     differences = []
     if base.converter:
@@ -113,10 +110,9 @@ def check_same_samples(
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:
-    """Raise InvalidArgument if two schemas differ, or if the caller has found other differences.
+    """Raise InvalidArgument if two schemas differ, or if the caller has found other `differences`.
 
-    `expected` is the schema of the dataset, `found` the schema of the new samples. The message
-    names every field that differs.
+    `expected` is the schema of the dataset, `found` that of the new samples.
     """
     differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
@@ -138,7 +134,6 @@ def check_same_schema(
 
 
 def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that determine the samples, from the entry about the converter."""
     options = converter.get("options", {}).items()
     return {
         "converter": converter.get("name"),
@@ -152,9 +147,9 @@ def classify_inputs(
 ) -> tuple[Listing, list[InputReport]]:
     """Return the inputs that an append must convert, and the reports on all other inputs.
 
-    An input is known if a file of the same name gave samples to the dataset. Known inputs are not
-    converted; those of unchanged size are read in `n_threads` threads, to compare their hashes. The
-    classes of the returned listing are those of the dataset after the append.
+    An input is known if a file of the same name gave samples to the dataset. Known inputs of
+    unchanged size are read in `n_threads` threads, to compare their hashes. The classes of the
+    returned listing are those of the dataset after the append.
     """
     listing = _merge_classes(listing, base, out)
     known: dict[str, list[Entry]] = {}
@@ -200,7 +195,6 @@ def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
 
 
 def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
-    """Return the listing with the classes of the dataset, followed by the new classes."""
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
             f"{os.fspath(out)}: has no class names, while the source has "
@@ -219,9 +213,9 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation of the dataset in `out`, to which the append is then applied.
 
-    Another writer may have published since `base` was read: raise DatasetConflict if the schema,
-    the classes or the lineage (a hash that identifies the dataset) differ from those of `base`. If
-    a writer was killed while it published a generation, that generation is removed first.
+    Raise DatasetConflict if another writer has changed the schema, the classes or the lineage (a
+    hash that identifies the dataset) since `base` was read. If a writer was killed while it
+    published a generation, that generation is removed first.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
@@ -241,12 +235,10 @@ def generation_changes(
 ) -> dict[str, Any]:
     """Return the attributes in which the next generation differs from the generation `latest`.
 
-    `shards` are the new shards, `classes` the classes after the append, and `reports` the reports
-    on the converted inputs. A report replaces the entry about an input that gave no samples before.
-
-    Statistics of subsets are kept, because the samples of a subset do not change; statistics of the
-    whole dataset are dropped. If there are new classes, all statistics are dropped, because they
-    have a count per class.
+    A report replaces the entry about an input that gave no samples before. Statistics of subsets
+    are kept, because the samples of a subset do not change; statistics of the whole dataset are
+    dropped. If there are new classes, all statistics are dropped, because they have a count per
+    class.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

@@ -1,8 +1,4 @@
-"""Classes of inputs: labels from a file, and a warning about folders that are named like splits.
-
-By default, the class of a file is its folder, and the label of a file is the index of its class. A
-split is a subset of a data set, such as train or test: folders of splits are rarely classes.
-"""
+"""Classes of inputs: labels from a file, and a warning about folders that are named like splits."""
 
 from __future__ import annotations
 
@@ -33,10 +29,9 @@ def read_labels(path: str) -> dict[str, str]:
     """Read a label file; return a dict from the paths of files to the names of their classes.
 
     If the name of the label file ends in .json, .jsonl or .ndjson, each line is a JSON object. Any
-    other label file is CSV, and its first line names the columns. The columns (or JSON keys) are
-    `path`, which is relative to the source, and `label`, which is a string or an integer. Other
-    columns are ignored. A path with an empty label is not in the result. Error messages name the
-    label file and the line.
+    other label file is CSV, and its first line names the columns. `path` is relative to the source,
+    and `label` is a string or an integer; other columns are ignored. A path with an empty label is
+    not in the result.
     """
     check_encodable(path, "labels (--labels)")
     is_json = path.lower().endswith(_JSON_SUFFIXES)
@@ -108,9 +103,9 @@ def _json_lines(path: str) -> Iterator[Entry]:
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
     """Return the listing with the classes and labels of a label file, instead of folders.
 
-    `labels` maps names of inputs to names of classes. All other inputs get the label -1. Classes
-    are sorted by name, or by number if all names are integers. Raise InvalidArgument for a path in
-    `labels` that is not an input; `where` is the path of the label file.
+    `labels` maps names of inputs to names of classes; all other inputs get the label -1. Classes
+    are sorted by name, or by number if all names are integers. Raise InvalidArgument for a path
+    that is not an input; `where` is the path of the label file.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
@@ -130,10 +125,7 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
 
 
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
-    """Return the listing with the classes `classes`, and with the label -1 for every input.
-
-    The labels are not needed, because the converter reads a label for each sample.
-    """
+    """Return the listing with the classes `classes`; every input has the label -1."""
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
 
 
@@ -155,8 +147,8 @@ _WORD: Final = re.compile(r"[^\W\d_]+")
 def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
     """Warn if folders of a source are named like splits, because they all go into one dataset.
 
-    `folders` are the folders of the source that contain files or are empty. The warning suggests
-    a command for each split; `source` and `out` are the arguments of the current command.
+    The warning suggests a command for each split; `source` and `out` are those of the current
+    command.
     """
     if not (found := find_split(folders)):
         return
@@ -176,9 +168,9 @@ def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
 def find_split(folders: Iterable[str]) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
-    A folder counts only if its parent also contains a folder that is named like another split. Of
-    all depths with such folders, only the one nearest to the source is used. If several parents
-    contain splits, the paths are patterns that match all of them.
+    A folder counts only if its parent also contains a folder that is named like another split, and
+    only at the least depth with such folders. If several parents contain splits, the paths are
+    patterns that match all of them.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):

@@ -1,9 +1,7 @@
-"""The base class of converters, their inputs and outcomes, and the registry of converters.
+"""The base class of converters, their inputs and outcomes, and the registry of converters by kind.
 
-A converter reads the inputs of one kind, such as videos. Each kind has a name, and the registry
-finds the converter of a kind by this name. Built-in converters are listed in `BUILT_IN`.
-Third-party converters are found through the entry-point group `shardio.converters`. A converter is
-imported on first use.
+Built-in converters are listed in `BUILT_IN`; third-party converters are found through the
+entry-point group `shardio.converters`. A converter is imported on first use.
 """
 
 from __future__ import annotations
@@ -31,12 +29,11 @@ OUTCOMES: Final = get_args(OutcomeKind)[:5]
 class Input:
     """One file to convert.
 
-    `name` is the path of the file relative to the source, with `/` as separator. Reports and
-    datasets identify the file by its name. `path` is the path at which the file can be opened on
-    this machine. `label` is the index of the file's class, or -1 if the file has no class. `stamp`
-    consists of the file's mtime and ctime in ns, and identifies the state of the file. `parts` are
-    other files that the converter reads together with this file. If this file is itself a part,
-    `part_of` is the name of the first input that has this part; otherwise it is "".
+    `name` is the path of the file relative to the source, with `/` as separator. `path` is the path
+    at which this machine can open the file. `label` is the index of the file's class, or -1.
+    `stamp` consists of the file's mtime and ctime in ns. `parts` are other files that the converter
+    reads together with this file. If this file is itself a part, `part_of` is the name of the first
+    input that has this part; otherwise it is "".
     """
 
     name: str
@@ -53,7 +50,7 @@ class Item(Input):
     """One item of a Python iterable, which is converted like a file.
 
     `name` and `path` are the same text, which describes the item. `hash` is a hash of the item, and
-    `packed` is the pickled item, which is sent to a worker.
+    `packed` is the pickled item.
     """
 
     hash: str = ""
@@ -64,24 +61,21 @@ class Item(Input):
 class Outcome:
     """The result of an input.
 
-    `reason` is a text that explains the outcome. `detail` is additional information about the
-    input, in JSON values, because it is recorded in the dataset. A converter returns one of these
-    kinds:
+    `reason` explains the outcome. `detail` has further facts in JSON values, which the dataset
+    records. A converter returns one of these kinds:
 
     * `"converted"`: the input gave samples.
     * `"empty"`: the input is readable, but has no samples.
     * `"broken"`: the input is of the converter's kind, but cannot be read. The exit code of
       `shardio convert` is then 1.
     * `"unsupported"`: the input is not of the converter's kind.
-    * `"part"`: the input was read together with another input, which gave the samples; `reason`
-      has the name of the other input.
+    * `"part"`: the input was read together with another input, whose name is the `reason`.
 
     The conversion itself sets three kinds, for inputs that are not converted:
 
     * `"not_processed"`: the conversion stopped at an earlier input.
     * `"duplicate"`: in an append, the dataset already has the samples of the input.
-    * `"modified"`: in an append, the dataset already has samples of the input, but the input has
-      changed since it was converted.
+    * `"modified"`: in an append, the dataset has samples of an earlier state of the input.
     """
 
     kind: OutcomeKind
@@ -92,12 +86,11 @@ class Outcome:
 class Converter(ABC):
     """A converter of one kind of input: a frozen dataclass whose fields are its options.
 
-    The constructor validates the options, and raises InvalidArgument if one is invalid. The options
-    are recorded in the dataset. Their values must therefore be JSON values, and must not contain
-    machine names or absolute paths. If the default of an option is None, the option is recorded
-    only if it has another value. An append creates the converter again from the recorded options.
-    No option may be named like a parameter of `shardio.convert`. Instances are pickled and sent to
-    the workers.
+    The constructor raises InvalidArgument for an invalid option. Options are recorded in the
+    dataset, and an append creates the converter again from them: their values must be JSON values,
+    and must not contain machine names or absolute paths. An option whose default is None is
+    recorded only if it has another value. No option may be named like a parameter of
+    `shardio.convert`. Instances are pickled and sent to the workers.
 
     Attributes:
         kind: the name of the converter in the registry.
@@ -106,8 +99,8 @@ class Converter(ABC):
         step_s: a limit of the CPU time in seconds, because some libraries loop forever on damaged
             files; None means no limit. Each step of the generator `samples` may take this time,
             plus one second per MiB of the input. A worker that takes longer is killed, and the
-            input is read again in a new worker. If the new worker is killed too, the input is
-            reported as broken. With `workers=0`, there is no limit.
+            input is read again in a new worker. If that is killed too, the input is reported as
+            broken. With `workers=0`, there is no limit.
     """
 
     kind: ClassVar[str]
@@ -122,8 +115,8 @@ class Converter(ABC):
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one input, and return the outcome of the input.
 
-        The method must not write files. The caller keeps the samples in a buffer until the outcome
-        is known. The samples of a broken input are then discarded, unless `keep_partial` is set.
+        The method must not write files. The samples of a broken input are discarded, unless
+        `keep_partial` is set.
 
         Raises:
             MediaError: the input is broken. The message becomes the reason in the report.
@@ -136,8 +129,8 @@ class Converter(ABC):
     def fitted(self, inputs: Sequence[Input]) -> Converter:
         """Return a converter in which missing options are inferred from the inputs.
 
-        An example of such an option is a schema. The method is called once, before the samples of
-        the first input are read. Inferred options are recorded like the options of the caller.
+        The method is called once, before the samples of the first input are read. Inferred options
+        are recorded like the options of the caller.
         """
         return self
 
@@ -145,8 +138,7 @@ class Converter(ABC):
         """Return a dict from the names of inputs to the names of their parts.
 
         A part is an input that is read together with another input. `samples` is not called for a
-        part, and no samples are recorded as samples of a part. If a part changes, the input that
-        has this part counts as changed.
+        part. If a part changes, the input that has this part counts as changed.
         """
         return {}
 
@@ -158,26 +150,20 @@ class Converter(ABC):
         return None
 
     def view(self) -> Mapping[str, Any]:
-        """Return the default view of the dataset, in the form in which a generation records it.
-
-        The view says what a loader reads as one sample. By default, this is a row of the dataset.
-        """
+        """Return the default view of the dataset, in the form in which a generation records it."""
         return ROWS
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
         """Compare the pixels of an input with those stored in its first sample.
 
-        Return the sum of the squared differences, and the number of compared values. Return None if
-        the converter stores the input without loss.
+        Return the sum of the squared differences, and the number of compared values; None if the
+        converter stores the input without loss.
         """
         return None
 
 
 def options_of(converter: Converter) -> dict[str, Any]:
-    """Return the options of a converter that a dataset records.
-
-    An option is left out if its default is None and its value is None.
-    """
+    """Return the options of a converter that a dataset records."""
     found = {}
     for known in fields(converter):  # type: ignore[arg-type]
         value = getattr(converter, known.name)
@@ -201,9 +187,9 @@ _PARAMETERS: Final = frozenset(
 class BuiltIn:
     """The entry for a built-in converter in the table `BUILT_IN`.
 
-    `target` names the module and the class of the converter. `unsupported` is the reason in reports
-    on files of other kinds. `suffixes` are the endings of file names by which the kind is guessed.
-    `packages` are the packages and modules that `pip install '.[KIND]'` installs.
+    `target` names the module and the class. `unsupported` is the reason in reports on files of
+    other kinds. `suffixes` are the endings of file names by which the kind is guessed. `packages`
+    are the packages and modules that `pip install '.[KIND]'` installs.
     """
 
     target: str
@@ -312,8 +298,7 @@ def converter_class(kind: str) -> type[Converter]:
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Return a new converter of a kind with the given options.
 
-    Raise InvalidArgument if an option is unknown or invalid, and for the reasons of
-    `converter_class`.
+    Raise InvalidArgument for an unknown or invalid option, and the errors of `converter_class`.
     """
     found = converter_class(kind)
     known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
@@ -333,10 +318,7 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
 
 
 def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
-    """Return a converter in which missing options are inferred from the inputs.
-
-    Raise UnsupportedEnvironment if a package that the converter needs is missing.
-    """
+    """Return a converter in which missing options are inferred from the inputs."""
     try:
         found = converter.fitted(inputs)
         found.libraries()
@@ -363,9 +345,8 @@ def known_kinds() -> list[str]:
 def _entries() -> dict[str, EntryPoint]:
     """Return the entry points of all converters by kind.
 
-    If a third-party converter has the kind of a built-in converter, it replaces the built-in one.
-    Built-in converters are taken from `BUILT_IN`, not from the metadata of the installed package,
-    which may be older than the code in a checkout.
+    A third-party converter replaces a built-in one of its kind. Built-in converters are not taken
+    from the metadata of the installed package, which may be older than the code in a checkout.
     """
     found = {
         kind: EntryPoint(kind, known.target, ENTRY_POINT_GROUP) for kind, known in BUILT_IN.items()

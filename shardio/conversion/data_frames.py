@@ -1,8 +1,7 @@
 """Data frames as samples: each row becomes a sample, and each column becomes a field.
 
-Frames are read through Arrow's C stream interface (`__arrow_c_stream__`). Frames of pandas are read
-directly, because Arrow would turn their NaN into null. The type of a column of Python objects is
-inferred from all its values. This module imports neither pandas nor polars.
+Frames of pandas are read directly, because Arrow would turn their NaN into null; all others through
+Arrow's C stream interface. This module imports neither pandas nor polars.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class FrameColumn(NamedTuple):
 
 
 def _with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
-    """Return the values as a list, with None where `nulls` is True."""
     return [None if null else value for value, null in zip(values, nulls, strict=True)]
 
 
@@ -117,7 +115,6 @@ def object_column(
 
 
 def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None) -> Any:
-    """Return the result of `to_plain` for a value; an error names its column and row."""
     try:
         return to_plain(value, field)
     except SchemaError as error:
@@ -180,7 +177,6 @@ def _type_name(found: _InferredType | None) -> str:
 
 
 def _infer_type(name: str, row: int, value: Any) -> _InferredType:
-    """Return the type of one value; raise InvalidArgument if no field can store the value."""
     refuse_masked(f"column {name!r}, row {row}", value)
     if isinstance(value, str | Decimal):
         return _TEXT
@@ -241,7 +237,6 @@ def _infer_list_type(value: Sequence[Any]) -> _InferredType:
 
 
 def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
-    """Return a value in the form that the field of its column can store."""
     if value is None:
         return None
     if field.item:
@@ -289,7 +284,6 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
 
 
 def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
-    """Return a column of numbers, in which the values at `nulls`, if any, become None."""
     if values.dtype.name not in DTYPES:
         raise InvalidArgument(
             f"column {name!r}: unsupported dtype {values.dtype.name}; expected one of "

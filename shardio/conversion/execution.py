@@ -1,9 +1,8 @@
 """Execute a conversion: validate the options, convert the inputs in units, publish a generation.
 
-Instead of files, the inputs may be items of a Python iterable. The shards of items may be small,
-because the size of an item does not predict the size of its samples. Adjacent small shards are
-merged before the generation is published. Which shards are merged depends only on their sizes and
-on the order of the units, not on the number of workers or the order in which units finish.
+Adjacent small shards of Python items are merged before that, because the size of an item does not
+predict the size of its samples. Which shards are merged depends only on their sizes and on the
+order of the units.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ from shardio.storage.fs import make_folder
 class ConvertOptions:
     """The options of a conversion, as given by the caller of `convert`.
 
-    `converter_options` are the options of the converter. `source` is the name of the source for
-    messages. If the dataset is written to an object store, `uploader` uploads finished shards;
-    otherwise it is None.
+    `source` is the name of the source for messages. `uploader` uploads finished shards to an object
+    store; it is None for a dataset in a folder.
     """
 
     kind: str | None = None
@@ -86,10 +84,7 @@ class ConvertOptions:
         return usable_cpus() if self.workers is None else self.workers
 
     def refuse(self, names: Iterable[str], reason: str) -> None:
-        """Raise InvalidArgument if an option in `names`, or any converter option, is given.
-
-        `reason` says why these options are refused.
-        """
+        """Raise InvalidArgument if an option in `names`, or any converter option, is given."""
         default = ConvertOptions()
         given = [name for name in names if getattr(self, name) != getattr(default, name)]
         if given := [*given, *self.converter_options]:
@@ -127,8 +122,8 @@ class ConvertOptions:
     ) -> tuple[Converter, Listing]:
         """Return the converter, and the listing in which inputs have their parts.
 
-        The kind of the converter is the option `kind`, else the kind of the generation `base` to
-        append to, else a guess from the names of the inputs.
+        The kind is the option `kind`, else that of the generation `base` to append to, else a guess
+        from the names of the inputs.
         """
         kind, options = self.kind, self.converter_options
         if base is not None:
@@ -170,7 +165,6 @@ def convert_inputs(
 
 
 def _create(run: _Run) -> ConversionReport:
-    """Convert all inputs, and publish a new dataset."""
     staging = run.staging
     with staging:
         run.begin(run.listing)
@@ -191,7 +185,6 @@ def _create(run: _Run) -> ConversionReport:
 
 
 def _append(run: _Run) -> ConversionReport:
-    """Convert the inputs that the dataset does not have yet, and publish the next generation."""
     listing, staging = run.listing, run.staging
     with staging:
         # The options were completed from a generation that was read before `out` was locked. Check
@@ -303,9 +296,9 @@ class _Run:
         return placed
 
     def publish(self, reports: Sequence[InputReport]) -> Generation:
-        """Publish the finished shards as a new dataset, and return its first generation.
+        """Publish the finished shards as a new dataset.
 
-        Local shards get their final names in `out` first. Uploaded shards already have them.
+        Uploaded shards have their final names already.
         """
         placed, source = self.final_shards(), self.job.source
         is_local = self.options.uploader is None
@@ -324,7 +317,7 @@ class _Run:
     def publish_next(
         self, latest: Generation, placed: Sequence[tuple[str, ShardSummary]]
     ) -> Generation:
-        """Publish the shards in `placed`, after those of `latest`, as the next generation.
+        """Publish the shards in `placed` after those of `latest`, as the next generation.
 
         `placed` has the path in the work folder and the summary of each new shard.
         """
@@ -351,8 +344,8 @@ class _Run:
     ) -> ConversionReport:
         """Return the report on the conversion.
 
-        `reports` are the reports on the inputs. `found` is the current generation of the dataset,
-        or None if no dataset was created. `shards` are the shards that the conversion has added.
+        `found` is the current generation of the dataset, or None if no dataset was created.
+        `shards` are the shards that the conversion has added.
         """
         n_samples = sum(shard.n_samples for shard in shards)
         return ConversionReport(
@@ -382,8 +375,7 @@ def compact_shards(
 ) -> list[tuple[str, ShardSummary]]:
     """Merge adjacent shards smaller than `least_bytes`, and return the shards to publish.
 
-    Each merged shard is a new file. The small shards are kept as well: if the conversion is
-    interrupted now, it can resume from them. All other shards are returned unchanged.
+    The small shards are kept: an interrupted conversion can resume from them.
     """
     sizes = [
         _content_bytes(os.path.join(job.folder, path))
@@ -425,7 +417,6 @@ def _content_bytes(path: str) -> int:
 def _merge_shards(
     members: Sequence[tuple[str, ShardSummary]], job: ConversionJob
 ) -> tuple[str, ShardSummary]:
-    """Write the samples of several shards into one new shard, which gets the name of the first."""
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)

@@ -31,14 +31,13 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
     """List all files in a folder and its subfolders, all matches of a pattern, or a single file.
 
     The class of a file is its folder. Each folder below the source is a class if it contains files
-    or is empty; a folder that contains only folders is not. The name of a class is the path of the
-    folder relative to the source. Links are followed, except a link to a folder that contains the
-    link. A folder that cannot be listed is an input too, which is reported as broken when it is
-    read.
+    or is empty. The name of a class is the path of the folder relative to the source. Links are
+    followed, except a link to a folder that contains the link. A folder that cannot be listed is an
+    input too, which is reported as broken when it is read.
 
-    If nothing exists at the path `source`, and the path contains one of `*?[`, then `source` is a
-    pattern: the listing has all files that match, and all files in folders that match. The output
-    folder `exclude` may be inside the source; its files are not listed.
+    If nothing exists at the path `source`, and the path contains one of `*?[`, it is a pattern: the
+    listing has all files that match, and all files in folders that match. Files in the output
+    folder `exclude` are not listed.
 
     Raises:
         InvalidArgument: `source` does not exist, contains or matches no file, is a pipe or device,
@@ -76,7 +75,6 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
 
 
 def _check_root(source: str, pattern: Pattern) -> None:
-    """Check that a source is a file, a folder, or a pattern whose root is a folder."""
     root = pattern.root
     check_encodable(source, "src (SRC)")
     if pattern.parts and not os.path.isdir(root):
@@ -98,8 +96,8 @@ def _walk(
     """Search the folder `root` and its subfolders, except `exclude`, for files that match.
 
     For each folder that may contain matches, yield its path relative to `root`, the names of the
-    files in it that match, and True if the folder is a class. If a folder cannot be listed, the
-    only file name is "", which stands for the folder itself.
+    matching files in it, and True if the folder is a class. If a folder cannot be listed, the only
+    file name is "", which stands for the folder itself.
     """
     start = _add_without_stars({pattern.parts})
     waiting: list[tuple[str, set[Rest], frozenset[FileId]]] = [("", start, frozenset())]
@@ -151,7 +149,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_input(name: str, path: str, label: int) -> Input:
-    """Return the input for a file. The input for a broken link has the size 0."""
+    """Return the input for a file, of size 0 for a broken link."""
     try:
         status = os.stat(path)
     except OSError:
@@ -171,10 +169,8 @@ class Pattern:
     """A pattern for paths below the folder `root`.
 
     `parts` are the components of the pattern after `root`. A part matches one name, as in a shell:
-    it may contain `*`, `?` and `[…]`, and a name that starts with a dot is only matched by a part
-    that starts with a dot. The part `**` matches any number of folders, including none. If the
-    parts match a folder, everything in this folder matches too. If there are no parts, every path
-    below `root` matches.
+    a name that starts with a dot is only matched by a part that starts with a dot. The part `**`
+    matches any number of folders, including none. Everything in a matching folder matches too.
     """
 
     root: str
@@ -193,7 +189,6 @@ def _step(reached: set[Rest], name: str) -> set[Rest]:
 
 
 def _add_without_stars(reached: set[Rest]) -> set[Rest]:
-    """Add each rest without its leading `**`, because `**` may match no folder."""
     found = set(reached)
     for rest in reached:
         while rest[:1] == (_ANY_FOLDERS,):
@@ -203,10 +198,10 @@ def _add_without_stars(reached: set[Rest]) -> set[Rest]:
 
 
 def parse_pattern(source: str) -> Pattern:
-    """Return the pattern for a source.
+    """Return the pattern for a source; it has no parts if the path `source` exists.
 
-    A path that exists is never a pattern: the result has no parts. Otherwise, the root ends before
-    the first component that contains one of `*?[` and is not the exact name of a file or folder.
+    Otherwise, the root ends before the first component that contains one of `*?[` and is not the
+    exact name of a file or folder.
     """
     if not _SPECIAL.search(source) or os.path.lexists(source):
         return Pattern(source)
@@ -249,7 +244,7 @@ def _path_state(path: str) -> InputState | None:
 
 
 def input_states(one: Input) -> dict[str, InputState | None]:
-    """Return a dict from the names of an input and of its parts to the states of the files."""
+    """Return the states of an input and of its parts, by name."""
     if isinstance(one, Item):
         return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}  # An item never changes.
     return {each.name: _path_state(each.path) for each in (one, *one.parts)}
@@ -285,9 +280,9 @@ def join_parts(listing: Listing, source: Converter) -> Listing:
     """Return a listing in which the inputs have the parts that the converter `source` determines.
 
     An input, such as the metadata file of a Zarr store, represents its folder if it has parts in
-    this folder, or if `source.parts` returns an empty list for it. The class of the input is then
-    the parent of this folder. A folder that contains only parts, or only the input that represents
-    it, is not a class.
+    this folder, or if `source.parts` returns an empty list for it. Its class is then the parent of
+    this folder. A folder that contains only parts, or only the input that represents it, is not a
+    class.
     """
     if not (parts := source.parts(listing.inputs)):
         return listing

@@ -1,15 +1,13 @@
 """The plan of a conversion, and its journal on disk, from which the conversion can resume.
 
-The plan divides the inputs into units. Units depend only on the source, so that the same source
-always gives the same shards, on any machine and with any number of workers.
+The plan divides the inputs into units, which depend only on the source, so that the same source
+always gives the same shards.
 
-The journal consists of two kinds of files in the work folder of the conversion. `plan.json` has the
-settings of the conversion and the keys of its units. Every unit has a folder for its shards, which
-has the key of the unit as its name. When the unit is finished, its record `unit.json` is written in
-this folder: it lists the shards, and the outcomes of the inputs. Both kinds of files have a
-checksum and are written atomically. When a conversion resumes, a unit is used again only if every
-byte of its shards is unchanged. After the dataset is published, the plan is renamed to
-`published.json`, which is removed last.
+The journal consists of two kinds of files in the work folder, which have a checksum and are written
+atomically. `plan.json` has the settings of the conversion and the keys of its units. When a unit is
+finished, its record `unit.json` is written in the folder of the unit: it lists the shards, and the
+outcomes of the inputs. After the dataset is published, the plan is renamed to `published.json`,
+which is removed last.
 """
 
 from __future__ import annotations
@@ -89,8 +87,7 @@ class Unit:
 def cut_units(inputs: Sequence[Input]) -> list[Unit]:
     """Divide the inputs into units that take about the same time to convert.
 
-    Files are divided by size. Items of a Python iterable are divided by number, because their size
-    does not predict the size of their samples.
+    Files are divided by size, items of a Python iterable by number.
     """
     if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
@@ -133,8 +130,8 @@ class InputDone(NamedTuple):
     """The event of a finished input.
 
     `unit` is the number of the unit, and `position` is the index of the input among all inputs. The
-    report has the size that the input had when it was read, which may be hours after it was listed.
-    A later append compares this size, and the hash, with those of the file.
+    report has the size of the input when it was read, with which a later append compares that of
+    the file.
     """
 
     unit: int
@@ -143,10 +140,9 @@ class InputDone(NamedTuple):
 
 
 class UnitDone(NamedTuple):
-    """The event of a finished unit.
+    """The event of a finished unit; the shards have their names in the folder of the unit.
 
-    `stopped` is True if the unit ended at a broken input. The summaries in `shards` have the names
-    of the shards in the folder of the unit.
+    `stopped` is True if the unit ended at a broken input.
     """
 
     unit: int
@@ -169,10 +165,10 @@ _VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class JournaledPlan:
-    """The content of `plan.json`.
+    """The content of `plan.json`. `units` are the keys of the units.
 
-    `units` are the keys of the units. `replaces` is True if the conversion replaces a dataset in
-    `out`, and `appends` is True if it appends to this dataset.
+    `replaces` is True if the conversion replaces a dataset in `out`, and `appends` if it appends to
+    it.
     """
 
     settings: Mapping[str, Any]
@@ -238,10 +234,7 @@ def read_plan(folder: Path) -> JournaledPlan | None:
 def check_same_settings(
     plan: JournaledPlan, settings: Mapping[str, Any], out: Path, hint: str
 ) -> None:
-    """Raise InvalidArgument if the settings of the conversion to resume differ from `settings`.
-
-    The message ends with `hint`, a text that names another way to continue.
-    """
+    """Raise InvalidArgument if the settings of the conversion to resume differ from `settings`."""
     if found := different_settings(plan.settings, settings):
         differences = [f"{name} was {before!r}, is {now!r}" for name, before, now in found]
         raise InvalidArgument(
@@ -267,7 +260,6 @@ def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint:
     """Raise DatasetExists if the inputs have changed since an earlier conversion published them.
 
     Resuming it would report success, although the dataset does not have the current inputs.
-    `units` are the keys of the current units.
     """
     if plan.units != tuple(units):
         default = "append (--append) adds new inputs, overwrite (--overwrite) starts again"
@@ -305,10 +297,10 @@ def has_records(folder: Path) -> bool:
 
 
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
-    """Read the record of a finished unit, and verify every byte of the unit's shards.
+    """Read the record of a finished unit, verify every byte of its shards, and return its events.
 
-    Return the events of the unit. Return None if the unit must be converted again: the record or a
-    shard is damaged or missing, or its shards were uploaded under other names than in this plan.
+    Return None if the unit must be converted again: the record or a shard is damaged or missing, or
+    its shards were uploaded under other names than in this plan.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_checksummed_json(folder / RECORD_FILE)

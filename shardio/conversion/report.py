@@ -1,8 +1,4 @@
-"""Reports on a conversion: `Progress` while the conversion runs, `ConversionReport` at its end.
-
-If no file of the source is of the converter's kind, `check_any_of_kind` raises an error and there
-is no report.
-"""
+"""Reports on a conversion: `Progress` while it runs, `ConversionReport` at its end."""
 
 from __future__ import annotations
 
@@ -21,10 +17,9 @@ from shardio.errors import InvalidArgument
 class Progress:
     """The state of a running conversion, as passed to the function `progress` of the caller.
 
-    An input is one file, or one item of a Python iterable. `n_bytes` is the total size of all
-    inputs, and `n_bytes_done` the total size of the finished inputs. `name`, `outcome` and `reason`
-    are those of the input that finished last. Before the first input has finished, `name` and
-    `reason` are "" and `outcome` is None.
+    An input is one file, or one item of a Python iterable. `n_bytes` and `n_bytes_done` are the
+    total sizes of all inputs and of the finished inputs. `name`, `outcome` and `reason` are those
+    of the input that finished last.
     """
 
     n_inputs_done: int
@@ -43,10 +38,9 @@ class InputReport:
     """The result of one input, which is a file or an item of a Python iterable.
 
     `reason` explains an outcome other than "converted". `n_samples` is the number of samples that
-    this conversion read from the input. `detail` is additional information that the converter has
-    recorded about the input. `label` is the index of the input's class in `classes` of the
-    `ConversionReport`, or -1 if the input has no class. `hash` is the xxh3-64 hash of the content
-    if the input gave samples, else "".
+    this conversion read from the input. `detail` has facts that the converter recorded about the
+    input. `label` is the index of the input's class in `ConversionReport.classes`, or -1. `hash` is
+    the xxh3-64 hash of the content if the input gave samples, else "".
     """
 
     name: str
@@ -62,8 +56,7 @@ class InputReport:
     def of_json(cls, entry: Mapping[str, Any], known: Mapping[str, Input]) -> InputReport:
         """Return the report for the entry that a generation stores about an input.
 
-        `known` maps names of inputs to inputs. An input that is not in `known` gets the label -1,
-        and the size 0 if the entry has no size.
+        `known` has the inputs by name: the entry has no label, and a size only if it has a hash.
         """
         source = known.get(entry["path"], Input(entry["path"], "", 0, -1))
         return cls(
@@ -78,10 +71,7 @@ class InputReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry that a generation stores about the input.
-
-        The entry depends neither on the machine nor on the time of the conversion.
-        """
+        """Return the entry that a generation stores about the input."""
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}
         if self.n_samples:
             entry["samples"] = self.n_samples
@@ -98,21 +88,17 @@ class InputReport:
 class ConversionReport:
     """The result of a finished conversion.
 
-    `dataset` is the folder of the dataset, or its URL in an object store. `kind` is the name of the
-    converter, or "samples". `n_samples` is the number of samples that the conversion added, and
-    `n_bytes` the total size of the shards that it added. `n_samples_before` is the number of
-    samples that the dataset had before an append. `inputs` has a report on every file of the
-    source, sorted by name, or on every item, in the given order. If the source was an
-    iterable of samples, `inputs` is empty. `classes` are the names of the dataset's classes; the
-    label of a class is its index in this tuple.
+    `dataset` is the folder of the dataset, or its URL. `kind` is the name of the converter, or
+    "samples". `n_samples` and `n_bytes` count the samples, and the bytes of the shards, that the
+    conversion added; `n_samples_before` is the number of samples before an append. `inputs` has the
+    report on every file, sorted by name, or on every item, in the given order; it is empty for an
+    iterable of samples. `classes` are the names of the dataset's classes.
 
-    `generation` is the number of the generation that the conversion published. If an append found
-    no new samples, it is the number of the existing generation. If a new dataset was to be created
-    but no input gave a sample, nothing was published and `generation` is 0. `stopped` is True if
-    the conversion ended early at a broken input. `stats_dropped` is True if an append removed
-    statistics that `shardio stats` had recorded, because they do not include the new samples.
-    `view` is the dataset's default view, which says what a loader reads as one sample: a row of the
-    dataset, or a clip of a video.
+    `generation` is the number of the generation that has the samples; 0 if no input gave a sample
+    and nothing was published. `stopped` is True if the conversion ended early at a broken input.
+    `stats_dropped` is True if an append removed statistics of the whole dataset, which do not
+    include the new samples. `view` is the dataset's default view: what a loader reads as one
+    sample.
     """
 
     dataset: Path | str
@@ -140,10 +126,7 @@ class ConversionReport:
 
     @property
     def modified(self) -> tuple[InputReport, ...]:
-        """The inputs of an append that have changed since they were converted.
-
-        If there are any, the exit code of `shardio convert` is 1.
-        """
+        """The inputs of an append that changed after their conversion; the exit code is 1, too."""
         return tuple(source for source in self.inputs if source.outcome == "modified")
 
 
@@ -156,8 +139,8 @@ def check_any_of_kind(
 ) -> None:
     """Raise InvalidArgument if no file of a source is of the kind `kind`.
 
-    A file of the kind counts even if it is broken, has no samples or is a duplicate. `reports` are
-    the reports on all files. `kind_given` is True if the caller chose the kind.
+    A file of the kind counts even if it is broken, has no samples or is a duplicate. `kind_given`
+    is True if the caller chose the kind.
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
@@ -177,7 +160,6 @@ def check_any_of_kind(
 
 
 def _describe_files(reports: Sequence[InputReport]) -> str:
-    """Return a text with the number of files for each suffix, and why one file was rejected."""
     suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
     most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
     named = [f"{suffix} ({n:,})" for suffix, n in most]

@@ -1,14 +1,11 @@
 """Assign units to worker processes, track the state of each unit, and handle worker crashes.
 
-A worker may crash because of the input that it reads (a bug in a decoder), or for another reason
-(the machine ran out of memory). The unit of a crashed worker is therefore converted again in a new
-process. An input that crashes two processes is skipped and reported as broken; all other inputs of
-its unit are converted.
+The unit of a crashed worker is converted again in a new process. An input that crashes two
+processes is skipped and reported as broken; all other inputs of its unit are converted.
 
-On a Ray cluster, a unit may be converted again on another machine, because the first machine is
-presumed dead. Each of these attempts writes its shards to a new folder. Only the main process moves
-the folder of a finished attempt to the final path of the unit: a machine that still runs cannot
-overwrite these shards.
+On a Ray cluster, a machine that is presumed dead may still run. Each attempt to convert a unit
+therefore writes its shards to a new folder, and only the main process moves the folder of a
+finished attempt to the final path of the unit.
 """
 
 from __future__ import annotations
@@ -53,10 +50,9 @@ class ConversionState:
     """The state of all units of a conversion, and the results that their workers have sent so far.
 
     `on_shard` is called for each shard of a finished unit, with the path of the shard below the
-    folder of the job, and a summary with the name that the shard gets in the dataset.
-
-    If a unit stopped at a broken input, the results of all later units are ignored. The result of
-    the conversion therefore does not depend on the order in which workers finish their units.
+    folder of the job, and a summary with the name that the shard gets in the dataset. If a unit
+    stopped at a broken input, the results of all later units are ignored, whether they finished
+    earlier or not.
     """
 
     def __init__(
@@ -93,8 +89,8 @@ class ConversionState:
     def handle(self, event: UnitEvent) -> None:
         """Record an event of a unit, and report finished inputs to `progress`.
 
-        The events of an input arrive again if the unit is converted again after a crash. `progress`
-        is called only for the first event of an input, but the last event determines the result.
+        If the unit is converted again after a crash, the events of an input arrive again:
+        `progress` is called for the first, but the last determines the result.
         """
         if isinstance(event, InputDone):
             is_new = event.position not in self._done
@@ -326,7 +322,7 @@ def run_on_ray(
     """Convert units on the machines of a Ray cluster, and yield the events of the units.
 
     At most `n_at_once` units are on the cluster at the same time. None means two units per CPU, of
-    which one is converted while the other waits.
+    which one waits.
 
     Raises:
         UnsupportedEnvironment: a machine cannot see the source or the dataset; or its processor

@@ -1,8 +1,7 @@
 """The work folder `out/.conversion`, which holds the shards of a conversion until it is published.
 
-The shards of a unit stay in the work folder until all units are finished. They are then linked into
-`out`, and the dataset is published. If a conversion is interrupted, its finished units and its
-journal stay in the work folder, and the next conversion can resume from them.
+When all units are finished, their shards are linked into `out`, and the dataset is published. An
+interrupted conversion resumes from the finished units and the journal in the work folder.
 
 If a dataset in `out` is to be replaced, the old dataset is moved into the work folder just before
 the new one is published. If publishing fails, the old dataset is moved back.
@@ -81,12 +80,11 @@ class Staging:
     """The work folder `out/.conversion`. Within the `with` block, this object owns and locks it.
 
     `resume`, `overwrite` and `appends` are the options of `convert`. In the local folder of an
-    upload, `hint` is a text for messages, which says how to start the upload from the beginning;
-    otherwise it is "".
+    upload, `hint` says how to start the upload from the beginning; otherwise it is "".
 
     At the end of the `with` block, the work folder is removed if `finish` was called; an upload
-    keeps its plan. If `finish` was not called, the work folder is kept if at least one unit is
-    finished. Otherwise it is removed, and so is `out` if this object has created it.
+    keeps its plan. Otherwise it is kept if at least one unit is finished; if not, it is removed,
+    and so is `out` if this object has created it.
 
     Raises:
         DatasetExists: `out` is a file; or `out` contains data or an interrupted conversion, and the
@@ -184,7 +182,6 @@ class Staging:
             self._check_out()
 
     def _inspect_append(self) -> None:
-        """Prepare to resume an interrupted append."""
         # The message of an error suggests to delete the work folder, which would leave the links in
         # `out`. Remove the links before any error is raised.
         self._undo()
@@ -201,7 +198,6 @@ class Staging:
             raise type(error)(f"{error}; {hint}") from error
 
     def _interrupted(self) -> str:
-        """Return the message for an interrupted conversion in `out`; it says how to continue."""
         with contextlib.suppress(DataError, InvalidArgument):
             plan = read_plan(self.folder)
             if plan is not None and plan.appends:
@@ -224,7 +220,6 @@ class Staging:
         return f"to abandon it, delete {self.folder}: the dataset is complete without it"
 
     def _check_out(self) -> None:
-        """Check that the options permit the current content of `out`."""
         if self.appends:
             check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
@@ -255,8 +250,8 @@ class Staging:
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
         """Return a dict from the names of the shards of an append to their names in `out`.
 
-        The names in `out` contain `number`, the number of the new generation. No file in `out` has
-        such a name, not even a file that a killed writer has left.
+        The names in `out` contain `number`, the number of the new generation, and no file there has
+        them.
         """
         prefix = f"g{number:06d}-"
         while any((self.out / f"{prefix}{name}").exists() for name in names):
@@ -280,10 +275,9 @@ class Staging:
         """Return True if an earlier conversion has published the shards in this work folder.
 
         This is the case if a generation of the dataset in `out` lists one of the shards. If a
-        writer was killed while it published a generation, that generation is removed first.
-
-        An upload removes its shards once they are uploaded, so that they cannot be compared. But
-        only this upload uses `out`, so that any dataset there is its own.
+        writer was killed while it published a generation, that generation is removed first. An
+        upload has removed its shards, but only this upload uses `out`: any dataset there is its
+        own.
         """
         if not holds_dataset(self.out):
             return False
@@ -319,7 +313,7 @@ class Staging:
         """Remove the files in the work folder after the dataset is published; remove the plan last.
 
         If this process is killed meanwhile, a resumed conversion finds the plan and removes the
-        rest. In an upload, the plan is kept.
+        rest.
         """
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)

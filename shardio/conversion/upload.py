@@ -1,15 +1,12 @@
 """Upload a dataset to an object store while it is converted in a local folder.
 
-Threads upload shards as they are finished. When a shard is uploaded, the local file is replaced by
-a note: a small file that contains the name of the shard in the store. Local disk space is therefore
-needed only for shards that are not yet uploaded, and the notes show an interrupted conversion which
-shards are uploaded.
+When a shard is uploaded, the local file is replaced by a note: a small file that contains the name
+of the shard in the store. Local disk space is therefore needed only for shards that are not yet
+uploaded, and an interrupted conversion can resume.
 
-The generation is uploaded after all shards. The object `dataset.json`, which points to the
-generation, is uploaded last; until then, readers of the URL see no dataset. Neither object is ever
-overwritten.
-
-A lease, which is an object in the store, prevents two conversions from writing to the same URL.
+The generation is uploaded after all shards, and the object `dataset.json`, which points to it,
+last; until then, readers of the URL see no dataset. Neither object is ever overwritten. A lease,
+which is an object in the store, prevents two conversions from writing to the same URL.
 """
 
 from __future__ import annotations
@@ -87,9 +84,9 @@ def upload_shard(
 ) -> None:
     """Upload the shard at `path`, unless the store already has it.
 
-    The store has the shard if it has an object of the name and the size in `shard` with the same
-    last page (4 KiB), which contains hashes that identify the whole content. `check` is called
-    before each request except the first. If it raises an exception, the upload is cancelled.
+    The store has the shard if it has an object of the same name, size and last page (4 KiB), which
+    contains hashes of the whole content. `check` is called before each request except the first;
+    its exception cancels the upload.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
@@ -106,7 +103,7 @@ def upload_shard(
 def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None:
     """Raise ShardNotFound or ShardChanged if an uploaded shard is missing or has been replaced.
 
-    `shard` has the name of the shard in the store. `hint` is the next step for the user.
+    `hint` is the next step for the user.
     """
     path = f"{objects.url}/{shard.name}"
     try:
@@ -126,10 +123,7 @@ def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None
 
 
 class ShardUploader(Closing):
-    """Uploads shards in threads.
-
-    `hint` is a text for messages: the way to start again instead of resuming the conversion.
-    """
+    """Uploads shards in threads; `hint` says how to start again instead of resuming."""
 
     def __init__(self, objects: ObjectStore, hint: str) -> None:
         self._objects, self.hint = objects, hint
@@ -365,7 +359,6 @@ class Upload(Closing):
 
 
 def _report_from(found: Generation) -> ConversionReport:
-    """Return a report on a conversion that an earlier process completed; `found` is the result."""
     return ConversionReport(
         dataset="",
         kind=str(found.converter.get("name")),
@@ -381,18 +374,14 @@ def _report_from(found: Generation) -> ConversionReport:
 class UploadLease:
     """A lease: an object in the store, whose owner is the only machine that may write below a URL.
 
-    If this machine owns the lease, the local file at `path` has the same content as the object,
-    which includes a random token.
+    The owner has a local file at `path` with the same content, which includes a random token.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:
         self._objects, self._path = objects, path
 
     def is_held(self) -> bool:
-        """Return True if this machine owns the lease, for example from an interrupted conversion.
-
-        Raise DatasetConflict if another machine owns the lease.
-        """
+        """Return True if this machine owns the lease; raise DatasetConflict if another one does."""
         try:
             content = self._objects.read(LEASE_OBJECT)
         except ShardNotFound:
@@ -422,7 +411,6 @@ class UploadLease:
         unlink(self._path)
 
     def _expected_content(self) -> bytes | None:
-        """Return the content of the lease of this machine; None if there is no local file."""
         try:
             return to_checksummed_json(read_checksummed_json(self._path))
         except (DataError, OSError):

@@ -1,11 +1,8 @@
 """Convert the inputs of one unit into shards, in a worker process.
 
-The samples of an input are kept in a buffer until the outcome of the input is known, because the
-samples of a broken input are discarded.
-
-Some C libraries loop forever on damaged files, and neither an exception nor Ctrl-C interrupts
-them. A limit of the CPU time therefore kills a worker whose converter loops. Time in which the
-worker waits, for example for a slow disk, does not count.
+Some C libraries loop forever on damaged files, and neither an exception nor Ctrl-C interrupts them.
+A limit of the CPU time therefore kills a worker whose converter loops. Time in which the worker
+waits, for example for a slow disk, does not count.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ class ConversionJob:
     """The settings that all units of a conversion share, which are sent to each worker once.
 
     `source` is the converter. The shards of each unit are written to a separate folder in `folder`.
-    `step_s` is `Converter.step_s`, from which the limit of CPU time is computed.
+    `step_s` is `Converter.step_s`, or None without worker processes.
     """
 
     source: Converter
@@ -68,10 +65,9 @@ class ConversionJob:
 def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
     """Convert the inputs of one unit in order, and yield the events of the unit.
 
-    If an earlier conversion has finished the unit, and its shards are intact, nothing is converted:
-    the recorded events are yielded. An OSError while an input is read makes the input broken. An
-    OSError while shards are written is raised, and so is an error that the machine causes, such as
-    a full disk.
+    If an earlier conversion has finished the unit, and its shards are intact, the recorded events
+    are yielded instead. An OSError while an input is read makes the input broken. An OSError while
+    shards are written is raised, and so is an error that the machine causes, such as a full disk.
     """
     folder = Path(job.folder, unit.key)
     if kept := read_record(folder, unit):
@@ -86,7 +82,6 @@ def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
 
 
 def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDone, None, UnitDone]:
-    """Convert all inputs of a unit, and write its record; return the event for the unit."""
     skipped, done, stopped = dict(unit.skipped), [], False
     with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
@@ -126,7 +121,7 @@ def _read_input(
 ) -> tuple[Outcome, str]:
     """Write the samples of one input to the buffer; return the outcome and the content hash.
 
-    The hash is "" if the input gave no samples. `before` are the states of the files.
+    `before` are the states of the files. The hash is "" if the input gave no samples.
     """
     content = ""
     state = before[source.name]
@@ -160,7 +155,6 @@ def _read_input(
 
 
 def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> Outcome:
-    """Run the converter on an input, write the samples to the buffer, and return the outcome."""
     samples = job.source.samples(source)
     if job.step_s is not None:
         samples = limit_cpu(samples, cpu_limit_s(job.step_s, source))
@@ -179,7 +173,7 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 def _concerns(error: OSError, source: Input) -> bool:
     """Return True if an error means that an input or one of its parts cannot be read.
 
-    An error that names no file counts. An error that the machine causes does not.
+    An error that names no file counts.
     """
     if error.errno in _MACHINE_ERRNOS:
         return False
@@ -260,8 +254,8 @@ class SampleBuffer:
     """A buffer for the samples of one input, until the outcome of the input is known.
 
     The samples of an hour of video take gigabytes. Whenever the samples in memory reach
-    BUFFER_BYTES, they are therefore written to a file in `folder`, on the disk of the shards. The
-    file has no name, so that it vanishes with this process.
+    BUFFER_BYTES, they are therefore written to a file in `folder`, which has no name, so that it
+    vanishes with this process.
     """
 
     def __init__(self, folder: str) -> None:
@@ -288,7 +282,6 @@ class SampleBuffer:
             self._spill()
 
     def _spill(self) -> None:
-        """Write the samples in memory to the file."""
         if self._file is None:
             self._file = create_unnamed(self._folder)
         n_samples = len(self._in_memory)
@@ -300,7 +293,6 @@ class SampleBuffer:
         self._in_memory, self._in_memory_bytes = [], 0
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield all samples in the order in which they were added."""
         if self._file is not None:
             self._file.seek(0)
             for _ in range(self._n_pickles):
@@ -349,7 +341,6 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _memory_bytes(value: object) -> int:
-    """Return approximately how much memory a value takes, including the Python objects."""
     if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
@@ -383,9 +374,9 @@ def cpu_limit_s(step_s: float, source: Input) -> float:
 def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
-    """Yield the samples of a generator, and return the return value of the generator.
+    """Yield the samples of a generator, and return its return value.
 
-    If the generator takes more than `seconds` of CPU time for one step, kill this process.
+    If one step takes more than `seconds` of CPU time, kill this process.
     """
     try:
         while True:

@@ -63,9 +63,8 @@ _N_FRAMES: Final = 7
 class Gatekeeper:
     """The handler of ZeroMQ's requests to check the key of a client (ZAP, RFC 27).
 
-    ZeroMQ sends a request before it accepts a client's first message. A request has version, id,
-    domain, the client's address, identity, mechanism and credentials; an answer has version, id,
-    status code, status text, user and metadata.
+    A request has version, id, domain, the client's address, identity, mechanism and credentials; an
+    answer has version, id, status code, status text, user and metadata.
     """
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
@@ -114,9 +113,9 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 class Server(Closing):
     """A server of batches, made by `make_server`. Owns its socket and all sessions.
 
-    `make_loader` creates a loader from the options of a client. `served` has the options that the
-    server has set itself and on which batches depend, as JSON values. If `keys` is None, only this
-    machine is served. At most `most_clients` clients are served at the same time.
+    `served` has the options that the server has set itself and on which batches depend, as JSON
+    values. If `keys` is None, only this machine is served. At most `most_clients` clients are
+    served at the same time.
     """
 
     def __init__(
@@ -217,7 +216,7 @@ class Server(Closing):
                 os.eventfd_write(self._wakeup_fd, 1)
 
     def _post(self, session: Session, frames: Frames) -> None:
-        """Queue a message for the client of a session. The session's thread calls this."""
+        """Queue a message for the client of a session, in the session's thread."""
         self._outgoing.append((session, frames))
         self._wake_up()
 
@@ -285,7 +284,6 @@ class Server(Closing):
             )
 
     def _send_queued(self) -> None:
-        """Send the messages that the threads of sessions have queued."""
         try:
             os.eventfd_read(self._wakeup_fd)
         except BlockingIOError:

@@ -47,9 +47,8 @@ Frames = list[Any]
 class Session:
     """The session of one client. Owns a loader and a thread, which end after `leave`.
 
-    `head` is the client's "open" message. `make_loader` creates the loader from the client's
-    options; `served` are the options that the server sets. `post` queues a message for the client;
-    its arguments are the session and the frames of the message.
+    `head` is the client's "open" message. `served` are the options that the server sets. `post`
+    queues a message for the client; its arguments are the session and the frames of the message.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Session:
         )
 
     def _run_once(self, loader: ShardLoader) -> bool:
-        """Wait for work, then do it: handle a message or send a batch. Return False at the end."""
+        """Wait for work, then handle a message or send a batch. Return False at the end."""
         with self._changed:
             while not (self._is_leaving or self._inbox or self._may_send):
                 self._changed.wait(_POLL_S if self._is_granted else None)
@@ -249,7 +248,6 @@ class Session:
         self._send("batch", block, number=self._number, state=loader.state_dict(), **head)
 
     def _stop(self) -> None:
-        """End the current iteration."""
         with self._changed:
             self._number = self._batches = None
             self._untaken.clear()

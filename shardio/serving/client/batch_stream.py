@@ -55,8 +55,7 @@ class Stream(Closing):
     A stream may be used by one thread at a time; only `close` and `interrupt` may be called from
     any thread. Methods that wait for a server raise the errors that `RemoteLoader` documents.
     `options` are those of the loader, as JSON values. At most `most_ahead` batches, of at most
-    `most_bytes` in total, are requested before the user's loop takes them. `timeout_s` is as in
-    `RemoteLoader`.
+    `most_bytes` in total, are requested before the user's loop takes them.
     """
 
     def __init__(
@@ -247,7 +246,6 @@ class Stream(Closing):
         return self._link
 
     def _lose_connection(self, lost: Lost) -> None:
-        """Close the connection and switch to the next server."""
         self.n_losses += self._is_open
         self._is_open = False
         if self._link is not None:
@@ -288,7 +286,6 @@ class Stream(Closing):
         self._send(pack("iterate", number=self._number, state=self._state, ahead=ahead))
 
     def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
-        """Handle a message of the current iteration."""
         if kind == "begun":
             self._handle_begun(head)
         elif self._begun is None:

@@ -75,7 +75,7 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
     """Create the keys of a client in `folder`; return the folder of the client's own keys.
 
     If the server has no keys in `folder` yet, its keys are created too. Only this user may read the
-    files of secret keys. `client` is the name of the client.
+    files of secret keys.
 
     Raises:
         InvalidArgument: the name is invalid, or keys for this name already exist.

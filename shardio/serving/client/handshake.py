@@ -132,7 +132,6 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def _record(kind: type[Any], value: Any) -> Any:
-    """Return a `Clip`, a `Pack` or a `Sound` from its JSON values."""
     if not isinstance(value, dict):
         raise MalformedMessage(f"an option is not a {kind.__name__}")
     given = {name: _given(name, part) for name, part in value.items()}
@@ -173,8 +172,7 @@ class Arrived:
 class Opened:
     """The facts about a loader that a server has opened for this client.
 
-    `state` is the initial state of the loader. `served` has the options that the server has set
-    itself and on which batches depend.
+    `served` has the options that the server has set itself and on which batches depend.
     """
 
     lineage: str

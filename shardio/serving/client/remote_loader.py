@@ -80,8 +80,7 @@ class RemoteLoader(Closing):
             with the arguments of the dataset's method of the same name.
         keys: the folder with the keys of this client; by default SHARDIO_KEYS from the environment.
             Servers on other machines require keys.
-        prefetch: the number of batches to request in addition to the next batch. By default, up to
-            16 batches are requested at a time.
+        prefetch: the number of batches to request in addition to the next batch, by default 15.
         memory_bytes: the maximum size of all requested batches, by default at most 1 GiB.
         timeout_s: the maximum time in seconds to wait for a batch or for an answer, and also the
             maximum time for which no server can be reached. None means no limit for a batch, and 60
@@ -167,10 +166,7 @@ class RemoteLoader(Closing):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration or, if a state was loaded after it, of this state.
-
-        Before the first iteration, it is 0.
-        """
+        """The epoch of the latest iteration, or of a state loaded after it; 0 before both."""
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
         return found
 
@@ -222,8 +218,8 @@ class RemoteLoader(Closing):
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which to resume after the current batch of the loop.
 
-        The state can also be loaded into a ShardLoader of the same dataset with the same options,
-        and the other way round.
+        A ShardLoader of the same dataset with the same options accepts the state, and the other way
+        round.
         """
         latest = self._latest
         return dict(self._next if latest is None or latest.is_exhausted else latest.state)
@@ -247,10 +243,7 @@ class RemoteLoader(Closing):
         self._next = dict(state)
 
     def stats(self) -> LoaderStats:
-        """Return the statistics of this client, such as waiting times and received bytes.
-
-        `n_restarts` is the number of connections that were lost.
-        """
+        """Return the statistics of this client; `n_restarts` counts the lost connections."""
         latest = LoadingStats() if self._latest is None else self._latest.stats()
         return LoaderStats(self.epoch, 0, latest, self._totals + latest)
 

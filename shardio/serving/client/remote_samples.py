@@ -33,9 +33,8 @@ _RESERVED: Final = (
 class RemoteSamples(Closing):
     """The samples of several servers. Owns a RemoteLoader for each server.
 
-    `options` are options of RemoteLoader, for all servers; `keys` and `timeout_s` are as in
-    RemoteLoader. The received batches of all servers have at most `memory_bytes` together. `say` is
-    called with a line of text for each event, for example if a server has sent all of its samples.
+    `options` are options of RemoteLoader, for all servers. The received batches of all servers have
+    at most `memory_bytes` together. `say` is called with a line of text for each event.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class RemoteSamples(Closing):
             undo.pop_all()
 
     def _check_shares(self, rank: int) -> None:
-        """Raise InvalidArgument unless a rank's server has the same dataset as the first server."""
         loader, first = self._loaders[rank], self._loaders[0]
         if loader.lineage != first.lineage:
             raise InvalidArgument(
