@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from shardio._workers.ray_cluster import Engine, EngineName
@@ -20,11 +21,11 @@ from shardio.conversion.data_frames import FrameRows, is_data_frame
 from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.python_samples import (
-    MapStyleSamples,
     as_mapping,
     convert_items,
     index_runs,
     is_map_style,
+    samples_at,
     write_samples,
 )
 from shardio.conversion.report import ConversionReport, Progress
@@ -198,7 +199,7 @@ def _convert_object(
     if samples is not None:
         return convert_items(src, samples, _function_name(samples), out, options, schema, names)
     items, name = index_runs(len(src)), type(src).__qualname__
-    return convert_items(items, MapStyleSamples(src), name, out, options, schema, names)
+    return convert_items(items, partial(samples_at, src), name, out, options, schema, names)
 
 
 def _check_object(

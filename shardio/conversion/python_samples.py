@@ -1,11 +1,8 @@
 """Samples from Python objects: from an iterable of samples, or from items that workers convert.
 
-The calling process writes an iterable of samples itself. If a function returns the samples of each
-item of an iterable, an item is an input like a file: a worker converts it, and the report has an
-entry for it. The items of a map-style data set are indices, or ranges of indices.
-
-Tensors are stored as arrays and Pillow images as files. To recognize them, this module does not
-import torch or Pillow: it compares the names of classes.
+The calling process writes an iterable of samples itself. An item is an input like a file; the items
+of a map-style data set are indices, or ranges of indices. Tensors and Pillow images are recognized
+by the names of their classes, without importing torch or Pillow.
 """
 
 from __future__ import annotations
@@ -127,8 +124,7 @@ def to_plain(value: Any, field: Field | None = None) -> Any:
 
     A tensor becomes an array, which shares the memory of the tensor if that is on the CPU. A Pillow
     image becomes an array of its pixels if `field` is an Array, otherwise the bytes of a PNG file.
-    In dicts, lists and tuples, each value is converted in this way. All other values are returned
-    unchanged. Raise SchemaError if a value, such as a sparse tensor, cannot be converted.
+    Raise SchemaError if a value, such as a sparse tensor, cannot be converted.
     """
     if type(value) in _PLAIN:
         return value
@@ -216,7 +212,6 @@ def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
 
 
 def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
-    """Return the result of `to_plain` for the value of a field; an error names the field."""
     try:
         return to_plain(value, field)
     except SchemaError as error:
@@ -277,7 +272,6 @@ def list_items(items: Iterable[Any]) -> Listing:
 
 
 def _encode_json(item: Any) -> str:
-    """Return an item as JSON, with paths as strings; "" if JSON cannot represent the item."""
     try:
         return json.dumps(item, sort_keys=True, default=os.fspath)
     except (TypeError, ValueError, RecursionError):
@@ -285,7 +279,6 @@ def _encode_json(item: Any) -> str:
 
 
 def _item_name(item: Any, text: str, number: int) -> str:
-    """Return a name that describes an item; `text` is its JSON form, and `number` is its hash."""
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str) and item:
@@ -443,27 +436,21 @@ def is_map_style(src: object, workers: int | None) -> bool:
     return workers is not None or not hasattr(kind, "__iter__")
 
 
-@dataclass(frozen=True)
-class MapStyleSamples:
-    """A function that yields samples of a map-style data set.
+def samples_at(dataset: Any, run: int | tuple[int, int]) -> Iterator[Any]:
+    """Yield the samples of a map-style data set at an index, or from the first to the last index.
 
-    Its argument is an index, or a tuple of the first and the last index of a range.
+    Raise MediaError if a sample is None.
     """
-
-    dataset: Any
-
-    def __call__(self, run: int | tuple[int, int]) -> Iterator[Any]:
-        """Yield the sample at each index; raise MediaError if a sample is None."""
-        first, last = (run, run) if isinstance(run, int) else run
-        for position in range(first, last + 1):
-            try:
-                value = self.dataset[position]
-            except Exception as error:
-                error.add_note(f"at position {position}")
-                raise
-            if value is None:
-                raise MediaError(f"position {position}: expected a sample, found None")
-            yield value
+    first, last = (run, run) if isinstance(run, int) else run
+    for position in range(first, last + 1):
+        try:
+            value = dataset[position]
+        except Exception as error:
+            error.add_note(f"at position {position}")
+            raise
+        if value is None:
+            raise MediaError(f"position {position}: expected a sample, found None")
+        yield value
 
 
 def index_runs(n: int) -> list[int | tuple[int, int]]:
