@@ -1,34 +1,6 @@
-"""The exceptions that shardio raises.
+"""The exceptions that shardio raises; `docs/reference/errors.md` shows their tree.
 
 Each class also derives from the built-in exception that fits best.
-
-    ShardioError
-    ├── DataError                       data on disk is invalid (exit code 1)
-    │   ├── ShardCorrupt                ValueError      bytes of a shard violate the format
-    │   │   ├── ChecksumMismatch                        a stored hash does not match its bytes
-    │   │   └── ShardChanged                            a shard was changed while in use
-    │   ├── ShardIncomplete             ValueError      a shard was never finished by its writer
-    │   ├── ShardUnsupported            ValueError      a shard needs a newer version or feature
-    │   ├── DatasetCorrupt              ValueError      manifest and shards of a dataset disagree
-    │   └── MediaError                  ValueError      a video or image cannot be decoded
-    ├── ShardNotFound                   FileNotFoundError
-    ├── ShardExists                     FileExistsError
-    ├── DatasetNotFound                 FileNotFoundError
-    ├── DatasetExists                   FileExistsError
-    ├── DatasetConflict                 FileExistsError another writer published first
-    ├── InvalidArgument                 ValueError      an option or argument is invalid
-    ├── SchemaError                     ValueError      a schema or a sample is invalid
-    ├── TransformError                  RuntimeError    the user's transform failed
-    ├── WorkerDied                      RuntimeError    a worker process exited before its result
-    ├── TooManySkipped                  RuntimeError    more samples failed than may be skipped
-    ├── BatchTimeout                    TimeoutError    a batch was not ready in time
-    ├── StoreUnavailable                OSError         an object store did not answer in time
-    ├── StoreAccessDenied               PermissionError an object store refuses the credentials
-    ├── CacheFull                       OSError         the cache has no space for a shard
-    ├── ServerUnreachable               ConnectionError no server sends batches
-    ├── ClosedError                     RuntimeError    an object is used after close()
-    ├── InsufficientMemory              MemoryError     there is not enough memory
-    └── UnsupportedEnvironment          RuntimeError    something needed is missing (exit code 3)
 """
 
 from __future__ import annotations
