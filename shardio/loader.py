@@ -249,7 +249,7 @@ class ShardLoader(Closing):
         plan = batches.iteration.plan
         return ProgressBar(
             batches,
-            n_batches=plan.partition.last_step,
+            n_batches=plan.partition.stop_step,
             n_done=plan.partition.first_step,
             stats=lambda: self.stats().latest,
             title=f"epoch {plan.epoch}" if title is None else title,

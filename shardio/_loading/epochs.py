@@ -291,7 +291,7 @@ class Epochs:
 
     @property
     def n_batches(self) -> int:
-        return self._partition(0, self.epoch_sampler.n_positions(self.number)).last_step
+        return self._partition(0, self.epoch_sampler.n_positions(self.number)).stop_step
 
     def begin(self, engine: Engine) -> EpochIteration:
         start, epoch_sampler, successor = self._start(), self.epoch_sampler, None
@@ -305,7 +305,7 @@ class Epochs:
     def _warn_of_no_batch(self, start: LoaderState) -> None:
         asked, n = self._options, start.n_samples
         may_lack = asked.tail == "drop" and n and not start.position and not self._has_warned
-        if may_lack and not self._partition(0, n).last_step:
+        if may_lack and not self._partition(0, n).stop_step:
             self._has_warned = True
             warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 

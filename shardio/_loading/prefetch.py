@@ -93,8 +93,8 @@ def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterato
     index_planner = IndexPlanner(view, seed=batch_spec.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)
     last_seen = np.full(len(dataset.shards), -2)
-    for number, first in enumerate(range(partition.first_step, partition.last_step, n_steps)):
-        last = min(first + n_steps, partition.last_step)
+    for number, first in enumerate(range(partition.first_step, partition.stop_step, n_steps)):
+        last = min(first + n_steps, partition.stop_step)
         index_chunk = index_planner.at(plan, partition.positions(first, last))
         rows, located = index_chunk.covered(slice(None))
         shards, storages = np.unique(located, return_index=True)

@@ -233,8 +233,8 @@ class RankPartition:
         return self.first // self._stride
 
     @property
-    def last_step(self) -> int:
-        """The index of the last step plus 1."""
+    def stop_step(self) -> int:
+        """The index of the last step, plus 1."""
         whole, rest = divmod(max(0, self.n - self.first), self._stride)
         last = self.first_step + whole
         if not rest or self.tail == "drop":
@@ -276,13 +276,13 @@ class RankPartition:
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
-    def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
+    def positions(self, first_step: int, stop_step: int, every: int = 1) -> Positions:
         """Return the positions that this rank reads for some steps, concatenated.
 
-        The steps are first_step, first_step + every, first_step + 2 * every, … below last_step.
+        The steps are first_step, first_step + every, first_step + 2 * every, … below stop_step.
         """
         # All steps are complete, except that the last step may be shorter.
-        n_whole = (last_step - 1 - first_step) // every
+        n_whole = (stop_step - 1 - first_step) // every
         start, stop = self.read(first_step + n_whole * every)
         if self.world_size == every == 1:
             return np.arange(self.read(first_step)[0], stop)

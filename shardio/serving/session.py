@@ -220,7 +220,7 @@ class Session:
         self._next_state = {}
         self._batches = batches = cast(LoaderIterator, iter(loader))
         partition = batches.iteration.plan.partition
-        first, last = partition.first_step, partition.last_step
+        first, last = partition.first_step, partition.stop_step
         with self._changed:
             self._step = self._taken = first
             self._upto = first + ahead

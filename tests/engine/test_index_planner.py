@@ -38,7 +38,7 @@ def test_a_step_has_its_samples_whoever_does_which(
     with shardio.open(folder) as dataset:
         index_planner = IndexPlanner(RowView(dataset), seed=5)
         index_planner.n_workers = n_workers
-        steps = list(range(plan.partition.first_step, plan.partition.last_step))
+        steps = list(range(plan.partition.first_step, plan.partition.stop_step))
         # Its own ones, and now and then one of another.
         for step in [*steps[::n_workers], *steps[1:30], *steps[-5:]]:
             index_chunk, part = index_planner.index_chunk(plan, step)

@@ -154,7 +154,7 @@ def test_in_windows_what_lies_around_a_row_is_asked_for_once(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
     run = Run(dataset)
-    steps = WINDOWED.partition.last_step
+    steps = WINDOWED.partition.stop_step
     places: set[int] = set()
     for step in range(128 // BATCH):
         places |= run.step(WINDOWED, step)

@@ -301,11 +301,11 @@ def test_another_thread_may_ask_while_the_loop_waits(folder: str) -> None:
 def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, tail: Tail) -> None:
     partition = RankPartition(100, 7, 8, rank, world_size, tail)
     counted = 0
-    for step in range(partition.first_step, partition.last_step):
+    for step in range(partition.first_step, partition.stop_step):
         assert partition.n_samples(step) == counted
         start, stop = partition.share(step)
         counted += stop - start
-    assert partition.n_samples(partition.last_step) == counted
+    assert partition.n_samples(partition.stop_step) == counted
 
 
 def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:

@@ -165,7 +165,7 @@ def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_siz
     found = np.full(n, -1)
     for rank in range(world_size):
         partition = RankPartition(n, 0, 4, rank, world_size)
-        positions = partition.positions(0, partition.last_step)
+        positions = partition.positions(0, partition.stop_step)
         found[positions] = order(made).at(positions)
     assert found.tolist() == expected.tolist()
 

@@ -35,7 +35,7 @@ def test_all_ranks_together_visit_every_position_once_in_order(
     n, first, batch_size, world_size = case
     divided, stride = ranks(tail, *case), batch_size * world_size
     found, first_step = list[int](), divided[0].first_step
-    for step in range(first_step, max(each.last_step for each in divided)):
+    for step in range(first_step, max(each.stop_step for each in divided)):
         assert {each.position(step) for each in divided} == {first + len(found)}
         parts = [shares(each, step) for each in divided]
         counts = [len(part) for part in parts]
@@ -43,10 +43,10 @@ def test_all_ranks_together_visit_every_position_once_in_order(
         found += [position for part in parts for position in part]
     n_dropped = (n - first) % stride if tail == "drop" else 0
     assert found == list(range(first, n - n_dropped))
-    n_steps = [each.last_step - first_step for each in divided]
+    n_steps = [each.stop_step - first_step for each in divided]
     assert {each.position(first_step + max(n_steps)) for each in divided} == {first + len(found)}
     if tail == "short":  # a rank has no step without a sample
-        assert all(shares(each, s) for each in divided for s in range(first_step, each.last_step))
+        assert all(shares(each, s) for each in divided for s in range(first_step, each.stop_step))
     else:
         whole = (n - first) // stride if tail == "drop" else -(-(n - first) // stride)
         assert set(n_steps) == {whole}
@@ -57,9 +57,9 @@ def test_positions_are_those_of_the_steps_one_after_another(
     case: tuple[int, int, int, int], tail: str, data: st.DataObject
 ) -> None:
     for each in ranks(tail, *case):
-        if each.first_step < each.last_step:
-            first = data.draw(st.integers(each.first_step, each.last_step - 1))
-            last = data.draw(st.integers(first + 1, each.last_step))
+        if each.first_step < each.stop_step:
+            first = data.draw(st.integers(each.first_step, each.stop_step - 1))
+            last = data.draw(st.integers(first + 1, each.stop_step))
             every = data.draw(st.integers(1, 4))
             expected = [p for step in range(first, last, every) for p in range(*each.read(step))]
             assert each.positions(first, last, every).tolist() == expected
@@ -77,4 +77,4 @@ def test_a_padded_step_without_a_share_reads_the_first_position_that_is_left() -
 @pytest.mark.parametrize(("first", "steps"), [(0, (0, 5)), (8, (2, 5)), (9, (2, 5)), (20, (5, 5))])
 def test_steps_go_on_where_whole_ones_were_done(first: int, steps: tuple[int, int]) -> None:
     partition = RankPartition(n=20, first=first, batch_size=4)
-    assert (partition.first_step, partition.last_step) == steps
+    assert (partition.first_step, partition.stop_step) == steps

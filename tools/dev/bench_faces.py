@@ -109,9 +109,9 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
 
         def fill() -> int:
             plan = EpochPlan(epoch, RankPartition(n, 0, BATCH))
-            for step in range(plan.partition.last_step):
+            for step in range(plan.partition.stop_step):
                 filler.fill(layout, blocks[step % len(blocks)], plan, step)
-            return plan.partition.last_step
+            return plan.partition.stop_step
 
         while True:
             yield fill

@@ -285,7 +285,7 @@ class Engine:
             iteration = self._iterations.take_over(plan)
             dispatcher.apply_finalizers()
             if iteration is None:
-                first, last = plan.partition.first_step, plan.partition.last_step
+                first, last = plan.partition.first_step, plan.partition.stop_step
                 schedule = Schedule(first, last, self._backend.n_workers, self._backend.depth)
                 iteration = self._iterations.begin(plan, schedule, layout)
             self._iterations.follow(iteration, successor if self._backend.goes_ahead else None)

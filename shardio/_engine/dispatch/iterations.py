@@ -136,7 +136,7 @@ class IterationTable:
         if plan is None or is_busy or not self._free_slots or self.n_live > 1:
             return None
         partition = plan.partition
-        schedule = before.schedule.followed(partition.first_step, partition.last_step)
+        schedule = before.schedule.followed(partition.first_step, partition.stop_step)
         self.ahead = iteration = self.begin(plan, schedule, before.layout)
         iteration.is_ahead = True
         return iteration

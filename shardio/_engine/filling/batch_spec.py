@@ -233,6 +233,6 @@ class IndexPlanner:
         begin, own = step - step % n_steps, step % every
         first = max(partition.first_step, begin)
         first += (own - first) % every
-        last = min(partition.last_step, begin + n_steps)
+        last = min(partition.stop_step, begin + n_steps)
         positions = partition.positions(first, last, every)
         return first, last, self.at(plan, positions)
