@@ -51,15 +51,15 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 class BlockShuffle(Order):
     """Block shuffle: the runs are permuted, then the rows within each window of runs.
 
-    A run has `run` rows, and a window has `whole` rows; both numbers are powers of two. A row is a
-    group of `k` samples; `k` is 1 unless groups of clips stay together.
+    A run has `run` rows, and a window `window_rows` rows; both are powers of two. A row is a group
+    of `k` samples; `k` is 1 unless groups of clips stay together.
     """
 
     name = "blocks"
     mixes = True
     keeps_clips = True
     run: int
-    whole: int
+    window_rows: int
     k: int = 1
 
     @classmethod
@@ -78,16 +78,16 @@ class BlockShuffle(Order):
 
     def to_state(self) -> dict[str, Any]:
         """Return the lengths of runs and windows."""
-        return {"window": [self.run, self.whole]}
+        return {"window": [self.run, self.window_rows]}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
         """Return the order with the lengths of runs and windows from a state."""
         found: Any = state.get("window")
         is_pair = isinstance(found, list | tuple) and len(found) == 2
         if is_pair and all(type(each) is int and each > 0 for each in found):
-            run, whole = found
-            if not (run & run - 1 or whole & whole - 1) and run <= whole < 1 << 48:
-                return replace(self, run=run, whole=whole)
+            run, n_rows = found
+            if not (run & run - 1 or n_rows & n_rows - 1) and run <= n_rows < 1 << 48:
+                return replace(self, run=run, window_rows=n_rows)
         raise InvalidArgument(
             "load_state_dict: the state's window must be two powers of two, the first not above "
             f"the second; found {found!r}"
@@ -108,7 +108,7 @@ class BlockShuffle(Order):
     @property
     def window(self) -> int:
         """The number of samples in a window."""
-        return self.whole * self.k
+        return self.window_rows * self.k
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
         """Warn that each window needs parts of many shards; whole shards are downloaded."""
@@ -136,7 +136,7 @@ class WindowedOrdering:
         self._n_short = n_rest
         self._to_short = n_runs * window.run - self._short_starts
         self._windows_key = derive_key(18, seed, epoch)
-        self._last = n - n % window.whole
+        self._last = n - n % window.window_rows
         """The start of the last window if this window is shorter than the others, otherwise n."""
         self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
@@ -151,12 +151,12 @@ class WindowedOrdering:
         return rows
 
     def _rows_at(self, positions: Positions) -> Positions:
-        whole = self._window.whole
+        n_rows = self._window.window_rows
         if not self._last:
             places = self._in_last.at(positions)
         else:
-            starts = positions & -whole
-            places = permute_windows(positions - starts, starts, whole, self._windows_key)
+            starts = positions & -n_rows
+            places = permute_windows(positions - starts, starts, n_rows, self._windows_key)
             places += starts
             is_last = np.flatnonzero(positions >= self._last)
             if len(is_last):
@@ -240,14 +240,14 @@ _MAX_KEPT: Final = 8
 class ShardShuffle(Order):
     """Shard shuffle: the shards are permuted, then the samples within each window of shards.
 
-    A window has `n_shards` shards, and `whole` samples on average. `layout` is a hash of the
+    A window has `n_shards` shards, and `n_in_window` samples on average. `layout` is a hash of the
     cumulative sample counts of the shards: a state is only valid while the shards are the same.
     """
 
     name = "shards"
     needs_shards = True
     n_shards: int
-    whole: int
+    n_in_window: int
     layout: str
 
     @classmethod
@@ -259,12 +259,12 @@ class ShardShuffle(Order):
     def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
         """Return the order with windows of `n_shards`; `ends` are the shards' cumulative counts."""
         ends = ends_within(ends, n)
-        whole = max(1, n * n_shards // max(1, len(ends)))
-        return cls(n_shards, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
+        n_in_window = max(1, n * n_shards // max(1, len(ends)))
+        return cls(n_shards, n_in_window, f"{hash_bytes(ends.astype('<i8').data):016x}")
 
     def to_state(self) -> dict[str, Any]:
         """Return the parameters, which depend on the shards."""
-        return {"window": [self.n_shards, self.whole, self.layout]}
+        return {"window": [self.n_shards, self.n_in_window, self.layout]}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
         """Return the order with the windows from a state, if the shards have not changed."""
@@ -293,7 +293,7 @@ class ShardShuffle(Order):
     @property
     def window(self) -> int:
         """The mean number of samples per window."""
-        return self.whole
+        return self.n_in_window
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
         """Return the size in bytes of the largest possible window; warn if the cache is smaller."""

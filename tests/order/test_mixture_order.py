@@ -150,11 +150,11 @@ def test_blocks_keep_to_windows_of_each_source() -> None:
     found = whole(mixture_sizes([2, 1], sizes), window=window, shuffle=False)
     for first, size in zip((0, 8192), sizes, strict=True):
         of_source = found[(found >= first) & (found < first + size)]
-        for start in range(0, size, window.whole):
-            in_window = np.sort(of_source[start : start + window.whole])
+        for start in range(0, size, window.window_rows):
+            in_window = np.sort(of_source[start : start + window.window_rows])
             assert (np.diff(in_window.reshape(-1, 4)) == 1).all()  # whole runs
     fully = whole(mixture_sizes([2, 1], sizes))
-    fully = np.sort(fully[fully < 8192][: window.whole])
+    fully = np.sort(fully[fully < 8192][: window.window_rows])
     assert not (np.diff(fully.reshape(-1, 4)) == 1).all()
 
 
