@@ -5,6 +5,7 @@ Each class also derives from the built-in exception that fits best.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Self
 
 __all__ = [
@@ -205,3 +206,14 @@ def install_hint(extra: str) -> str:
     The command refers to a checkout: on package indexes, another project has the name `shardio`.
     """
     return f"pip install '.[{extra}]' in a checkout of shardio"
+
+
+def import_extra(needs: str, extra: str, *modules: str) -> Any:
+    """Import the modules that an extra of shardio installs, and return the first.
+
+    Raises UnsupportedEnvironment if one is missing; the message begins with `needs`.
+    """
+    try:
+        return [import_module(name) for name in modules][0]
+    except ImportError as error:
+        raise UnsupportedEnvironment(f"{needs} ({error}): {install_hint(extra)}") from error

@@ -153,7 +153,7 @@ def _nodes(
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """Return the modules that an import statement imports.
+    """Return the modules that an import statement, or a call of `import_extra`, imports.
 
     `from a import b` is a.b if that is a module.
     """
@@ -162,6 +162,8 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         names = [f"{node.module}.{alias.name}" for alias in node.names]
         return [name if name in MODULES else node.module for name in names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "import_extra":
+        return [ast.literal_eval(module) for module in node.args[2:]]
     return []
 
 

@@ -30,7 +30,7 @@ from shardio.errors import (
     ShardioError,
     UnsupportedEnvironment,
     WorkerDied,
-    install_hint,
+    import_extra,
 )
 
 _PATIENCE_S: Final = 10.0
@@ -38,13 +38,7 @@ _PATIENCE_S: Final = 10.0
 
 def ray_module() -> Any:
     """Import Ray on first use, and return it."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise UnsupportedEnvironment(
-            f"engine 'ray' needs the package 'ray', which is not installed: {install_hint('ray')}"
-        ) from error
-    return ray
+    return import_extra("engine 'ray' needs Ray", "ray", "ray")
 
 
 def connect(ray: Any, address: str | None) -> None:

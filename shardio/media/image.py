@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment, install_hint
+from shardio.errors import InvalidArgument, MediaError, import_extra
 from shardio.media import pillow
 from shardio.media.pillow import resample
 from shardio.media.pixels import (
@@ -394,11 +394,5 @@ def load_simplejpeg() -> ModuleType:
     Raises:
         UnsupportedEnvironment: simplejpeg is not installed.
     """
-    try:
-        import simplejpeg
-    except ImportError as error:
-        raise UnsupportedEnvironment(
-            f"JPEG needs simplejpeg ({error}): {install_hint('images')}"
-        ) from error
-    module: ModuleType = simplejpeg
+    module: ModuleType = import_extra("JPEG needs simplejpeg", "images", "simplejpeg")
     return module

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment, install_hint
+from shardio.errors import InvalidArgument, MediaError, import_extra
 from shardio.media.pixels import UPRIGHT, Pixels, exif_orientation, to_output, turn_upright
 
 if TYPE_CHECKING:
@@ -195,13 +195,8 @@ def pillow_image() -> ModuleType:
     Raises:
         UnsupportedEnvironment: Pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UnsupportedEnvironment(
-            f"pictures need Pillow ({error}): {install_hint('images')}"
-        ) from error
-    return Image
+    module: ModuleType = import_extra("pictures need Pillow", "images", "PIL", "PIL.Image").Image
+    return module
 
 
 _MAX_SIDE = 16384

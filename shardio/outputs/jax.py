@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
+from shardio.errors import InvalidArgument, import_extra
 
 Ndarray = npt.NDArray[Any]
 
@@ -26,13 +26,7 @@ class JaxAdapter:
     aliases = False
 
     def __init__(self, device: str | None = None) -> None:
-        try:
-            import jax
-        except ImportError as error:
-            raise UnsupportedEnvironment(
-                f"output='jax' needs JAX ({error}): {install_hint('jax')}"
-            ) from error
-        self._jax: Any = jax
+        self._jax = import_extra("output='jax' needs JAX", "jax", "jax")
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:

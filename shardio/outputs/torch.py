@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
+from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
 
 Ndarray = npt.NDArray[Any]
 
@@ -25,13 +25,7 @@ class TorchAdapter:
     """
 
     def __init__(self, device: str | None = None) -> None:
-        try:
-            import torch
-        except ImportError as error:
-            raise UnsupportedEnvironment(
-                f"output='torch' needs torch ({error}): {install_hint('torch')}"
-            ) from error
-        self._torch: Any = torch
+        self._torch = import_extra("output='torch' needs torch", "torch", "torch")
         self._device = _open(self._torch, device or "cpu")
         self.aliases: bool = self._device.type == "cpu"
 

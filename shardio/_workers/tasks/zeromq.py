@@ -33,7 +33,7 @@ from shardio._workers.processes.serialization import pack_failure, text_of
 from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, ValuePacker
-from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, install_hint
+from shardio.errors import InvalidArgument, TransformError, import_extra
 
 OWN_FILES: Final = 16  # without connections, a ZeroMQ context and a socket open fewer files
 _NAME: Final = "samples"
@@ -43,14 +43,8 @@ _MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
 
 def zeromq(user: str = "MultiLoader") -> ModuleType:
     """Import pyzmq and return it; if pyzmq is missing, the error says that `user` needs it."""
-    try:
-        import zmq
-        import zmq.utils.z85  # zmq itself does not import it
-    except ImportError as error:
-        raise UnsupportedEnvironment(
-            f"{user} needs pyzmq ({error}): {install_hint('zmq')}"
-        ) from error
-    module: ModuleType = zmq
+    # zmq itself does not import z85.
+    module: ModuleType = import_extra(f"{user} needs pyzmq", "zmq", "zmq", "zmq.utils.z85")
     return module
 
 

@@ -24,7 +24,7 @@ from shardio.errors import (
     ShardNotFound,
     StoreAccessDenied,
     UnsupportedEnvironment,
-    install_hint,
+    import_extra,
 )
 from shardio.storage.file_access import Access
 
@@ -264,14 +264,9 @@ use obstore, because obstore's threads do not exist there, and calls would never
 
 def load_obstore() -> ModuleType:
     """Import and return obstore; raise UnsupportedEnvironment if it is not installed."""
-    try:
-        import obstore
-        import obstore.store
-    except ImportError as error:
-        raise UnsupportedEnvironment(
-            f"object stores need obstore ({error}): {install_hint('remote')}"
-        ) from error
-    module: ModuleType = obstore
+    module: ModuleType = import_extra(
+        "object stores need obstore", "remote", "obstore", "obstore.store"
+    )
     return module
 
 
