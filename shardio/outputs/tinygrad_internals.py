@@ -124,20 +124,19 @@ class DeviceCopies:
     def new(self, array: Ndarray, dtype: DType) -> Tensor:
         """Return a new tensor with the values of an array, C-contiguous and not empty."""
         buffer: Any = self._graphs.Buffer(self._device, math.prod(array.shape), dtype).allocate()
-        _fill(buffer, array)
+        self._fill(buffer, array)
         return self._graphs.tensor(array.shape, dtype, buffer)
 
     def refill(self, tensor: Tensor, array: Ndarray) -> None:
-        """Overwrite a tensor that `new` has returned with the values of an array.
+        """Overwrite a tensor that `new` has returned with the values of an array of its shape.
 
-        The array must have the same shape. Work that was queued before still reads the old values.
+        Work that was queued before still reads the old values.
         """
-        _fill(tensor.uop.base.buffer, array)
+        self._fill(tensor.uop.base.buffer, array)
 
-
-def _fill(buffer: Any, array: Ndarray) -> None:
-    # Use NumPy to get the bytes, because a memoryview of float16 or of 0 dimensions cannot be cast.
-    buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
+    def _fill(self, buffer: Any, array: Ndarray) -> None:
+        # A memoryview of float16 or of 0 dimensions cannot be cast; an array can be viewed.
+        buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
 
 
 def find_copies(device: str) -> DeviceCopies | None:
@@ -162,38 +161,20 @@ def _is_realized_on(device: str, tensor: Tensor) -> bool:
 class GraphViews:
     """A factory of views."""
 
-    # The maximum number of cached results of `_place`, which is more than a loader's blocks need:
-    # one for each field of each block. A result stays valid if other memory gets the same address.
-    MAX_PLACES = 1024
-
     def __init__(self, device: str) -> None:
         self._device = device
         self._graphs = TensorTemplates(device)
         self._allocator: Any = Device[device].allocator
-        self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
         """Make a tensor over the memory at `address`; it keeps `owner` alive."""
         size = math.prod(shape)
-        n_bytes = size * dtype.itemsize
-        place = self._places.get((address, n_bytes)) or self._place(address, n_bytes)
-        buffer: Any = self._graphs.Buffer(self._device, size, dtype, *place)
-        buffer._carrier = owner
-        return self._graphs.tensor(shape, dtype, buffer)
-
-    def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
-        """Return a Buffer's arguments for external memory: the handle and the specification."""
         spec = self._graphs.BufferSpec(external_ptr=address)
         # Do not use the method `alloc`, which caches an entry for each address forever.
-        found = self._allocator._alloc(n_bytes, spec), spec
-        if len(self._places) >= self.MAX_PLACES:
-            self._places.clear()
-        self._places[address, n_bytes] = found
-        return found
-
-
-class _ProbeOwner:
-    """A stand-in for the owner of some memory, to test views."""
+        memory = self._allocator._alloc(size * dtype.itemsize, spec)
+        buffer: Any = self._graphs.Buffer(self._device, size, dtype, memory, spec)
+        buffer._carrier = owner
+        return self._graphs.tensor(shape, dtype, buffer)
 
 
 def find_view(device: str) -> GraphViews | None:
@@ -201,15 +182,14 @@ def find_view(device: str) -> GraphViews | None:
 
     A view must keep its owner alive exactly while the memory is needed.
     """
-    owner = _ProbeOwner()
-    is_gone = weakref.ref(owner)
     memory = np.zeros((2, 3), np.float32)  # it need not be aligned, because no kernel reads it
+    is_gone = weakref.ref(memory)
     try:
         view = GraphViews(device)
-        tensor = view(memory.ctypes.data, memory.shape, dtypes.float32, owner)
+        tensor = view(memory.ctypes.data, (2, 3), dtypes.float32, memory)
         fits = _is_realized_on(device, tensor)
         child = tensor[1:] + 1
-        del owner, tensor
+        del memory, tensor
         fits = fits and is_gone() is not None
         del child
         return view if fits and is_gone() is None else None
