@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +44,12 @@ class ClipGroups:
     Args:
         ends: the cumulative sum of the videos' clip counts.
         k: the maximum number of clips in a group.
-        n: if not None, only the first n clips are used.
+        n: only the first n clips are used.
     """
 
-    def __init__(self, ends: Positions, k: int, n: int | None = None) -> None:
+    def __init__(self, ends: Positions, k: int, n: int) -> None:
         self._k = k
-        self._ends: Positions = ends if n is None else np.minimum(ends, n)
+        self._ends: Positions = np.minimum(ends, n)
         n_whole, n_left = np.divmod(np.diff(self._ends, prepend=0), k)
         self._ends_of_whole: Positions = np.cumsum(n_whole)
         # The videos that have a smaller group, sorted by the number of clips in this group.
@@ -95,25 +95,18 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
     return found.astype(np.int64)
 
 
-class ClipGrouping:
+class ClipGrouping(NamedTuple):
     """The groups of up to k clips of a dataset, or of each source of a mixture.
 
     `ends` has, for each source, the cumulative sum of the clip counts of its videos.
     """
 
-    def __init__(self, k: int, ends: Sequence[Positions]) -> None:
-        self.k, self._ends = k, ends
-        self._latest: dict[int, tuple[int, ClipGroups]] = {}
+    k: int
+    ends: Sequence[Positions]
 
     def groups(self, n: int, source: int = 0) -> ClipGroups:
-        """Return the groups of the first n clips of a source, cached for the next epoch."""
-        latest = self._latest.get(source)
-        if latest is None or latest[0] != n:
-            ends = self._ends[source]
-            is_all = not len(ends) or ends[-1] == n
-            latest = n, ClipGroups(ends, self.k, None if is_all else n)
-            self._latest[source] = latest
-        return latest[1]
+        """Return the groups of the first n clips of a source."""
+        return ClipGroups(self.ends[source], self.k, n)
 
 
 class ClipGroupOrdering:
@@ -128,7 +121,10 @@ class ClipGroupOrdering:
         # the windows with an extra group differ from size to size.
         starts = keyed_hashes(groups.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
-        self._permutations: dict[int, Permutation] = {}
+        self._permutations = [
+            Permutation(n, derive_key(size, self._keys[3]))
+            for size, n in zip(groups.sizes.tolist(), groups.counts.tolist(), strict=True)
+        ]
 
     def at(self, positions: Positions) -> Positions:
         """Return the index of the clip at each of `positions`, as `Ordering.at` does."""
@@ -167,7 +163,7 @@ class ClipGroupOrdering:
         videos, starts, sizes = [], [], []
         for which in np.flatnonzero(lasts > firsts).tolist():
             ranks = np.arange(firsts[which], lasts[which])
-            numbers = self._permutation(which).at(ranks)
+            numbers = self._permutations[which].at(ranks)
             of, begin = self._groups.find(which, numbers, self._keys[1])
             videos.append(of)
             starts.append(begin)
@@ -179,14 +175,6 @@ class ClipGroupOrdering:
         found = np.searchsorted(ends, places, "right")
         clips: Positions = start[found] + places - (ends - size)[found]
         return clips
-
-    def _permutation(self, which: int) -> Permutation:
-        """Return the permutation of the groups whose size is `sizes[which]`."""
-        found = self._permutations.get(which)
-        if found is None:
-            size, n = int(self._groups.sizes[which]), int(self._groups.counts[which])
-            found = self._permutations[which] = Permutation(n, derive_key(size, self._keys[3]))
-        return found
 
 
 def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:

@@ -16,6 +16,7 @@ epoch needs each shard in only one window. Memory use is proportional to the num
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -332,8 +333,15 @@ class ShardOrdering:
         """For each permuted shard: adding this number to a place gives the index of its sample."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
-        self._key, self._n_shards = (seed, epoch), n_shards
-        self._kept: dict[int, Permutation] = {}
+        self._n_shards = n_shards
+        starts = np.concatenate([[0], self._windows])
+
+        @functools.lru_cache(_MAX_KEPT)
+        def permutation(window: int) -> tuple[int, Permutation]:
+            start, end = starts[window : window + 2].tolist()
+            return start, Permutation(end - start, derive_key(65, seed, epoch, window))
+
+        self._permutation = permutation
 
     def at(self, positions: Positions) -> Positions:
         """Return the sample at each of `positions`, as `Ordering.at` does."""
@@ -349,18 +357,9 @@ class ShardOrdering:
         return found
 
     def _in_window(self, window: int, positions: Positions) -> Positions:
-        start = int(self._windows[window - 1]) if window else 0
-        places = self._permutation(window, start).at(positions - start) + start
+        start, permutation = self._permutation(window)
+        places = permutation.at(positions - start) + start
         part = slice(window * self._n_shards, (window + 1) * self._n_shards)
         shards = np.searchsorted(self._stops[part], places, "right")
         places += self._shifts[part][shards]
         return places
-
-    def _permutation(self, window: int, start: int) -> Permutation:
-        found = self._kept.get(window)
-        if found is None:
-            if len(self._kept) >= _MAX_KEPT:
-                self._kept.clear()
-            key = derive_key(65, *self._key, window)
-            found = self._kept[window] = Permutation(int(self._windows[window]) - start, key)
-        return found

@@ -38,9 +38,8 @@ _KINDS: Final = frozenset(Kind)
 _SCHEMA_FEATURES: Final = BUILT & ~RECORD_FEATURES
 """The features of a shard that depend only on its schema."""
 
-_schemas: dict[bytes, Schema] = {}
-"""The schemas that this process has parsed, by their JSON. They are kept, because all shards of a
-dataset have the same schema."""
+_parsed = functools.lru_cache(maxsize=64)(Schema.from_json)
+"""Parse a schema. The result is cached, because all shards of a dataset have the same schema."""
 
 
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
@@ -99,17 +98,12 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     if (found := hash_bytes(raw)) != section.hash:
         what, hashes = "the schema does not match its hash", show_hashes(section.hash, found)
         raise corrupt(what, code="schema_hash", **hashes)
-    if (known := _schemas.get(raw)) is not None:
-        return known
     try:
-        schema = Schema.from_json(raw)
+        return _parsed(raw)
     except ShardUnsupported as error:
         raise ShardUnsupported(f"{path}: {error}") from error
     except SchemaError as error:
         raise corrupt(str(error), code="schema") from error
-    if len(_schemas) < 64:
-        _schemas[raw] = schema
-    return schema
 
 
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:

@@ -18,7 +18,9 @@ COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
 
 
 def order(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> ClipGroupOrdering:
-    return ClipGroupOrdering(ClipGroups(np.cumsum(counts), k), seed=seed, epoch=epoch)
+    return ClipGroupOrdering(
+        ClipGroups(np.cumsum(counts), k, int(sum(counts))), seed=seed, epoch=epoch
+    )
 
 
 def whole(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> Numbers:

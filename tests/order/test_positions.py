@@ -38,7 +38,7 @@ def shards(sizes: list[int], n_shards: int) -> tuple[int, Make]:
 
 
 def clips(counts: list[int], k: int) -> tuple[int, Make]:
-    found = ClipGroups(np.cumsum(counts), k)
+    found = ClipGroups(np.cumsum(counts), k, sum(counts))
     return sum(counts), lambda **key: ClipGroupOrdering(found, **key)
 
 

@@ -49,7 +49,7 @@ def epoch(folder: str, per_video: int, batch_size: int, seed: int) -> tuple[floa
 def crowded(k: int, *, spread: bool) -> float:
     """Return the share of batches of 32 with more than k clips of one of N_VIDEOS videos."""
     n = N_VIDEOS * N_CLIPS
-    groups = ClipGroups(np.arange(1, N_VIDEOS + 1) * N_CLIPS, k)
+    groups = ClipGroups(np.arange(1, N_VIDEOS + 1) * N_CLIPS, k, N_VIDEOS * N_CLIPS)
     found = []
     for number in range(N_EPOCHS):
         if spread:
