@@ -1,8 +1,4 @@
-"""Export a dataset as files of another format.
-
-Samples are read from the dataset and written by an exporter to a hidden folder. When all files are
-complete, the hidden folder is renamed.
-"""
+"""Export a dataset as files of another format."""
 
 from __future__ import annotations
 
@@ -41,9 +37,8 @@ _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
 class ExportProgress:
     """The progress of an export.
 
-    The numbers of bytes are estimated from the sizes of the dataset's shards, not from the files
-    that are written. `is_syncing` is True when all samples are written and the export waits until
-    the files are on the disk.
+    The numbers of bytes are estimated from the sizes of the dataset's shards. `is_syncing` is True
+    when all samples are written and the export waits until the files are on the disk.
     """
 
     n_samples_done: int
@@ -87,8 +82,7 @@ def export(
     The folder appears when all its files are complete and on the disk.
 
     Args:
-        dataset: the folder of a dataset, or an open dataset. If the open dataset is a selection of
-            samples, only these samples are exported.
+        dataset: the folder of a dataset, or an open dataset or selection.
         out: the folder to create. An empty folder may exist at this path.
         format: "webdataset", "parquet" or "files".
         fields: the names of the fields to export; by default, all fields. The name of a nested
@@ -163,7 +157,6 @@ def export(
 
 
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
-    """Return the absolute path of `out`; raise InvalidArgument if a dataset is above or in it."""
     check_folder_name(out)
     place = Path(os.path.abspath(out))
     for folder in (place, *place.parents):
@@ -177,10 +170,7 @@ def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
 
 
 def _check_replaceable(out: Path, *, overwrite: bool) -> bool:
-    """Return True if `out` has an export that may be replaced; False if `out` is missing or empty.
-
-    Raise DatasetExists if `out` has other contents, or has an export while `overwrite` is False.
-    """
+    """Return True if `out` is an export that may be replaced, False if it is missing or empty."""
     if not os.path.lexists(out):
         return False
     if out.is_symlink() or not out.is_dir():
@@ -222,7 +212,6 @@ def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, A
 
 
 def _make_exporter(format: str, options: ExportOptions) -> Exporter:
-    """Create the exporter of a format; raise UnsupportedEnvironment if a package is missing."""
     module, name = FORMATS[format]
     try:
         kind: Callable[[ExportOptions], Exporter] = getattr(import_module(module), name)
@@ -242,7 +231,6 @@ def _write_samples(
     folder: Path,
     progress: Callable[[ExportProgress], None] | None,
 ) -> int:
-    """Write all samples to files in `folder`; return the number of written samples."""
     dataset, n_samples = samples.dataset, 0
     n_all, n_rows = len(dataset), int(dataset.starts[-1])
     n_bytes = sum(shard.n_bytes for shard in dataset.shards) * n_all // max(1, n_rows)

@@ -42,11 +42,10 @@ time of one file: 1,000 small files took 0.5 s instead of 5.4 s."""
 class FilesExporter:
     """An exporter that writes files such as CLASS/NAME.jpg, and the table `samples.jsonl`.
 
-    The table has one line of JSON per sample. A line has the values of small fields, and the paths
-    of the files that store the other values. If several fields are stored as files, each of these
-    fields has a separate folder. NAME is the path in the field `source` without its suffix, or else
-    the index of the sample. CLASS is the name of the sample's class, if the field `label` is
-    exported and names a class.
+    A line of the table is the JSON of a sample: small values, and the paths of the files that store
+    the others. If several fields are stored as files, each has a folder. NAME is the path in the
+    field `source` without its suffix, or else the index of the sample. CLASS is the name of the
+    sample's class, if the field `label` is exported and names one.
     """
 
     def __init__(self, options: ExportOptions) -> None:
@@ -161,14 +160,13 @@ class FilesExporter:
 
 
 def _is_in_table(field: Field) -> bool:
-    """Return True if the values of a field are stored in the table, not as files."""
     if (array := field.array) is not None:
         return array.is_fixed and math.prod(n or 0 for n in array.shape) <= _MAX_TABLE_ITEMS
     return field.is_utf8 or field.is_json
 
 
 def _class_folders(options: ExportOptions) -> list[str]:
-    """Return the name of each class's folder; an empty list if there is no field of labels."""
+    """Return the name of each class's folder; none if there is no field of labels."""
     field = options.fields.get("label")
     label = field.array if field else None
     if label is None or label.shape or export_dtype(label).kind not in "iu":

@@ -27,10 +27,7 @@ Only fields whose values have varying sizes (fields that are not columns) may be
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """The arguments of an exporter.
-
-    `fields` are the fields to export, and `shard_bytes` is the approximate size of an output file.
-    """
+    """The dataset, the fields to export, and the approximate size of an output file."""
 
     dataset: Dataset
     fields: Mapping[str, Field]
@@ -38,14 +35,11 @@ class ExportOptions:
 
     @property
     def muxing(self) -> dict[str, Callable[[Any], Any]]:
-        """A function from a stream to a media file for each field of streams (video, audio)."""
+        """The function from a stream (video, audio) to a media file, for each such field."""
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise InvalidArgument if there are fields that a format cannot represent.
-
-        `reasons` maps the name of each such field to the reason.
-        """
+        """Raise InvalidArgument if a format cannot represent some fields: their `reasons`."""
         if not reasons:
             return
         why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
@@ -102,9 +96,9 @@ class Skipped:
 class SampleBatch:
     """Consecutive samples of a dataset, whose indices are `numbers`.
 
-    `columns` maps the name of each column to an array with one row per sample. `records` maps the
-    name of each other field to a list of values, in which None is a missing value. `present` maps
-    the name of each optional column to a mask that is True for samples that have a value.
+    `columns` has an array with one row per sample for each column, `records` a list of values for
+    each other field, in which None is a missing value. `present` has, for each optional column, a
+    mask of the samples that have a value.
     """
 
     numbers: list[int]
@@ -191,8 +185,7 @@ class SampleReader:
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
         """Yield the values of fields that are not columns, in batches of limited size.
 
-        The first element of a pair selects the rows that are in the batch: damaged samples are left
-        out. The second element maps each field's name to the values.
+        The first element of a pair selects the rows in the batch: damaged samples are left out.
         """
         if not names:
             yield slice(None), {}
@@ -377,7 +370,7 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
 
 
 def image_suffix(data: bytes) -> str:
-    """Return the suffix of an image file, as determined by the first bytes of the file."""
+    """Return the suffix of an image file, from its first bytes."""
     if data[:4] == b"RIFF":
         return ".webp"
     if data[4:8] == b"ftyp":

@@ -1,7 +1,4 @@
-"""Export a dataset as Parquet files.
-
-The files have metadata about the columns, which the readers of Hugging Face and of shardio use.
-"""
+"""Export a dataset as Parquet files, with the metadata that Hugging Face's readers use."""
 
 from __future__ import annotations
 
@@ -184,7 +181,6 @@ def _metadata(options: ExportOptions) -> dict[str, str]:
 
 
 def _values(field: Field, name: str, batch: SampleBatch) -> Any:
-    """Return the values of a field as an Arrow array."""
     if field.column is not None:
         present = batch.present.get(name)
         missing = None if present is None else ~present

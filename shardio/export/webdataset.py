@@ -1,8 +1,4 @@
-"""Export a dataset as tar files in the format of WebDataset.
-
-Each field of a sample is a file (a *member*) in the tar. The names of all members of a sample start
-with the same key.
-"""
+"""Export a dataset as tar files in the format of WebDataset."""
 
 from __future__ import annotations
 
@@ -39,8 +35,8 @@ _KEY: Final = "key"
 class WebDatasetExporter:
     """An exporter that writes the files 000000.tar, 000001.tar, ….
 
-    A member of a tar has the name KEY.FIELD.SUFFIX. KEY is the text in the field `key`, if this
-    text is a valid and distinct key in all samples. Otherwise, KEY is the index of the sample.
+    A *member* of a tar has the name KEY.FIELD.SUFFIX. KEY is the text in the field `key`, if it is
+    a valid and distinct key in all samples, otherwise the index of the sample.
     """
 
     schema_spec = None  # the names of members and the .npy headers determine the types of fields
@@ -145,7 +141,6 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
 
 
 def _has_usable_keys(options: ExportOptions) -> bool:
-    """Return True if every sample has a valid key in the field `key`, and all keys differ."""
     field = options.fields.get(_KEY)
     if field is None or not field.is_utf8 or field.optional:
         return False

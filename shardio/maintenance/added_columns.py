@@ -1,8 +1,6 @@
 """Add a column, which is a new field of every sample, to a finished dataset.
 
-The caller passes the values, or a function that computes the values. The values are stored in
-additional shards, one for each shard of the dataset. Existing shards do not change. The result is
-published as the next generation of the dataset.
+The values are stored in additional shards, one for each shard of the dataset.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ _END: Final = object()
 
 @dataclass(frozen=True)
 class _Column:
-    """A job that computes the values of one shard's samples and writes them to a new shard."""
-
     path: str
     schema: Schema
     function: Callable[[Any], Any]
@@ -76,7 +72,6 @@ class _Column:
 
 
 def _is_sequence(values: Any) -> bool:
-    """Return True for an array with dimensions, or a sequence that is neither str nor bytes."""
     if isinstance(values, Sequence):
         return not isinstance(values, str | bytes)
     return isinstance(values, Sized) and getattr(values, "ndim", 0) > 0
@@ -85,10 +80,7 @@ def _is_sequence(values: Any) -> bool:
 def _write(
     staging: Path, schema: Schema, path: str, first: int, values: Iterable[Any]
 ) -> tuple[str, ShardSummary]:
-    """Write values to a new shard in a new folder; return the path and the summary of the shard.
-
-    Messages name the dataset at `path`; `first` is the index of the sample with the first value.
-    """
+    """Write values, of which the first is of sample `first`, to a new shard in a new folder."""
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
     place, (name,) = str(folder / "values.shard"), schema
@@ -116,24 +108,21 @@ def add_column(
 ) -> MaintenanceReport:
     """Add a field to every sample of a dataset, and publish the result as its next generation.
 
-    The new field is stored in additional shards, which form a column group. Existing files do not
-    change. The indices of samples, the dataset's lineage (its id), subsets and statistics stay the
-    same.
+    The new field is stored in additional shards, a column group. Existing files, the indices of
+    samples, the dataset's lineage (its id), subsets and statistics stay the same.
 
     Args:
         folder: the dataset.
         name: the name of the new field. A name with dots is the name of a field in a nested record.
         field: the type of the new field.
-        values: an iterable or a function. An iterable has one value per sample, in the order of the
-            samples; only one value at a time is taken from the iterable. A function receives a
-            sample, which is a dict, and returns the value for this sample. Samples are verified
-            before the function receives them.
-        batch_size: if given, the function receives a list of samples of one shard instead, and
-            returns a sequence with one value per sample. The list has at most `batch_size` samples.
-        workers: the number of processes that call the function. The function is sent once to each
-            process; lambdas and functions defined in a notebook are possible. A process handles
-            whole shards. By default, and with 0, the calling process calls the function. On a
-            cluster, the default is the number of CPUs of the cluster.
+        values: an iterable with one value per sample, in the order of the samples, or a function
+            that receives a sample, a dict, and returns the value. Samples are verified before the
+            function receives them.
+        batch_size: if given, the function receives a list of up to `batch_size` samples of one
+            shard instead, and returns a sequence with one value per sample.
+        workers: the number of processes that call the function, each for whole shards. The function
+            is sent once to each process by cloudpickle. By default, and with 0, the calling process
+            calls it. On a cluster, the default is the number of CPUs of the cluster.
         engine: "local", or "ray" to call the function on the machines of a Ray cluster. All these
             machines must be able to access the dataset at the path `folder`.
         address: the address of the Ray cluster, as for `shardio.convert`.
@@ -177,7 +166,6 @@ def add_column(
 
 
 def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:
-    """Return the schema of the new shards; raise SchemaError if the field cannot be added."""
     try:
         schema = Schema({name: field})
         if isinstance(field, Mapping):
@@ -224,7 +212,6 @@ def _add_given(
     values: Iterator[Any],
     progress: Progress | None,
 ) -> None:
-    """Write the values for the samples of each shard to a new shard."""
     state = ShardProgress(progress, "writing", (shard.n_bytes for shard in dataset.shards))
     for k, whole in enumerate(dataset.shards):
         first, n = int(dataset.starts[k]), whole.n_samples

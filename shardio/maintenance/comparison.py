@@ -1,10 +1,8 @@
 """Compare two datasets or shards, and find the samples that differ.
 
-Values are compared by digests, which are 64-bit hashes. There are two kinds of digest. A *stored*
-digest is computed from the hashes that a shard stores and, if possible, without reading the data.
-If two stored digests are equal, the values are equal. If two stored digests differ, the values may
-still be equal, because another codec or another version of a codec may have encoded the value. A
-*value* digest is computed from the decoded value and does not depend on the codec.
+Values are compared by 64-bit digests. A *stored* digest is computed from the hashes that a shard
+stores, if possible without reading the data: if two differ, the values may still be equal, encoded
+by another codec or another version of it. A *value* digest is computed from the decoded value.
 """
 
 from __future__ import annotations
@@ -112,15 +110,12 @@ _CHUNK_ROWS: Final = 1 << 14
 class DiffReport:
     """The differences between two datasets or shards, with the paths `a` and `b`.
 
-    If both have the same number of samples, samples with the same index are compared. `changed`
-    then has the index of each sample that differs, and the names of the fields in which it differs.
+    If both have the same number of samples, samples with the same index are compared: `changed` has
+    the index of each sample that differs, and the names of the fields in which it differs.
+    Otherwise, the order is ignored: `only_a` and `only_b` have the indices of the samples without
+    an equal sample on the other side.
 
-    Otherwise, the order of the samples is ignored. `only_a` has the indices of the samples in `a`
-    without an equal sample in `b`, and `only_b` the indices of the samples in `b` without an equal
-    sample in `a`.
-
-    Each list has at most `MAX_LISTED` samples. `n_changed`, `n_only_a` and `n_only_b` are the
-    numbers of all such samples.
+    Each list has at most `MAX_LISTED` samples; `n_changed`, `n_only_a` and `n_only_b` count all.
     """
 
     a: str
@@ -152,8 +147,6 @@ class DiffReport:
 
 
 class _Side:
-    """One of the two datasets or shards that are compared."""
-
     def __init__(self, path: str, stack: ExitStack) -> None:
         self.classes: tuple[str, ...] = ()
         self._reader: Callable[[int, str], ShardReader]
@@ -185,13 +178,12 @@ class _Side:
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     """Compare two datasets or shards: their fields, their classes and their samples.
 
-    Samples are compared in the fields that both sides have. The hashes that the shards store are
-    compared first. Compressed values are decoded only if their hashes differ. How samples are
-    distributed over shards makes no difference.
+    Samples are compared in the fields that both sides have, by the hashes that the shards store;
+    compressed values are decoded if their hashes differ. How samples are distributed over shards
+    makes no difference. Data that need not be read is not verified.
 
     Raises:
-        DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read. Data that need not be
-            read for the comparison is not verified; `verify_dataset` verifies all data.
+        DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read.
         DatasetConflict: another writer removed shards during the comparison.
     """
     report = DiffReport(os.fspath(a), os.fspath(b))

@@ -1,8 +1,7 @@
-"""Run a job for each shard of a dataset.
+"""Run a job for each shard of a dataset: in this process, in workers, or on a Ray cluster.
 
-Jobs run in the calling process, in worker processes, or on a Ray cluster. If the process of a job
-crashes, or the machine is lost, the job is run again. Therefore a job that writes files creates a
-new folder for the files each time it is run.
+If the process of a job crashes, or the machine is lost, the job is run again. Therefore a job that
+writes files creates a new folder for the files each time it is run.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceProgress:
-    """The progress of an operation.
+    """The progress of one step of an operation, with the number and the total size of shards.
 
-    `step` is "verifying", "writing", "counting" or "repairing". `n_shards` and `n_bytes` are the
-    number and the total size of all shards in this step. `n_shards_done` and `n_bytes_done` are the
-    number and the total size of the finished shards.
+    `step` is "verifying", "writing", "counting" or "repairing".
     """
 
     step: str
@@ -54,10 +51,7 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
 
 class ShardProgress:
-    """Reports the progress of one step of an operation: at its start, and after each shard.
-
-    `sizes` are the sizes of the shards in bytes. Without `progress`, nothing is reported.
-    """
+    """Reports the progress of one step of an operation: at its start, and after each shard."""
 
     def __init__(self, progress: Progress | None, step: str, sizes: Iterable[int]) -> None:
         self._progress, self._step, self._sizes = progress, step, list(sizes)
@@ -65,7 +59,7 @@ class ShardProgress:
         self._report()
 
     def done(self, k: int | None = None) -> None:
-        """Report that the k-th shard is done; by default, shards are done in order."""
+        """Report that the k-th shard is done; by default, the next one."""
         self._n_bytes_done += self._sizes[self._n_done if k is None else k]
         self._n_done += 1
         self._report()
@@ -79,9 +73,8 @@ class ShardProgress:
 class _ShardJob(Generic[R]):
     """A call of `function` with a dataset and the index of a shard.
 
-    In the calling process, the job uses the given dataset without owning it. If the job is pickled,
-    the other process opens the same generation of the dataset again, even if other generations have
-    been published in the meantime.
+    If the job is pickled, the other process opens the same generation of the dataset again, even if
+    others have been published in the meantime.
     """
 
     def __init__(self, function: Callable[[ShardDataset, int], R], dataset: ShardDataset) -> None:
@@ -113,11 +106,10 @@ def run_for_shards(
     workers: int | None = None,
     sees: str | os.PathLike[str] | None = None,
 ) -> Iterator[R]:
-    """Call `function` for each shard of a dataset; yield the results in the order of the shards.
+    """Call `function` with a dataset and the index of each shard; yield the results in order.
 
-    The arguments of a call are the dataset and the index of a shard. `step` is the name of the step
-    in progress reports. The other arguments are those of `run_jobs`; `sees` is by default the path
-    of the dataset.
+    `step` is the name of the step in progress reports. The other arguments are those of `run_jobs`;
+    `sees` is by default the path of the dataset.
     """
     state = ShardProgress(progress, step, (shard.n_bytes for shard in dataset.shards))
     early: dict[int, R] = {}  # the results that wait for the result of an earlier shard

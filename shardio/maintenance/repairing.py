@@ -1,12 +1,4 @@
-"""Repair a dataset or shard.
-
-The undamaged samples are written to a new dataset, and the lost samples are listed. The source is
-never changed. A shard in which verification finds no error is copied byte for byte.
-Of a damaged shard, each sample that can be read, and whose hashes are all correct, is written to a
-new shard. If the published generation of the source is damaged, the repair uses an older
-generation. If no generation can be read completely, it uses the readable metadata of a generation,
-and all shards in the folder.
-"""
+"""Write the undamaged samples of a dataset or shard to a new dataset; list the lost samples."""
 
 from __future__ import annotations
 
@@ -61,9 +53,8 @@ class RepairPlan:
     """The files that are repaired, and the metadata that the new dataset gets.
 
     `shards` has, for each shard, its file and the files that store added columns for the shard.
-    `schema` has all fields of the samples. `generation` is the generation that is repaired, if one
-    can be read; it has no shards if its list of shards is damaged. `unnamed` has the shards that
-    only a later, damaged generation may list: for each name, the reason why it is left out.
+    `generation` is the generation that is repaired, if one can be read. `unnamed` maps the names of
+    shards that only a later, damaged generation may list to the reason why they are left out.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -73,7 +64,6 @@ class RepairPlan:
 
 
 def _plan(source: str) -> RepairPlan:
-    """Return the plan for the repair of `source`, a dataset or a shard."""
     if not os.path.isdir(source):
         schema = _schema_of([source])
         return RepairPlan(((Part(source, schema),),), schema)
@@ -97,7 +87,6 @@ def _plan(source: str) -> RepairPlan:
 
 
 def _last_readable(root: Path) -> Generation | None:
-    """Return the newest generation that can be read; None if no generation can be read."""
     for number in sorted(_numbers(root), reverse=True):
         with contextlib.suppress(DataError):
             return load_generation(root, number)
@@ -123,7 +112,6 @@ def _numbers(root: Path) -> set[int]:
 
 
 def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
-    """Return `RepairPlan.unnamed` for the repair of the last readable generation."""
     later = [number for number in _numbers(root) if number > generation.number]
     if not later:
         return {}
@@ -139,7 +127,7 @@ def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
 
 
 def _schema_of(paths: list[str]) -> Schema:
-    """Return the schema of the first shard in `paths` whose schema can be read."""
+    """Return the first schema that can be read."""
     reason: Exception | None = None
     for path in paths:
         try:
@@ -156,8 +144,8 @@ _MAX_REASON: Final = 300
 class Loss:
     """Consecutive samples of one shard that are lost for the same reason.
 
-    `first` and `last` are the indices of the first and the last of these samples in the shard. Both
-    are None if all samples of the shard are lost and the number of its samples is unknown.
+    `first` and `last` are indices in the shard; None if the whole shard is lost, and the number of
+    its samples is unknown.
     """
 
     first: int | None
@@ -184,11 +172,7 @@ class ShardRepair:
 
     @property
     def outcome(self) -> str:
-        """The outcome in one word.
-
-        "sound": nothing was damaged. "mended": damaged parts were restored, and no sample is lost.
-        "damaged": some samples are lost. "lost": all samples are lost.
-        """
+        """Outcome: "sound", "mended" (none lost), "damaged" (some lost) or "lost" (all lost)."""
         if self.losses:
             return "damaged" if self.n_kept else "lost"
         return "mended" if self.mended else "sound"
@@ -256,8 +240,8 @@ def repair(
 ) -> RepairReport:
     """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
 
-    The report, and the `inputs` of the new dataset, list the lost samples and the reasons for the
-    losses. `source` is not changed.
+    The report, and the `inputs` of the new dataset, list the lost samples with the reasons. A shard
+    without damage is copied byte for byte.
 
     Args:
         source: the folder of a dataset, whose `dataset.json` may be damaged, or a shard file.
@@ -270,7 +254,6 @@ def repair(
         DatasetCorrupt: no sample can be read, because no schema can be read.
         DatasetExists: `out` is not empty.
         DatasetConflict: another writer removed shards of `source` during the repair.
-        OSError: writing failed; nothing is published.
     """
     before, plan = published_in(source), _plan(os.fspath(source))
     sizes = [sum(size_of(part.path) for part in parts) for parts in plan.shards]
@@ -294,10 +277,7 @@ def repair(
 
 
 def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
-    """Write the undamaged samples of one shard to the new dataset; return the outcome.
-
-    `parts` has the shard, followed by the files that store added columns for the shard.
-    """
+    """Write the undamaged samples of a shard, `parts[0]`; the other parts are its added columns."""
     found = ShardRepair(parts[0].name)
     with ExitStack() as stack:
         readers: list[ShardReader] = []
@@ -342,7 +322,6 @@ def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
 
 
 def _check_identity(reader: ShardReader, part: Part) -> None:
-    """Raise DatasetCorrupt unless an open shard is the shard that the generation lists."""
     if reader.schema != part.schema:
         raise DatasetCorrupt("its schema differs from the dataset's")
     named = part.named
@@ -355,7 +334,6 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
 def _save_samples(
     readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
 ) -> None:
-    """Write the samples whose fields can all be read; record the other samples as lost."""
     for row in range(min(map(len, readers))):
         sample: dict[str, Any] = {}
         try:

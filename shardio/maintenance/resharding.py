@@ -1,10 +1,4 @@
-"""Write the samples of datasets to other shards.
-
-`merge` joins several datasets, `reshard` writes a dataset with shards of another size, and
-`compact` merges the small shards of a dataset. A *generation* is a published state of a dataset,
-which lists the shards. A *column group* is a column that was added to a finished dataset, in
-additional shards, one for each shard of the dataset.
-"""
+"""Write the samples of datasets to other shards: `merge`, `reshard` and `compact`."""
 
 from __future__ import annotations
 
@@ -36,11 +30,9 @@ PathName = str | os.PathLike[str]
 class MaintenanceReport:
     """The result of an operation on the dataset in the folder `dataset`.
 
-    `generation` is the number of the generation that the operation published. If nothing had to be
-    done, it is the number of the generation that was published before. `n_shards` is the number of
-    shards without the shards of column groups, and `n_bytes` is the size of all shards, including
-    the shards of column groups. `n_rewritten` is the number of new shards, and `n_removed` the
-    number of old shards that were removed.
+    `generation` is the number of the published generation, new or, if nothing had to be done, old.
+    `n_shards` leaves out the shards of added columns; `n_bytes` includes them. `n_rewritten` is the
+    number of new shards, `n_removed` the number of old shards that were removed.
     """
 
     dataset: Path
@@ -85,19 +77,8 @@ def reshard(
 ) -> MaintenanceReport:
     """Write all samples of a dataset, in order, to a new dataset with shards of another size.
 
-    The new dataset gets the classes, inputs, subsets and statistics of the source. Every byte of
-    the source is verified before samples are written.
-
-    Args:
-        source: the folder of a dataset.
-        out: the folder of the new dataset, which must be missing or empty.
-        shard_bytes: the target size of the new shards in bytes.
-        workers, progress: as in `merge`.
-
-    Raises:
-        InvalidArgument: shard_bytes is not a positive integer.
-        DatasetCorrupt: the source is damaged. Repair the source first.
-        DatasetNotFound, DatasetExists, DatasetConflict: as in `merge`.
+    The new dataset gets the classes, inputs, subsets and statistics of the source. Arguments and
+    errors are those of `merge`.
     """
     check_shard_bytes(shard_bytes)
     with detect_conflict(source), ShardDataset(source) as dataset:
@@ -115,7 +96,6 @@ def reshard(
 
 
 def _operation(name: str, shard_bytes: int, *sources: ShardDataset) -> dict[str, Any]:
-    """Return the value of `Generation.operation`."""
     found: dict[str, Any] = {"name": name, "options": {"shard_bytes": shard_bytes}}
     if sources:
         found["sources"] = [
@@ -130,7 +110,6 @@ def _append_shards(
     output: GenerationWriter,
     progress: Progress | None,
 ) -> None:
-    """Write the samples of the shards with the indices `numbers` to the new shards of `output`."""
     state = ShardProgress(progress, "writing", (dataset.shards[k].n_bytes for k in numbers))
     for k in numbers:
         for sample in dataset.samples(k):
@@ -148,30 +127,16 @@ def compact(
 ) -> MaintenanceReport:
     """Merge adjacent small shards of a dataset, and publish the result as its next generation.
 
-    A shard is small if its size is less than half of `shard_bytes`. Only small shards that are next
-    to another small shard are merged; the other shards stay as they are. If the dataset has column
-    groups, however, all its samples are written to new shards, which store all fields. Shards are
-    verified before their samples are written again. The indices of the samples and the dataset's
-    lineage (its id) do not change.
+    A shard is small if its size is less than half of `shard_bytes`. A dataset with column groups
+    (added columns) is written to new shards as a whole; these store all fields. Shards are verified
+    before their samples are written again. Samples keep their indices, and the dataset its lineage
+    (its id).
 
-    The old shards are kept, because processes may still read an older generation. With
-    `remove_old`, the old shards are removed. A process that reads an older generation can then
-    still use the shards that it has mapped. If it opens another shard that was removed, it gets
-    ShardNotFound.
+    With `remove_old`, the shards that only older generations use are removed, even if no shards are
+    merged. A process that reads an older generation then gets ShardNotFound for a removed shard
+    that it has not mapped.
 
-    Args:
-        folder: the folder of the dataset.
-        shard_bytes: the target size of the new shards in bytes.
-        remove_old: if True, remove all shards that older generations use and the published
-            generation does not use. This is also done if no shards are merged.
-        workers, progress: as in `merge`.
-
-    Raises:
-        InvalidArgument: shard_bytes is not a positive integer.
-        DatasetNotFound: there is no dataset at `folder`.
-        DatasetCorrupt: a shard whose samples must be written again is damaged. Repair the dataset
-            first.
-        DatasetConflict: another writer has published in the meantime. Nothing is changed.
+    Other arguments and errors are those of `merge`.
     """
     check_shard_bytes(shard_bytes)
     with detect_conflict(folder), ShardDataset(folder) as dataset:
@@ -191,7 +156,7 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Divide the indices of all shards into groups; `compact` merges the shards of each group."""
+    """Return the indices of the shards that become one, for all shards."""
     shards = previous.shards
     if previous.column_groups:
         return [[*range(len(shards))]]
@@ -225,7 +190,6 @@ def _compact(
 
 
 def _remove_old(root: Path) -> int:
-    """Remove the shards that only older generations use; return how many were removed."""
     published, older = load(root), set[str]()
     for number in range(1, published.number):
         with contextlib.suppress(DataError):  # ignore a damaged generation: verification reports it
@@ -249,16 +213,13 @@ def merge(
 ) -> MaintenanceReport:
     """Write the samples of all `sources`, one source after another, to a new dataset at `out`.
 
-    All sources must have the same fields. If the sources have different class names, the new
-    dataset has all class names, in the order in which they first occur. The class indices in the
-    field `label` are changed accordingly.
-
-    A shard is copied byte for byte if its samples do not change and its dataset has no column
-    groups. Other samples are written to new shards, which store all fields. Every byte of the
-    sources is verified before samples are written.
+    All sources must have the same fields. The new dataset has the class names of all sources, in
+    the order in which they first occur; the class indices in the field `label` are changed
+    accordingly. A shard is copied byte for byte if its samples do not change and its dataset has no
+    column groups (added columns). Every byte of the sources is verified before samples are written.
 
     Args:
-        out: the folder of the new dataset, which must be missing or empty.
+        out: a folder that is missing or empty.
         sources: the folders of datasets.
         shard_bytes: the target size in bytes of new shards. Copied shards keep their sizes.
         workers: the number of processes that verify. By default, none for less than half a GiB, and
@@ -270,8 +231,7 @@ def merge(
         DatasetNotFound: a source is not a dataset.
         DatasetCorrupt: a source is damaged. Repair the source first.
         DatasetExists: `out` is not empty.
-        DatasetConflict: in the meantime, another writer has used `out` or removed shards of a
-            source.
+        DatasetConflict: another writer has used `out`, or removed shards of a source.
     """
     if not sources:
         raise InvalidArgument("merge needs at least one source")
@@ -310,7 +270,6 @@ def merge(
 def _write_shard(
     dataset: ShardDataset, k: int, numbers: Mapping[int, int] | None, output: GenerationWriter
 ) -> None:
-    """Write the samples of shard k to `output`; `numbers` is the result of `_renumbering`."""
     shard = dataset.shards[k]
     if numbers is None and dataset.schema == output.schema and not dataset.column_groups:
         if shard.n_samples:
@@ -323,7 +282,7 @@ def _write_shard(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Raise InvalidArgument if `a` and `b` have different fields. The message lists differences."""
+    """Raise InvalidArgument with the differences if `a` and `b` have different fields."""
     if dict(a.schema) == dict(b.schema):
         return
     parts = []

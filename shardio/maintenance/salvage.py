@@ -1,17 +1,10 @@
 """Read the metadata of a damaged shard, and restore redundant parts of the shard in a copy.
 
-The following parts of a shard are redundant:
-
-* The header is stored twice, in the first and in the last page.
-* The schema is also stored in the generation of the dataset.
-* The hashes of 4 KiB blocks can be computed again if the data in these blocks is intact. This is
-  important, because a damaged block hash makes the whole shard unreadable.
-* The hashes of the rows of a column can be computed again if the rows are intact. One damaged byte
-  in these hashes can cause the loss of 512 samples, or of 512 runs of samples that share a hash.
-
-The hashes of the chunks of streams (video, audio) are redundant, too, but are not restored. If one
-random byte of a shard of streams is damaged, about 0.005 samples are expected to be lost because of
-a damaged chunk hash, and about 1 sample because of damaged data.
+The header is stored twice, and the schema also in the generation of the dataset. Hashes of
+4 KiB blocks, and of the rows of columns, can be computed again from intact data: a damaged block
+hash makes a shard unreadable, a damaged byte in the hashes of rows can cost 512 samples. The
+hashes of the chunks of streams are not restored: of one random damaged byte in a shard of
+streams they cost about 0.005 samples, the data costs about 1.
 
 A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other damage is
 copied, and is detected when the copy is read.
@@ -62,10 +55,9 @@ _HASH_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The metadata of one shard, as far as it can be read.
+    """The metadata of one shard, as far as it can be read; parts that cannot be are None or empty.
 
-    `findings` has the errors, with their offsets in the file. A shard without findings can be
-    opened. A part of the metadata that cannot be read is None or empty.
+    A shard without findings can be opened.
     """
 
     path: str
@@ -102,10 +94,6 @@ def survey_shard(path: str | os.PathLike[str]) -> Survey:
 
 
 def _survey_damaged(content: Content, path: str, refusal: tuple[Finding, ...]) -> Survey:
-    """Read each part of the metadata of a shard that cannot be opened.
-
-    `refusal` has the errors of the attempt to open the shard, which come first in the result.
-    """
     headers = (each for each in _headers(content, path) if isinstance(each, Header))
     header, further = next(headers, None), Findings(path)
     sections: Sections = {}
@@ -149,11 +137,10 @@ class _Draft:
 
 
 def mend(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
-    """Restore the redundant parts of a damaged shard in a copy.
+    """Restore the redundant parts of a damaged shard in a copy; `schema` is the one it should have.
 
-    Return the path of the copy, and a note for each restored part. If there is nothing to restore,
-    return the path of the shard itself. An existing file at `copy` is replaced, and the caller must
-    remove the copy. `schema` is the schema that the shard should have.
+    Return the path of the copy, and a note for each restored part; if there is nothing to restore,
+    the path of the shard itself. A file at `copy` is replaced; the caller removes the copy.
 
     Raises:
         ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: the shard is missing, or so
@@ -186,10 +173,7 @@ def mend(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
 
 
 def schema_of(path: str) -> Schema:
-    """Return the schema of a shard whose other parts may be damaged.
-
-    The exceptions are those of `mend` and, if the schema is damaged, those of `read_schema`.
-    """
+    """Return the schema of a shard whose other parts may be damaged; raise the errors of `mend`."""
     folder = fs.make_temporary_folder(None)
     try:
         content, _ = _map_readable(path, folder / "copy.shard")
@@ -200,9 +184,9 @@ def schema_of(path: str) -> Schema:
 
 
 def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
-    """Return a memory map of a file, and the number of its pages that the disk cannot read.
+    """Map a file; if the disk cannot read some pages, map `copy`, in which they are zero.
 
-    If there are such pages, the map is of a new file `copy`, in which these pages are zero.
+    Return also the number of these pages.
     """
     fs.unlink(copy)
     holes = unreadable_pages(path)
@@ -236,7 +220,6 @@ def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
 
 
 def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
-    """Copy a file page by page. Pages at the offsets `holes` are not copied and become zeros."""
     with open(path, "rb", buffering=0) as source, fs.create(copy) as target:
         n_bytes = os.fstat(source.fileno()).st_size
         for page in range(0, n_bytes, PAGE):
@@ -285,7 +268,7 @@ def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
 
 
 def _header_offsets(content: Content) -> Iterator[int]:
-    """Yield 0, then (searched on demand) the offset of the last page that starts with MAGIC."""
+    """Yield 0, then the offset of the last page that starts with MAGIC."""
     yield 0
     for page in range(content.nbytes // PAGE * PAGE - PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC:

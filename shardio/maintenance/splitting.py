@@ -1,8 +1,4 @@
-"""Split a dataset into named subsets.
-
-Samples with the same value of a field form a group, and go to the same subset. The subsets are
-published with the next generation of the dataset. No shard is written.
-"""
+"""Split a dataset into named subsets, which are published with its next generation."""
 
 from __future__ import annotations
 
@@ -31,10 +27,7 @@ _CHUNK_ROWS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """The number of the generation that has the subsets, and the size of each subset.
-
-    `n_samples` and `n_groups` map the name of each subset to its number of samples and of groups.
-    """
+    """The generation that has the subsets, and the numbers of samples and groups of each subset."""
 
     dataset: Path
     generation: int
@@ -55,16 +48,15 @@ def split(
 ) -> SplitReport:
     """Assign each sample of a dataset at random to one of several named subsets.
 
-    All existing subsets are removed. The result depends only on the samples, their order, `parts`,
-    `group` and `seed`.
+    All existing subsets are removed. No shard is written. The result depends only on the samples,
+    their order, `parts`, `group` and `seed`.
 
     Args:
         folder: the dataset.
-        parts: maps the name of each subset to its share of the samples. The shares add up to 1. If
-            `group` is given, groups are assigned in random order, and the shares may be met only
-            approximately.
+        parts: maps the name of each subset to its share of the samples. The shares add up to 1.
         group: the name of a field. All samples with the same value of this field go to the same
-            subset. By default, every sample is assigned independently.
+            subset, so that shares are met only approximately. By default, every sample is assigned
+            independently.
         seed: the seed of the assignment, from 0 up.
 
     Raises:

@@ -1,8 +1,4 @@
-"""Compute statistics of a dataset.
-
-The statistics of a numeric field are its mean, its standard deviation, its range, and the sizes of
-its dimensions. The statistic of a class is its number of samples.
-"""
+"""Compute statistics of the numeric fields of a dataset, and count the samples of its classes."""
 
 from __future__ import annotations
 
@@ -35,17 +31,15 @@ _CHUNK_ITEMS: Final = 1 << 20
 class StatsReport:
     """The statistics of a dataset or subset, and the number of the generation that stores them.
 
-    `stats["samples"]` is the number of samples. `stats["fields"]` has a dict for each numeric
-    field, with the following entries:
+    `stats["samples"]` is the number of samples. `stats["fields"]` has, for each numeric field:
 
-    * `count`, `mean`, `std`, `min`, `max`: the number of finite values, and their statistics. A
-      sample may have many values.
-    * `not_finite`: the number of values that are infinite or NaN.
-    * `missing`: the number of samples without a value.
+    * `count`, `mean`, `std`, `min`, `max` of all finite values,
+    * `not_finite`: the number of values that are infinite or NaN,
+    * `missing`: the number of samples without a value,
     * `smallest`, `largest`: the smallest and the largest size of each dimension.
 
     If the dataset has class names and labels, `stats["classes"]` has the number of samples of each
-    class, and `stats["without_class"]` the number of samples without a class.
+    class, and `stats["without_class"]` the number of all others.
     """
 
     dataset: Path
@@ -73,8 +67,8 @@ def compute_stats(
 ) -> StatsReport:
     """Compute statistics of a dataset or a subset, and publish them with the next generation.
 
-    If the current generation already has the same statistics, nothing is published. All data that
-    is read is verified.
+    If the current generation has the same statistics, nothing is published. All data that is read
+    is verified.
 
     Args:
         folder: the folder of the dataset.
@@ -84,8 +78,7 @@ def compute_stats(
 
     Raises:
         InvalidArgument: there is no such subset.
-        ChecksumMismatch, ShardCorrupt: data is damaged. Nothing is published.
-        DatasetNotFound: there is no dataset at `folder`.
+        DatasetNotFound, ShardCorrupt, …: data cannot be read. Nothing is published.
         DatasetConflict: another writer has published in the meantime. Nothing is changed.
     """
     where = Engine(engine, address)
@@ -106,11 +99,7 @@ def compute_stats(
 
 
 def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
-    """Return the statistics of all samples.
-
-    The statistics of each shard are computed separately and then combined in the order of the
-    shards. The result is thus exactly the same each time, in spite of rounding.
-    """
+    """Combine the statistics of the shards in their order, so that rounding is repeatable."""
     arrays = {
         name: array
         for name, field in dataset.schema.items()
@@ -129,10 +118,7 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
 def _count_shard(
     arrays: Mapping[str, Array], ends: Sequence[int], dataset: ShardDataset, k: int
 ) -> _Counts:
-    """Return the statistics of the selected samples of shard k.
-
-    These samples have the positions from `ends[k]` to `ends[k + 1] - 1` in the selection.
-    """
+    """Return statistics of shard k: samples `ends[k]` to `ends[k + 1] - 1` of the selection."""
     found = _Counts(dataset, arrays)
     rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.starts[k])
     for name, array in arrays.items() if len(rows) else ():
@@ -142,11 +128,7 @@ def _count_shard(
 
 
 class _Counts:
-    """The statistics of some samples.
-
-    `_by_class` has the number of samples of each class and, at the end, the number of samples
-    without a class.
-    """
+    """Statistics of samples. The last number in `_by_class` counts samples without a class."""
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
         self._tallies = {name: _Tally(array) for name, array in arrays.items()}
@@ -155,7 +137,6 @@ class _Counts:
         self._by_class = np.zeros(len(self._classes) + 1, np.int64)
 
     def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
-        """Add values of the field `name`, as `_values` yields them."""
         self._tallies[name].add(values)
         if name == LABEL and self._has_labels:
             n_classes = len(self._classes)
@@ -164,13 +145,11 @@ class _Counts:
             self._by_class += np.bincount(labels, minlength=n_classes + 1)
 
     def join(self, other: _Counts) -> None:
-        """Add the statistics of other samples."""
         for name, tally in self._tallies.items():
             tally.join(other._tallies[name])
         self._by_class += other._by_class
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entries of `StatsReport.stats` about fields and classes."""
         found: dict[str, Any] = {
             "fields": {name: tally.as_json() for name, tally in self._tallies.items()}
         }
@@ -216,7 +195,6 @@ class _Tally:
         self._largest: list[int] = []
 
     def add(self, values: npt.NDArray[Any] | None) -> None:
-        """Add an array of values, or None for a missing value."""
         if values is None:
             self._n_missing += 1
             return
@@ -260,7 +238,6 @@ class _Tally:
         self._n = total
 
     def join(self, other: _Tally) -> None:
-        """Add the values that were added to another tally."""
         self._n_not_finite += other._n_not_finite
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():

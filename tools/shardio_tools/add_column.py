@@ -150,7 +150,6 @@ def _text_values(path: str, name: str, field: Kind) -> Iterator[Any]:
 
 
 def _cells(path: str, name: str, file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield the line and the cell of each row of a CSV file, for the column `name`."""
     rows = csv.reader(file, strict=True)
     try:
         names = next(rows, [])
@@ -208,7 +207,6 @@ def _digits(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the text in quotes, truncated if long."""
     return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
 
 

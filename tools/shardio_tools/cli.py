@@ -110,11 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ensure_std_fds() -> None:
-    """Open missing standard descriptors as /dev/null.
-
-    Otherwise a shard could get the descriptor of standard error, and libraries and workers would
-    print into the shard.
-    """
+    """Open missing standard descriptors as /dev/null: otherwise a shard could get one of them."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -125,7 +121,6 @@ def _ensure_std_fds() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run the command, print its error if it fails, and return the exit code."""
     try:
         refuse_urls(options)
         with warnings.catch_warnings():
@@ -150,7 +145,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print_exception(error: BaseException, what: str) -> None:
-    """Print an error message and the notes attached to the exception."""
     keeps_lines = isinstance(error, shardio.WorkerDied | TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
         # A worker's traceback keeps its lines; newlines elsewhere may come from file names.
@@ -158,10 +152,7 @@ def _print_exception(error: BaseException, what: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that adds its command's arguments when it parses, and hints at mistyped names.
-
-    Help and version are printed like reports, because argparse ignores write errors.
-    """
+    """A parser that adds its command's arguments when it parses, and hints at mistyped names."""
 
     command: ModuleType | None = None
 

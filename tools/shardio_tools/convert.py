@@ -145,7 +145,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> StoredReport | None:
-    """Measure some samples of the result; None if it is empty, unreadable or in an object store."""
     if is_url(report.dataset):
         return None
     try:

@@ -125,7 +125,6 @@ def _n_dropped(report: shardio.ConversionReport) -> int:
 
 
 def _samples_by_class(report: shardio.ConversionReport) -> dict[str, int]:
-    """Count the samples of each class, including classes without any."""
     found: Counter[int] = Counter()
     for source in report.inputs:
         found[source.label] += source.n_samples
@@ -135,7 +134,6 @@ def _samples_by_class(report: shardio.ConversionReport) -> dict[str, int]:
 def _describe_stored(
     report: shardio.ConversionReport, stored: StoredReport | None
 ) -> Iterator[str]:
-    """Yield a line on size, quality and read speed of the result compared with its source."""
     n_bytes = source_bytes(report)
     if not report.n_samples or not n_bytes:
         return
@@ -170,7 +168,6 @@ def _field(name: str, field: Any) -> str:
 
 
 def _describe_samples(report: shardio.ConversionReport, *, has_label_file: bool) -> Iterator[str]:
-    """Yield lines on samples per class, samples without a class, dropped frames and audio."""
     by_class, noun = _samples_by_class(report), _sample_noun(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
@@ -197,7 +194,6 @@ def _describe_samples(report: shardio.ConversionReport, *, has_label_file: bool)
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
-    """Yield lines that list the inputs with an outcome: all if broken or modified, else a few."""
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return

@@ -154,7 +154,6 @@ def _docstrings(converter: type) -> dict[str, str]:
 
 
 def _help(text: str) -> str:
-    """Return the first paragraph of a docstring in lower case and without the period."""
     text = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).removesuffix(".")
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 

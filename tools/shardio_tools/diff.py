@@ -34,7 +34,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _differences(report: DiffReport) -> Iterator[str]:
-    """Yield the lines of the report; the last one is the summary."""
     for side, names in (("A", report.fields_only_a), ("B", report.fields_only_b)):
         if names:
             yield f"fields only in {side}: {escaped(', '.join(names))}"
@@ -55,7 +54,6 @@ def _differences(report: DiffReport) -> Iterator[str]:
 
 
 def _summary(report: DiffReport) -> str:
-    """Return a line with the compared paths and the result."""
     if report.n_a == report.n_b:
         numbers = format_count(report.n_a, "sample")
         verdict = f"{report.n_changed:,} differ" if report.n_changed else "all the same"

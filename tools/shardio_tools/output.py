@@ -1,7 +1,6 @@
 """Output of commands: text formatting, reports, errors, JSON and progress.
 
-Reports and JSON go to standard output; progress and errors to standard error, so that a report can
-be piped while progress is still visible.
+Reports and JSON go to standard output; progress and errors to standard error.
 """
 
 from __future__ import annotations
@@ -78,13 +77,7 @@ def flush() -> None:
 
 
 def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
-    """Write, ignoring errors: a command does its work even if its output is lost.
-
-    After an error of standard output, `is_report_lost` returns True.
-
-    Raises:
-        BrokenPipeError: the reader of a pipe has closed it.
-    """
+    """Write; ignore errors but BrokenPipeError: a command works without its output."""
     global _is_report_lost
     try:
         write()
@@ -129,7 +122,6 @@ def print_json(content: Mapping[str, Any]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON values with NaN and infinities replaced by their names."""
     if isinstance(value, Mapping):
         return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -154,9 +146,9 @@ def decode_names(text: str) -> str:
 
 
 def utf8_name(name: str) -> str:
-    """Return a command-line argument or file name decoded as UTF-8 instead of by the locale.
+    """Return a command-line argument decoded as UTF-8, for names in data.
 
-    Used for names in data. Bytes that are not UTF-8 become surrogates.
+    Bytes that are not UTF-8 become surrogates.
     """
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
@@ -212,8 +204,8 @@ def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
 class ProgressLine:
     """A progress display for the duration of a `with` block.
 
-    On a terminal, this is a bar with bytes, rate and time left, which is removed at the end.
-    Otherwise, a line is printed after each tenth of the bytes. With `is_silent`, nothing is shown.
+    On a terminal, this is a bar, which is removed at the end. Otherwise, a line is printed after
+    each tenth of the bytes. With `is_silent`, nothing is shown.
     """
 
     def __init__(self, title: str, *, is_silent: bool = False) -> None:

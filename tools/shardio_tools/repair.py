@@ -57,7 +57,6 @@ def _which(loss: Loss) -> str:
 
 
 def _summary(report: RepairReport) -> str:
-    """Return a line with the numbers of saved and lost samples, and the new dataset."""
     lost = "nothing lost" if report.is_whole else f"{report.n_lost:,} lost"
     if not report.is_whole and any(
         loss.n_samples is None for shard in report.shards for loss in shard.losses

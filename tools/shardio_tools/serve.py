@@ -89,8 +89,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _serve(server: Server, name: str | None) -> None:
-    """Print the address, and serve until Ctrl-C or SIGTERM."""
-
     def stop(number: int, frame: FrameType | None) -> None:
         server.stop()
 

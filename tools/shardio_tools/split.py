@@ -66,7 +66,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _describe(report: SplitReport, *, has_groups: bool) -> Iterator[str]:
-    """Yield the table of subsets and a summary line."""
     rows = []
     for name, n_samples in report.n_samples.items():
         groups = [format_count(report.n_groups[name], "group")] if has_groups else []

@@ -55,7 +55,6 @@ def describe_counts(found: Any) -> Iterator[str]:
 
 
 def _remarks(values: Mapping[str, Any]) -> str:
-    """Return remarks on a field: non-finite numbers, missing values, varying dimensions."""
     parts = []
     for key, words in (("not_finite", "not finite"), ("missing", "missing")):
         if n := values.get(key):

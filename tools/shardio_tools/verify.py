@@ -89,7 +89,6 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
 
 
 def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: float) -> str:
-    """Return a line with the numbers of checked files and bytes, and the result."""
     if findings:
         n_files = len({finding.path for finding in findings})
         verdict = (
@@ -104,6 +103,6 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
 
 
 def _n_found(findings: tuple[Finding, ...]) -> int:
-    """Count the findings; a finding with the code "more" counts as `found` findings."""
+    """Count the findings; one with the code "more" stands for the number in `found`."""
     more = [int(f.found or 0) - 1 for f in findings if f.code == "more"]
     return len(findings) + sum(more)

@@ -44,10 +44,7 @@ class Finding:
 
 
 class Findings:
-    """A collection of the findings of one file.
-
-    All findings are counted. Only the first `MAX_FINDINGS` findings are kept.
-    """
+    """The findings of one file: all are counted, the first `MAX_FINDINGS` kept."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -108,7 +105,6 @@ class Findings:
 
 
 def _plain(value: object) -> int | str | None:
-    """Return a value as a number or as a short text, which JSON can represent."""
     if value is None or isinstance(value, int):
         return value if value is None else int(value)
     return _short(value.hex() if isinstance(value, bytes) else str(value))

@@ -1,10 +1,8 @@
-"""Verify every byte of a shard, or of all shards of a dataset and of its generations.
+"""Verify every byte of all shards of a dataset and of its generations.
 
-Operations that write the samples of a shard to new shards verify the old shard first. Otherwise,
-new hashes of damaged data would hide the damage.
-
-Each worker process verifies one shard at a time. Threads would be slower, because the interpreter
-lock is held while small rows are hashed.
+Operations that write the samples of a shard to new shards verify the old shard first: new hashes
+of damaged data would hide the damage. Workers are processes, because the interpreter lock is held
+while small rows are hashed.
 """
 
 from __future__ import annotations
@@ -42,11 +40,10 @@ LITTLE_BYTES: Final = 512 << 20
 class VerificationReport:
     """The outcome of verifying a dataset.
 
-    `unknown` has the paths of files and folders in the dataset's folder that no generation names.
-    Of these, only shards are also findings.
-    `generation` and `lineage` are the number of the published generation and the dataset's id. If
-    `dataset.json` or the published generation cannot be read, both are None, and all shards in the
-    folder are verified. `n_shards` includes the shards of column groups (added columns).
+    `unknown` has the files and folders in the dataset's folder that no generation names; of these,
+    only shards are also findings. `generation` and `lineage` (the dataset's id) are None if
+    `dataset.json` or the published generation cannot be read; all shards in the folder are then
+    verified. `n_shards` includes the shards of added columns.
     """
 
     path: str
@@ -64,7 +61,7 @@ class VerificationReport:
 
 
 def verify_shard(path: str | os.PathLike[str]) -> list[Finding]:
-    """Verify every byte of one shard; return the findings. The list is empty for a sound shard.
+    """Verify every byte of one shard; return the findings, none for a sound shard.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -80,10 +77,7 @@ def verify_all(
     progress: Progress | None,
     engine: Engine = LOCAL,
 ) -> dict[str, VerifiedShard]:
-    """Verify the shards `names` in a folder; return a dict with the result for each name.
-
-    The other arguments are those of `verify_dataset`.
-    """
+    """Verify the shards `names` in a folder; the other arguments are those of `verify_dataset`."""
     sizes = [size_of(root / name) for name in names]
     if workers is None and not engine.is_ray:
         n_useful = min(len(names), usable_cpus())
@@ -116,8 +110,6 @@ def verify_dataset(
     address: str | None = None,
 ) -> VerificationReport:
     """Verify every byte of every shard of a dataset, and its generations.
-
-    Also check that the shards are the shards that the published generation lists.
 
     Args:
         folder: the folder of the dataset.
@@ -214,7 +206,6 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
 
 
 def _departure_findings(root: Path) -> list[Finding]:
-    """Return a finding if the published generation can no longer be loaded."""
     try:
         load(root)
     except DatasetNotFound:
@@ -258,7 +249,7 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 def _disagreements(
     root: Path, published: Generation, examined: dict[str, VerifiedShard]
 ) -> list[Finding]:
-    """Compare the shards with their entries in the generation; return the findings."""
+    """Compare the shards with their entries in the generation."""
     found: list[Finding] = []
     for shard, schema in published.files:
         actual, findings = examined[shard.name], Findings(root / shard.name)
@@ -286,11 +277,7 @@ def require_sound(
     progress: Progress | None,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Verify every byte of a dataset or, with `names`, only of the shards with these names.
-
-    Raises:
-        DatasetCorrupt: there are findings. The message quotes the first finding.
-    """
+    """Raise DatasetCorrupt if verifying a dataset, or only its shards `names`, finds damage."""
     if names is None:
         report = verify_dataset(folder, workers=workers, progress=progress)
         findings = [each for each in report.findings if each.code != "unknown_shard"]

@@ -1,8 +1,7 @@
-"""Verify the payload of a shard, and the index of the payload.
+"""Verify the records of a shard (values of varying size), and the index of the records.
 
-The payload is the section with the values of varying size. A stored value is called a record. The
-index has one entry per record: its hash, offset, codec, and its sizes before and after compression.
-The records of a row, one for each such field, are next to each other.
+The index has one entry per record: its hash, offset, codec, and its sizes before and after
+compression. The records of a row, one for each such field, are next to each other.
 """
 
 from __future__ import annotations
@@ -74,10 +73,7 @@ def _parts(
 
 
 class PayloadVerifier:
-    """A check of the payload of a shard and of its index; `verify` may be called once.
-
-    All sections must have valid offsets and sizes.
-    """
+    """A check of the payload of a shard and of its index; `verify` may be called once."""
 
     def __init__(
         self,
@@ -138,16 +134,12 @@ class PayloadVerifier:
         self._check_end(hasher.intdigest())
 
     def _place(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
-        """Return the details of a finding about a record at `offset` in the file.
-
-        `i` is the index of the record, counted from the first record of the row `first_row`.
-        """
+        """Return a finding's details; `i` counts records from the row `first_row`."""
         row, number = divmod(first_row * len(self._fields) + i, len(self._fields))
         where = {"field": self._fields[number][0], "sample": row}
         return {"section": self._payload.name, **where, "offset": offset}
 
     def _check_end(self, digest: int) -> None:
-        """Check the end of the last record, the hash of all hashes, and the required features."""
         payload = self._payload
         if self._end not in (-1, payload.size):
             self._findings.add(
@@ -174,7 +166,7 @@ class PayloadVerifier:
             )
 
     def _invalid(self, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
-        """Return a mask of the invalid entries; add a finding for each invalid entry."""
+        """Return a mask of the invalid entries; add a finding for each."""
         fields = self._fields
         bad = np.zeros(len(entries), np.bool_)
         for k, (_, field) in enumerate(fields):
@@ -192,10 +184,7 @@ class PayloadVerifier:
         return bad
 
     def _check_tiling(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check that each record begins where the previous record ends.
-
-        Padding is allowed before a record that must be aligned. The padding must be zero.
-        """
+        """Check that each record begins where the previous one ends; zeros may align it."""
         fields = self._fields
         offsets = entries["offset"].astype(np.int64)
         ends = offsets + stored_bytes(entries).astype(np.int64)
@@ -223,10 +212,7 @@ class PayloadVerifier:
         self._end = int(ends[-1])
 
     def _check_records(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check the hash of each record, and that the record decodes to a value of its field.
-
-        Records whose entries are invalid according to the mask `bad` are skipped.
-        """
+        """Check that each record, unless `bad`, has its hash and decodes to a value."""
         fields, content, numbers = self._fields, self._content, np.flatnonzero(~bad)
         if not len(numbers):
             return
@@ -262,11 +248,9 @@ class PayloadVerifier:
     def _need_only_hash(
         self, first_row: int, numbers: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that need no check besides their hash.
+        """Return a mask of the records that, if they are not compressed, need only a matching hash.
 
-        The mask is correct only for records that are stored without compression. For optional
-        fields, the mask is False, because another check is needed: a record may be stored only if
-        the sample has a value.
+        Optional fields do not count: a record may be stored only if the sample has a value.
         """
         fields, found = self._fields, np.zeros(len(numbers), np.bool_)
         for k, (name, field) in enumerate(fields):
@@ -277,10 +261,7 @@ class PayloadVerifier:
         return found
 
     def _need_only_utf8(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that are valid if their hash matches and they are UTF-8.
-
-        The mask is correct only for records that are stored without compression.
-        """
+        """Return a mask of the records that, if they are not compressed, need be UTF-8 besides."""
         fields = self._fields
         plain = [field.is_utf8 and name not in self._present for name, field in fields]
         found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]
@@ -297,9 +278,8 @@ class PayloadVerifier:
     ) -> None:
         """Check that a record, whose hash is correct, can be decoded to a value of its field.
 
-        `number` is the index of the field among the fields with records. `place` is the offset of
-        the record in the file, `stored` its stored bytes, and `n_bytes` its size after
-        decompression.
+        `number` is the index of the field among the fields with records, `place` the offset of the
+        record in the file, `n_bytes` its size after decompression.
         """
         name, field = self._fields[number]
         dims, dictionary = self._shapes[name][row], self._dictionaries.get(name)

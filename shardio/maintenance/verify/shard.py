@@ -1,10 +1,4 @@
-"""Verify every byte of one shard.
-
-A reader of a shard checks less. When it opens the shard, it makes all checks whose time does not
-depend on the number of samples. When it reads data, it checks this data. Verification makes all
-checks: both pages with a header, all hashes, and all padding are checked. Records (values of
-varying size) must follow each other without gaps or overlaps. Each value must be valid for the type
-of its field.
+"""Verify every byte of one shard: headers, all hashes, all padding, and all values.
 
 After a finding, verification continues if the offsets of the remaining data are still known.
 """
@@ -76,8 +70,7 @@ def _verify_column(
 ) -> None:
     """Check all hashes, all padding and all values of a column.
 
-    The sections must have valid offsets and sizes. `present` is a mask of the samples that have a
-    value; None if all samples must have one.
+    `present` is a mask of the samples that have a value; None if all samples must have one.
     """
     field, number = schema.columns[name], schema.field_id(name)
     column = sections[Kind.COLUMN, number, 0]
@@ -175,7 +168,6 @@ def verify_or_report(root: Path, name: str) -> VerifiedShard:
 
 
 def _check_unchanged(path: str, opened: FileState) -> Finding | None:
-    """Return a finding if a file changed after it was opened, else None."""
     try:
         now = FileState.of(os.stat(path))
     except OSError as error:
@@ -204,10 +196,7 @@ def verify_bytes(whole: Content, path: str) -> VerifiedShard:
 
 
 def _verify_headers(content: ShardWindows, findings: Findings) -> Header | None:
-    """Check the first and the last page; return the header if one of the pages is intact.
-
-    Return None if the pages differ, or if the header does not match the size of the file.
-    """
+    """Check the first and the last page; return the header, or None if it cannot be relied on."""
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
         if not any(content.bytes[: min(size, PAGE)]):

@@ -58,8 +58,7 @@ _UNKNOWN: Final = -1
 class StreamVerifier:
     """A check of all streams of the field `name`, row by row.
 
-    The sections must have valid offsets and sizes. `present` is a mask of the samples that have a
-    value; None if all samples must have one.
+    `present` is a mask of the samples that have a value; None if all samples must have one.
     """
 
     def __init__(
@@ -87,11 +86,7 @@ class StreamVerifier:
         """
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check the streams of consecutive rows, from `first_row` on.
-
-        `entries` are the index entries of the streams. A stream whose entry is invalid according to
-        the mask `bad` is skipped.
-        """
+        """Check the streams of consecutive rows; skip those whose index entry is `bad`."""
         lines = self._content.items(self._streams, STREAM_DTYPE, first_row, len(entries)).copy()
         sizes = entries["n_bytes"]
         wrong = invalid_streams(lines, sizes, self._packets.count, self._hashes.count)
@@ -132,7 +127,6 @@ class StreamVerifier:
             raise ShardCorrupt("a stream that is present has no bytes", code="validity", found=0)
 
     def _check_counting(self, row: int, line: np.void, n_bytes: int) -> None:
-        """Check that the packets and chunks of a stream follow those of the previous stream."""
         counts = {"first_packet": int(line["n_packets"]), "first_chunk": n_chunks(n_bytes)}
         for key, count in counts.items():
             expected, found = self._next[key], int(line[key])
@@ -142,21 +136,16 @@ class StreamVerifier:
             self._next[key] = found + count
 
     def _place(self, section: Section, row: int, offset: int) -> dict[str, Any]:
-        """Return the details of a finding about the stream of a row."""
         return {"section": section.name, "field": self._name, "sample": row, "offset": offset}
 
     def _add_finding(self, code: str, what: str, row: int, **numbers: Any) -> None:
-        """Add a finding about a row of the stream table."""
         place = self._place(self._streams, row, self._streams.offset + row * STREAM.size)
         self._findings.add(code, what, **place, **numbers)
 
     def _check_stream(
         self, row: int, line: np.void, offset: int, n_bytes: int, expected: int
     ) -> None:
-        """Check a stream at `offset` in the file, whose row in the table is valid.
-
-        `expected` is the hash in the index entry of the stream.
-        """
+        """Check a stream, given its valid row and the hash in its index entry."""
         n_before = self._findings.n_found
         self._check_hashes(row, int(line["first_chunk"]), offset, n_bytes, expected)
         n_parameters = int(line["parameter_bytes"])
@@ -205,7 +194,6 @@ _BROKEN: Final = "the table row of a stream is invalid (packets, chunks, sizes o
 
 
 def _parameters_error(content: bytes) -> str | None:
-    """Return the reason why the parameters of a stream are invalid; None if they are valid."""
     try:
         found = check_parameters(read_json(content.decode("utf-8")))
         check_json(found)

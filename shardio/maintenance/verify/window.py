@@ -46,7 +46,7 @@ class ShardWindows:
 
         The bytes of a file are read into a buffer, which the next call overwrites. If two
         successive results have the same position and size in the buffer, both are the same
-        memoryview object. Callers can then use slices of the first result again.
+        memoryview object.
 
         Raises ShardChanged if the file has become shorter, and OSError if it cannot be read.
         """
@@ -71,10 +71,7 @@ class ShardWindows:
     def items(
         self, section: Section, dtype: Any, first: int = 0, n: int | None = None
     ) -> npt.NDArray[Any]:
-        """Return n items of a section as a read-only array, from the item `first` on.
-
-        By default, all further items are returned.
-        """
+        """Return n items of a section, by default all, from `first` on, as a read-only array."""
         size = np.dtype(dtype).itemsize
         n = section.size // size - first if n is None else n
         start = section.offset + first * size
@@ -120,8 +117,8 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
 def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
     """Return parts of a window, given their starts and lengths, as buffers.
 
-    If zstandard has the class BufferWithSegments, this class creates the parts. Slicing a
-    memoryview takes half as long for each part as hashing 30 KB.
+    zstandard's BufferWithSegments, if there is one, makes them: slicing a memoryview takes half as
+    long for each part as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, ranges)

@@ -106,7 +106,6 @@ def _reason(entry: Mapping[str, Any]) -> str:
 
 
 def _origin(facts: Facts) -> Iterator[str]:
-    """Yield the lines on generation, size and origin of a dataset."""
     shards = format_count(len(facts["shards"]), "shard")
     rows = [
         ["generation", f"{facts['generation']} of lineage {facts['lineage']}"],
@@ -177,7 +176,6 @@ def _shape(shape: list[int | None]) -> str:
 
 
 def _sample(facts: Facts) -> Iterator[str]:
-    """Yield the lines on the inspected sample, if there is one."""
     if not (sample := facts.get("sample")):
         return
     row = f", row {sample['row']:,}" if "row" in sample else ""
@@ -250,7 +248,6 @@ def _media(value: Mapping[str, Any]) -> str:
 
 
 def _damage(found: Inspection, path: str) -> Iterator[str]:
-    """Yield the findings, and a line with the path and the result."""
     verdict = "no damage found (shardio verify checks every byte)"
     if found.findings:
         yield "damage"
