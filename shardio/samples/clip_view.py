@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
 from shardio.order.permutation import OF_CLIPS, OF_CROPS
-from shardio.samples.clips import Clip, ClipDraws, Clips, ClipSpec, Events, time_field_names
+from shardio.samples.clips import Clip, ClipDraws, Clips, Events, time_field_names
 from shardio.samples.decoding import AudioSource, ClipSource
 from shardio.samples.field_sources import FieldSource, Keys
 from shardio.samples.media import AudioSpec, distinct_sizes
@@ -54,29 +54,19 @@ class ClipView(SampleView):
 
     def restore(self, tables: Tables) -> None:
         """Take the `tables` of an equal view, so that they are not read from the shards."""
-        height, width = tables["size"].tolist()
+        clip = replace(self.clip, size=tuple(tables["size"].tolist()))
         events = Events(tables["events"], tables["values"]) if "events" in tables else None
-        clips = Clips(self.clip, tables["n_frames"], events)
-        self.__dict__["_found"] = ClipSpec(self.clip, self.video, (height, width)), clips
+        self.__dict__["clip_table"] = Clips(clip, tables["n_frames"], events)
 
     @cached_property
-    def _found(self) -> tuple[ClipSpec, Clips]:
+    def clip_table(self) -> Clips:
+        """The clips, by their index; the options in `clip_table.clip` include the size."""
         return _find_clips(self.dataset, self.clip)
 
     @property
     def is_read(self) -> bool:
         """True if the clips are known, because the index of the videos was read."""
-        return "_found" in self.__dict__
-
-    @property
-    def spec(self) -> ClipSpec:
-        """The options of the clips, and the format of a clip in a batch."""
-        return self._found[0]
-
-    @property
-    def clip_table(self) -> Clips:
-        """The clips, by their index."""
-        return self._found[1]
+        return "clip_table" in self.__dict__
 
     @property
     def options(self) -> tuple[Any, ...]:
@@ -127,7 +117,7 @@ class ClipView(SampleView):
     def tables(self) -> Mapping[str, Table]:
         """Return the tables from which another process creates the view again."""
         found = {
-            "size": Table(np.array(self.spec.size), "the size of clips"),
+            "size": Table(np.array(self.clip_table.clip.size), "the size of clips"),
             "n_frames": Table(self.clip_table.n_frames, "how many frames each video has"),
         }
         if self.clip_table.events is not None:
@@ -138,12 +128,12 @@ class ClipView(SampleView):
 
     def delivered(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
-        return self.spec.delivered(schema)
+        return self.clip_table.clip.delivered(schema)
 
     def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
         """Return the sources of clips and of their audio, by the name of the stored field."""
         needs_times = bool(audio.fields)
-        made = ClipSource(self.dataset, self.spec, self.clip_table, needs_times=needs_times)
+        made = ClipSource(self.dataset, self.clip_table, needs_times=needs_times)
         sounds = {each.name: AudioSource(self.dataset, each, made.moment) for each in audio.fields}
         return {self.video: made, **sounds}
 
@@ -225,7 +215,7 @@ def resolve_field(schema: Schema, clip: Clip) -> Clip:
     return replace(clip, field=wanted or videos[0])
 
 
-def _find_clips(dataset: Dataset, clip: Clip) -> tuple[ClipSpec, Clips]:
+def _find_clips(dataset: Dataset, clip: Clip) -> Clips:
     name, around = clip.field or "", clip.around
     n_frames = np.zeros(len(dataset), np.int64)
     sizes: set[tuple[int, int]] = set()
@@ -254,13 +244,13 @@ def _find_clips(dataset: Dataset, clip: Clip) -> tuple[ClipSpec, Clips]:
         values = np.concatenate(moments)[np.argsort(videos_of_events, kind="stable")]
         counts = np.bincount(videos_of_events, minlength=len(dataset)).astype(np.int64)
         events_found = Events(counts, values)
+    clip = replace(clip, size=clip.size or _common(dataset, clip, name, sizes))
     clips = Clips(clip, n_frames, events_found)
     if n_frames.any() and not len(clips):
         raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
-    size = clip.size or _common(dataset, clip, name, sizes)
     n_clips = np.diff(_source_ends(dataset, clips), prepend=0)
     dataset.rows.check_sources(n_clips, "none of its videos has a clip")
-    return ClipSpec(clip, name, size), clips
+    return clips
 
 
 def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
@@ -285,7 +275,7 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
 
 
 def _common(
-    dataset: Dataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
+    dataset: Dataset, clip: Clip, name: str, sizes: set[tuple[int, int]]
 ) -> tuple[int, int]:
     """Return the common size of all videos that have clips."""
     found = sorted(sizes)

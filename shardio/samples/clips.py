@@ -127,6 +127,29 @@ class Clip:
         return (self.frames - 1) * self.stride + 1
 
     @property
+    def array(self) -> Array:
+        """The array type of one clip; `size` must be set."""
+        height, width = self.size or (0, 0)
+        if self.pixels == "yuv420":
+            return Array("uint8", (self.frames, height * 3 // 2, width))
+        return Array("uint8", (self.frames, height, width, 3))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of a clip: the pixels and, with `times`, the times of the frames."""
+        name = self.field or ""
+        return (name, *time_field_names(name)) if self.times else (name,)
+
+    def delivered(self, schema: Schema) -> Schema:
+        """Return the schema of samples, with the clip's fields in place of the video."""
+        fields: dict[str, Field] = {}
+        made = self.array, Array("int64", (self.frames,)), Array("int64", (2,))
+        for name, field in schema.items():
+            is_cut = name == self.field and field.medium == "video"
+            fields |= dict(zip(self.names, made, strict=False)) if is_cut else {name: field}
+        return Schema(fields)
+
+    @property
     def identity(self) -> str:
         """A text that identifies the set of clips.
 
@@ -228,40 +251,6 @@ class Clips:
     def frames(self, start: int) -> range:
         """Return the indices, in the video, of the frames of a clip that begins at `start`."""
         return range(start, start + self.clip.span, self.clip.stride)
-
-
-@dataclass(frozen=True, slots=True)
-class ClipSpec:
-    """The options of clips, and the format of a clip in a batch.
-
-    `name` is the field of the videos; `size` is the (height, width) of the clips' frames.
-    """
-
-    clip: Clip
-    name: str
-    size: tuple[int, int]
-
-    @property
-    def array(self) -> Array:
-        """The array type of one clip."""
-        height, width = self.size
-        if self.clip.pixels == "yuv420":
-            return Array("uint8", (self.clip.frames, height * 3 // 2, width))
-        return Array("uint8", (self.clip.frames, height, width, 3))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The fields of a clip: the pixels and, with `times`, the times of the frames."""
-        return (self.name, *time_field_names(self.name)) if self.clip.times else (self.name,)
-
-    def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of samples, with the clip's fields in place of the video."""
-        fields: dict[str, Field] = {}
-        made = self.array, Array("int64", (self.clip.frames,)), Array("int64", (2,))
-        for name, field in schema.items():
-            is_cut = name == self.name and field.medium == "video"
-            fields |= dict(zip(self.names, made, strict=False)) if is_cut else {name: field}
-        return Schema(fields)
 
 
 def time_field_names(name: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.decoders import recently_used
 from shardio.media.frames import CropBox, CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
-from shardio.samples.clips import Clips, ClipSpec, time_field_names
+from shardio.samples.clips import Clips, time_field_names
 from shardio.samples.field_sources import (
     BatchRows,
     Bytes,
@@ -127,16 +127,15 @@ class ClipSource(FieldSource):
 
     Args:
         dataset: the dataset; borrowed, so close this source first.
-        spec, clips: the format of a clip, and the clips.
+        clips: the clips; their `clip` has the size.
         needs_times: True if `moment` will be called.
     """
 
-    def __init__(
-        self, dataset: Dataset, spec: ClipSpec, clips: Clips, *, needs_times: bool = False
-    ) -> None:
-        super().__init__(dataset, spec.name, spec.names)
-        self._spec, self._clips = spec, clips
-        self._needs_times = needs_times or spec.clip.goes_by_times or spec.clip.times
+    def __init__(self, dataset: Dataset, clips: Clips, *, needs_times: bool = False) -> None:
+        clip = self._clip = clips.clip
+        super().__init__(dataset, clip.field or "", clip.names)
+        self._clips = clips
+        self._needs_times = needs_times or clip.goes_by_times or clip.times
         self._decoder = ClipDecoder(max_streams=_MAX_VIDEO_STREAMS)
         self._n_packets = 0
         self._streams: OrderedDict[tuple[int, int], _OpenVideo] = OrderedDict()
@@ -144,7 +143,7 @@ class ClipSource(FieldSource):
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return a clip and, with `times`, the times of its frames."""
         (shard, row), start = chunk.places[k], int(chunk.starts[k])
-        made = np.empty([n or 0 for n in self._spec.array.shape], np.uint8)
+        made = np.empty([n or 0 for n in self._clip.array.shape], np.uint8)
         crop = None if chunk.draws is None else chunk.draws.place(k)
         self._decode(shard, row, ([(start, made)], [crop]))
         return {self.name: made} | self._times(shard, row, start)
@@ -172,7 +171,7 @@ class ClipSource(FieldSource):
 
     def _times(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
         """Return the time fields of one clip; an empty dict if the option `times` is False."""
-        if not self._spec.clip.times:
+        if not self._clip.times:
             return {}
         stream, times, frames = self._timed(shard, row, start)
         base = np.array([stream.time_base.numerator, stream.time_base.denominator])
@@ -181,7 +180,7 @@ class ClipSource(FieldSource):
     def moment(self, shard: int, row: int, start: int) -> tuple[Fraction, Fraction]:
         """Return the time of a clip's first frame, and the clip's duration, in seconds."""
         stream, times, frames = self._timed(shard, row, start)
-        seconds = clip_seconds(self._spec.clip, times.length * stream.time_base, stream.n_frames)
+        seconds = clip_seconds(self._clip, times.length * stream.time_base, stream.n_frames)
         return int(times.pts[frames[0]]) * stream.time_base, seconds
 
     def _timed(self, shard: int, row: int, start: int) -> tuple[EncodedStream, FrameTimes, Numbers]:
@@ -198,7 +197,7 @@ class ClipSource(FieldSource):
         try:
             stream, times = self._open(shard, row)
             made = [(clip_frames(self._clips, start, times), out) for start, out in clips]
-            self._decoder.decode_many(stream, made, crop=places, pixels=self._spec.clip.pixels)
+            self._decoder.decode_many(stream, made, crop=places, pixels=self._clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns

@@ -23,7 +23,7 @@ from shardio.format.checksum import CHUNK_BYTES, distinct, rows_per_unit
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.sections import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.types.streams import PACKET, STREAM, STREAM_DTYPE
-from shardio.samples.clips import ClipSpec
+from shardio.samples.clips import Clip
 from shardio.shard.verification import Rows
 from shardio.storage.file_access import open_shard
 
@@ -337,9 +337,10 @@ class ClipExtents:
     Borrows the dataset and `files`.
     """
 
-    def __init__(self, dataset: Dataset, spec: ClipSpec, files: ShardFileNumbers) -> None:
-        self._dataset, self._spec, self._files = dataset, spec, files
-        (self._numbers,) = (numbers for names, numbers in files.groups if spec.name in names)
+    def __init__(self, dataset: Dataset, clip: Clip, files: ShardFileNumbers) -> None:
+        self._dataset, self._clip, self._files = dataset, clip, files
+        self._name = clip.field or ""
+        (self._numbers,) = (numbers for names, numbers in files.groups if self._name in names)
 
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
         """Return the ranges that are read to decode some clips. Blocks while it reads the index.
@@ -354,7 +355,7 @@ class ClipExtents:
         return joined(found) if found else NOTHING
 
     def _of_shard(self, shard: int, local: Rows, starts: Rows) -> Ranges:
-        reader, name = self._dataset.files.reader(shard, self._spec.name), self._spec.name
+        reader, name = self._dataset.files.reader(shard, self._name), self._name
         stored, field = list(reader.schema.records), reader.schema.field_id(name)
         sections = reader.units.sections
         number = int(self._numbers[shard])
@@ -387,7 +388,7 @@ class ClipExtents:
         """Estimate which bytes of each record a clip needs, rounded to chunks with one hash."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
-        ends = ((starts + self._spec.clip.span) * per_frame).astype(np.int64) + around
+        ends = ((starts + self._clip.span) * per_frame).astype(np.int64) + around
         begins = np.clip(begins, 0, n_bytes) & -CHUNK_BYTES
         return begins, np.clip(-(-ends // CHUNK_BYTES) * CHUNK_BYTES, 0, n_bytes)
 

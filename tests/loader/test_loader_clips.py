@@ -351,7 +351,7 @@ def test_of_so_many_videos_something_is_kept(
     monkeypatch.setattr(decoding, name, most)
     with ShardDataset(folder) as dataset:
         view = ClipView(dataset, clip)
-        video_clips = decoding.ClipSource(dataset, view.spec, view.clip_table)
+        video_clips = decoding.ClipSource(dataset, view.clip_table)
         for row in (0, 1, 2, 0):
             video_clips._open(row % 2, row // 2)
         assert len(video_clips._streams) == 1

@@ -12,8 +12,7 @@ from shardio import Array, Schema, ShardDataset, Video
 from shardio._engine.filling import readahead
 from shardio.format.layout import Kind
 from shardio.format.types.streams import PACKET, STREAM_DTYPE, packet_sizes
-from shardio.samples.clip_view import ClipView
-from shardio.samples.clips import Clip, ClipSpec
+from shardio.samples.clips import Clip
 from shardio.samples.extents import ClipExtents, ShardFileNumbers
 from tests.loading import make_loader, write_dataset
 from tests.media_made import write_video
@@ -21,7 +20,7 @@ from tests.media_made import write_video
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 N_FRAMES, GROUP = 60, 4
-CLIP = Clip(4)
+CLIP = Clip(4, field="video")
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +34,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardDataset]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def made(dataset: ShardDataset) -> ClipSpec:
-    return ClipView(dataset, CLIP).spec
-
-
 @pytest.mark.parametrize("start", [0, 7, 30, 52, 56])
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_the_packets_of_a_clip_and_their_table_are_among_what_is_found(
-    dataset: ShardDataset, made: ClipSpec, start: int, row: int
+    dataset: ShardDataset, start: int, row: int
 ) -> None:
     rows, files = np.array([row]), ShardFileNumbers(dataset, ["video", "label"])
     shards = dataset.locate(rows)
-    found = ClipExtents(dataset, made, files).ranges(rows, shards, np.array([start]))
+    found = ClipExtents(dataset, CLIP, files).ranges(rows, shards, np.array([start]))
     base = int(files.starts[shards[0]])
 
     def is_found(begin: int, end: int) -> bool:
@@ -69,9 +63,9 @@ def test_the_packets_of_a_clip_and_their_table_are_among_what_is_found(
     assert found.n_bytes < 0.5 * len(stream.data)
 
 
-def test_what_cannot_be_is_left_out(dataset: ShardDataset, made: ClipSpec) -> None:
+def test_what_cannot_be_is_left_out(dataset: ShardDataset) -> None:
     files = ShardFileNumbers(dataset, ["video"])
-    extents = ClipExtents(dataset, made, files)
+    extents = ClipExtents(dataset, CLIP, files)
     wild = extents.ranges(np.array([0, 2]), np.array([0, 1]), np.array([10**9, -(10**9)]))
     assert (wild.starts < wild.ends).all()
     assert wild.n_bytes < 200_000  # tables and the beginnings of records

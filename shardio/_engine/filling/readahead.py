@@ -145,7 +145,7 @@ class ReadAhead:
             batch_spec, view = self._batch_spec, self._view
             self._extents = Extents(self._dataset, batch_spec.fields, self._dataset.verify)
             if isinstance(view, ClipView) and not view.clip.goes_by_times:
-                self._clips = ClipExtents(self._dataset, view.spec, self._extents.files)
+                self._clips = ClipExtents(self._dataset, view.clip, self._extents.files)
         extents, policy = self._extents, self._probe_policy
         rows, shards = index_chunk.covered(part)
         starts = index_chunk.starts[part] if self._clips is not None else rows
