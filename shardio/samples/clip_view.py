@@ -132,8 +132,7 @@ class ClipView(SampleView):
 
     def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
         """Return the sources of clips and of their audio, by the name of the stored field."""
-        needs_times = bool(audio.fields)
-        made = ClipSource(self.dataset, self.clip_table, needs_times=needs_times)
+        made = ClipSource(self.dataset, self.clip_table)
         sounds = {each.name: AudioSource(self.dataset, each, made.moment) for each in audio.fields}
         return {self.video: made, **sounds}
 

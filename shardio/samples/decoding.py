@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -115,30 +115,21 @@ _MAX_PACKETS: Final = 1 << 19
 times of the frames."""
 
 
-class _OpenVideo(NamedTuple):
-    """A recently read video, and the times of its frames if clips need them."""
-
-    stream: EncodedStream
-    times: FrameTimes | None
-
-
 class ClipSource(FieldSource):
     """A source of clips of the videos in one field. Owns video decoders until `close`.
 
     Args:
         dataset: the dataset; borrowed, so close this source first.
         clips: the clips; their `clip` has the size.
-        needs_times: True if `moment` will be called.
     """
 
-    def __init__(self, dataset: Dataset, clips: Clips, *, needs_times: bool = False) -> None:
-        clip = self._clip = clips.clip
+    def __init__(self, dataset: Dataset, clips: Clips) -> None:
+        self._clips, clip = clips, clips.clip
         super().__init__(dataset, clip.field or "", clip.names)
-        self._clips = clips
-        self._needs_times = needs_times or clip.goes_by_times or clip.times
+        self._clip = clip
         self._decoder = ClipDecoder(max_streams=_MAX_VIDEO_STREAMS)
         self._n_packets = 0
-        self._streams: OrderedDict[tuple[int, int], _OpenVideo] = OrderedDict()
+        self._videos: OrderedDict[tuple[int, int], FrameTimes] = OrderedDict()
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return a clip and, with `times`, the times of its frames."""
@@ -173,57 +164,57 @@ class ClipSource(FieldSource):
         """Return the time fields of one clip; an empty dict if the option `times` is False."""
         if not self._clip.times:
             return {}
-        stream, times, frames = self._timed(shard, row, start)
-        base = np.array([stream.time_base.numerator, stream.time_base.denominator])
-        return dict(zip(time_field_names(self.name), (times.pts[frames], base), strict=True))
+        times, pts = self._timed(shard, row, start)
+        base = np.array(times.time_base.as_integer_ratio())
+        return dict(zip(time_field_names(self.name), (pts, base), strict=True))
 
     def moment(self, shard: int, row: int, start: int) -> tuple[Fraction, Fraction]:
         """Return the time of a clip's first frame, and the clip's duration, in seconds."""
-        stream, times, frames = self._timed(shard, row, start)
-        seconds = clip_seconds(self._clip, times.length * stream.time_base, stream.n_frames)
-        return int(times.pts[frames[0]]) * stream.time_base, seconds
+        times, pts = self._timed(shard, row, start)
+        length = times.length * times.time_base
+        return int(pts[0]) * times.time_base, clip_seconds(
+            self._clip, length, times.stream.n_frames
+        )
 
-    def _timed(self, shard: int, row: int, start: int) -> tuple[EncodedStream, FrameTimes, Numbers]:
+    def _timed(self, shard: int, row: int, start: int) -> tuple[FrameTimes, Numbers]:
+        """Return the times of a video, and those of a clip's frames, in ticks."""
         try:
-            stream, times = self._open(shard, row)
-            if times is None:
-                raise AssertionError("times are kept where they are needed")
-            return stream, times, clip_frames(self._clips, start, times)
+            times = self._open(shard, row)
+            return times, times.pts[clip_frames(self._clips, start, times)]
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
 
     def _decode(self, shard: int, row: int, wanted: Wanted) -> None:
         start_ns, (clips, places) = now_ns(), wanted
         try:
-            stream, times = self._open(shard, row)
+            times = self._open(shard, row)
             made = [(clip_frames(self._clips, start, times), out) for start, out in clips]
-            self._decoder.decode_many(stream, made, crop=places, pixels=self._clip.pixels)
+            self._decoder.decode_many(times.stream, made, crop=places, pixels=self._clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
 
-    def _open(self, shard: int, row: int) -> _OpenVideo:
-        found = self._streams.get((shard, row))
+    def _open(self, shard: int, row: int) -> FrameTimes:
+        found = self._videos.get((shard, row))
         if found is None:
             records = self._dataset.files.reader(shard, self.name).records
             (stream,) = records.values(self.name, np.array([row]))
-            found = _OpenVideo(stream, FrameTimes(stream) if self._needs_times else None)
-            self._streams[shard, row] = found
+            found = self._videos[shard, row] = FrameTimes(stream)
             self._n_packets += len(stream.packets)
-            while len(self._streams) > 1 and (
-                len(self._streams) > _MAX_VIDEO_STREAMS or self._n_packets > _MAX_PACKETS
+            while len(self._videos) > 1 and (
+                len(self._videos) > _MAX_VIDEO_STREAMS or self._n_packets > _MAX_PACKETS
             ):
-                _, (oldest, _) = self._streams.popitem(last=False)
-                self._n_packets -= len(oldest.packets)
-                self._decoder.forget(oldest)
+                _, oldest = self._videos.popitem(last=False)
+                self._n_packets -= len(oldest.stream.packets)
+                self._decoder.forget(oldest.stream)
         else:
-            self._streams.move_to_end((shard, row))
+            self._videos.move_to_end((shard, row))
         return found
 
     def close(self) -> None:
         """Release the decoders and the open streams."""
         self._decoder.close()
-        self._streams.clear()
+        self._videos.clear()
         self._n_packets = 0
 
 

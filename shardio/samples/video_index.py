@@ -18,7 +18,13 @@ import numpy.typing as npt
 from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument, MediaError, ShardCorrupt
 from shardio.format.schema import Schema
-from shardio.format.types.streams import EncodedStream, PacketFlag, Streams, packet_flags
+from shardio.format.types.streams import (
+    EncodedStream,
+    PacketFlag,
+    Packets,
+    Streams,
+    packet_flags,
+)
 from shardio.samples.clips import Clip, Clips
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
@@ -31,36 +37,36 @@ _SAFE: Final = float(1 << 62)
 
 
 class FrameTimes:
-    """The presentation times of the frames of a video. Immutable.
-
-    Attributes:
-        pts: the times of all frames in ticks, ascending; of several frames with the same time, only
-            the last is on show.
-        time_base: the seconds per tick.
-        length: the number of ticks from the first frame to the end of the last.
-
-    Raises:
-        MediaError: the number of frames in the packet table differs from the stream's.
-    """
+    """The presentation times of the frames of a video, computed on first use."""
 
     def __init__(self, stream: EncodedStream) -> None:
-        packets = stream.packets
-        shown = packets[(packet_flags(packets) & PacketFlag.HIDDEN) == 0]
-        order = np.argsort(shown["pts"], kind="stable")
-        if len(order) != stream.n_frames or not len(order):
-            raise MediaError(
-                f"a table of packets holds {len(order)} frames; expected {stream.n_frames}"
-            )
-        self.pts: Numbers = shown["pts"][order]
-        self.time_base = stream.time_base
-        self._begin = int(self.pts[0])
-        self.length = int(stream.duration)
-        if not self.length:
-            # If the duration of the last frame is unknown (0), use that of the frame before.
-            last = int(shown["duration"][order[-1]])
-            times = self.pts[self._seen[-2:]].tolist()
-            last = last or (times[1] - times[0] if len(times) > 1 else 1)
-            self.length = int(self.pts[-1]) - self._begin + last
+        self.stream, self.time_base = stream, stream.time_base
+
+    @property
+    def _shown(self) -> Packets:
+        is_hidden = packet_flags(self.stream.packets) & PacketFlag.HIDDEN
+        found: Packets = self.stream.packets[is_hidden == 0]
+        return found
+
+    @cached_property
+    def pts(self) -> Numbers:
+        """The times of all frames in ticks, ascending; of equal times, only the last is on show."""
+        found: Numbers = np.sort(self._shown["pts"])
+        n_frames = self.stream.n_frames
+        if len(found) != n_frames or not n_frames:
+            raise MediaError(f"a table of packets holds {len(found)} frames; expected {n_frames}")
+        return found
+
+    @cached_property
+    def length(self) -> int:
+        """The number of ticks from the first frame to the end of the last."""
+        if self.stream.duration:
+            return int(self.stream.duration)
+        shown, times = self._shown, self.pts[self._seen[-2:]].tolist()
+        last = int(shown["duration"][np.flatnonzero(shown["pts"] == times[-1])[-1]])
+        # If the duration of the last frame is unknown (0), use that of the frame before.
+        last = last or (times[1] - times[0] if len(times) > 1 else 1)
+        return self.after_start(-1) + last
 
     @cached_property
     def _seen(self) -> Numbers:
@@ -69,7 +75,7 @@ class FrameTimes:
 
     def after_start(self, frame: int) -> int:
         """Return the ticks from the first frame to the given one."""
-        return int(self.pts[frame]) - self._begin
+        return int(self.pts[frame]) - int(self.pts[0])
 
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
         """Return the frames on show at n times, `every` ticks apart.
@@ -79,7 +85,8 @@ class FrameTimes:
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
         start, step, parts = start * step_parts, step * parts, parts * step_parts
-        ticks = [min(self._begin + (start + i * step) // parts, _MAX_TICKS) for i in range(n)]
+        begin = int(self.pts[0])
+        ticks = [min(begin + (start + i * step) // parts, _MAX_TICKS) for i in range(n)]
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
@@ -98,7 +105,7 @@ class FrameTimes:
         Of the n frames for which this holds, it is the frame with the index n * part // of. The
         video must be longer than `reach`.
         """
-        latest = min(self._begin + self._latest(reach), _MAX_TICKS)
+        latest = min(int(self.pts[0]) + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
         return Fraction(self.after_start(int(self._seen[part * n_starts // of])))
 
@@ -151,13 +158,13 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
     )
 
 
-def clip_frames(clips: Clips, start: int, times: FrameTimes | None) -> Numbers:
+def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
     """Return the frames of a clip; `start` is an item of `Clips.starts`, which explains it.
 
-    `times` has the frame times of the video; it may be None unless `Clip.goes_by_times`.
+    `times` are computed only if `Clip.goes_by_times`.
     """
     clip = clips.clip
-    if times is None or not clip.goes_by_times:
+    if not clip.goes_by_times:
         return np.asarray(clips.frames(start))
     if clip.rate is None:
         return np.asarray(clips.frames(_start_around(clip, _event(clips, start), times)))

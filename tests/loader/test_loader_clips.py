@@ -354,7 +354,7 @@ def test_of_so_many_videos_something_is_kept(
         video_clips = decoding.ClipSource(dataset, view.clip_table)
         for row in (0, 1, 2, 0):
             video_clips._open(row % 2, row // 2)
-        assert len(video_clips._streams) == 1
+        assert len(video_clips._videos) == 1
         video_clips.close()
     with loader_of(folder, clip, shuffle=True) as loader:
         assert [bits(batch) for batch in loader] == expected

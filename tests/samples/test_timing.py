@@ -243,7 +243,7 @@ def test_a_table_that_counts_other_frames_is_refused() -> None:
         stream.parameters, b"", stream.packets, stream.data, stream.time_base, 2, 8, 8
     )
     with pytest.raises(MediaError, match="holds 1 frames; expected 2"):
-        FrameTimes(other)
+        _ = FrameTimes(other).pts
 
 
 def test_a_clip_that_would_end_with_the_video_is_moved_by_a_tick() -> None:
