@@ -19,7 +19,7 @@ from shardio.order.permutation import OF_CLIPS, OF_CROPS
 from shardio.samples.clips import Clip, ClipDraws, Clips, Events, time_field_names
 from shardio.samples.decoding import AudioSource, ClipSource
 from shardio.samples.field_sources import FieldSource, Keys
-from shardio.samples.media import AudioSpec, distinct_sizes
+from shardio.samples.media import AudioField, distinct_sizes
 from shardio.samples.video_index import VideoIndex, event_dtype
 from shardio.samples.view import SampleView, Table, Tables
 from shardio.shard.verification import Rows
@@ -130,10 +130,10 @@ class ClipView(SampleView):
         """Return the schema of the view's samples, given the schema of the stored fields."""
         return self.clip_table.clip.delivered(schema)
 
-    def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
+    def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the sources of clips and of their audio, by the name of the stored field."""
         made = ClipSource(self.dataset, self.clip_table)
-        sounds = {each.name: AudioSource(self.dataset, each, made.moment) for each in audio.fields}
+        sounds = {n: AudioSource(self.dataset, each, made.moment) for n, each in audio.items()}
         return {self.video: made, **sounds}
 
     @property
@@ -182,7 +182,7 @@ class ClipView(SampleView):
             return ClipDraws(starts)
         return ClipDraws.of(starts, keys.hashes(OF_CROPS))
 
-    def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
+    def audio(self, sounds: Mapping[str, Sound]) -> dict[str, AudioField]:
         """Return the format of the audio in some fields; the audio covers the time of a clip."""
         if any(sound.where == "random" for sound in sounds.values()):
             raise InvalidArgument(

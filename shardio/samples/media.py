@@ -101,18 +101,6 @@ class AudioField:
         return span_field(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class AudioSpec:
-    """The format of the audio in some fields."""
-
-    fields: tuple[AudioField, ...] = ()
-
-    def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of samples whose audio is decoded."""
-        shapes = {field.name: (field.n_samples, field.channels) for field in self.fields}
-        return audio_schema(schema, {field.name: field.sound for field in self.fields}, shapes)
-
-
 def span_field(name: str) -> str:
     """Return the name of an audio field's span field.
 
@@ -121,23 +109,19 @@ def span_field(name: str) -> str:
     return f"{name}_span"
 
 
-def audio_schema(
-    schema: Schema,
-    sounds: Mapping[str, Sound],
-    shapes: Mapping[str, tuple[int | None, int]] | None = None,
-) -> Schema:
+def audio_schema(schema: Schema, sounds: Mapping[str, Sound | AudioField]) -> Schema:
     """Return the schema of samples whose audio is decoded in the formats `sounds`.
 
-    `shapes` are the known shapes, (samples or None, channels). A field of fixed length is not
-    optional, because missing audio is delivered as silence.
+    A field of fixed length is not optional, because missing audio is delivered as silence.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
         fields[name] = field
-        if name in sounds:
-            sound, is_optional = sounds[name], field.medium == "audio" and field.optional
-            shape = (shapes or {}).get(name, (None, sound.channels))
-            fields[name] = Array(sound.dtype, shape, optional=is_optional and shape[0] is None)
+        if (audio := sounds.get(name)) is not None:
+            length = audio.n_samples if isinstance(audio, AudioField) else None
+            sound = audio.sound if isinstance(audio, AudioField) else audio
+            is_optional = field.medium == "audio" and field.optional and length is None
+            fields[name] = Array(sound.dtype, (length, audio.channels), optional=is_optional)
             fields[span_field(name)] = Array("int64", (2,))
     return Schema(fields)
 

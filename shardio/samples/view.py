@@ -29,8 +29,9 @@ from shardio.samples.field_sources import (
     SampleReader,
 )
 from shardio.samples.media import (
-    AudioSpec,
+    AudioField,
     audio_field,
+    audio_schema,
     image_schema,
     media_fields,
 )
@@ -120,10 +121,10 @@ class SampleView(Sequence[dict[str, Any]]):
     def schema(self) -> Schema:
         """The schema of a sample, in which the height and width of images are not fixed."""
         stored = Schema({name: self.dataset.schema[name] for name in self.fields})
-        return image_schema(self._audio.delivered(self.delivered(stored)), self.fields)
+        return image_schema(audio_schema(self.delivered(stored), self._audio), self.fields)
 
     @cached_property
-    def _audio(self) -> AudioSpec:
+    def _audio(self) -> Mapping[str, AudioField]:
         names = media_fields(self.dataset.schema, self.fields, "audio")
         return self.audio(dict.fromkeys(names, Sound()))
 
@@ -190,7 +191,10 @@ class SampleView(Sequence[dict[str, Any]]):
         return np.searchsorted(self.source_ends, numbers, side="right")
 
     def reader(
-        self, fields: tuple[str, ...], pictures: tuple[str, ...], audio: AudioSpec
+        self,
+        fields: tuple[str, ...],
+        pictures: tuple[str, ...],
+        audio: Mapping[str, AudioField],
     ) -> SampleReader:
         """Return a reader of `fields` that decodes the images `pictures` and the sound `audio`."""
         dataset, made = self.dataset, self.sources(audio)
@@ -201,9 +205,9 @@ class SampleView(Sequence[dict[str, Any]]):
                 made[name] = (ColumnSource if name in columns else RecordSource)(dataset, name)
         return SampleReader(dataset, [made[name] for name in fields])
 
-    def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
+    def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the sources of clips, windows and decoded audio, by the name of the field."""
-        return {each.name: AudioSource(self.dataset, each) for each in audio.fields}
+        return {name: AudioSource(self.dataset, each) for name, each in audio.items()}
 
     def on(self, dataset: Dataset) -> Self:
         """Return a view of another dataset with the same options."""
@@ -257,10 +261,9 @@ class SampleView(Sequence[dict[str, Any]]):
         """Return the random draws of some samples; None if the samples are not clips."""
         return None
 
-    def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
+    def audio(self, sounds: Mapping[str, Sound]) -> dict[str, AudioField]:
         """Return the format of decoded audio, given the requested format of each field."""
-        made = (audio_field(self.dataset, *each, self.clip) for each in sounds.items())
-        return AudioSpec(tuple(made))
+        return {name: audio_field(self.dataset, name, s, self.clip) for name, s in sounds.items()}
 
     @property
     def clip_grouping(self) -> ClipGrouping | None:

@@ -22,7 +22,7 @@ from shardio.format.schema import Schema
 from shardio.format.sections import Entries
 from shardio.format.types import Field
 from shardio.samples.field_sources import BatchRows, Bytes, FieldSource, IndexChunk, Present
-from shardio.samples.media import AudioSpec
+from shardio.samples.media import AudioField
 from shardio.samples.packing import Pack, PackedWindows, WindowParts
 from shardio.samples.view import SampleView, Table, Tables
 from shardio.shard.verification import Rows
@@ -114,7 +114,7 @@ class WindowView(SampleView):
         """Return the schema of the view's samples, given the schema of the stored fields."""
         return self.packing.delivered(schema)
 
-    def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
+    def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the source of the view's windows, by the name of the stored field."""
         return {self.packing.name: TokenSource(self.dataset, self.windows)}
 

@@ -21,7 +21,7 @@ from shardio.format.schema import Schema
 from shardio.order import Order, Ordering, RankPartition, Samples, Sequential
 from shardio.order.permutation import CHUNK
 from shardio.samples.field_sources import IndexChunk, Keys
-from shardio.samples.media import AudioSpec, common_sizes, image_schema
+from shardio.samples.media import AudioField, audio_schema, common_sizes, image_schema
 from shardio.samples.mixture import Mixture, MixtureSpec
 from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import Maker, RowView, SampleView, restored_view
@@ -35,7 +35,7 @@ class BatchSpec:
     Attributes:
         source: a description of the dataset, from which a worker opens the dataset.
         pictures: those of `fields` that are image fields and are decoded.
-        audio: the audio fields that are decoded, and the format of the decoded audio.
+        audio: the audio fields that are decoded, each with the format of the decoded audio.
         block_rows: the maximum number of samples in a block.
         skips: True if a sample that fails is replaced by another sample.
         make_view: a function that creates the view from the dataset and the view's tables.
@@ -54,7 +54,7 @@ class BatchSpec:
     collation: Collation = DEFAULT_COLLATION
     skips: bool = False
     pictures: tuple[str, ...] = ()
-    audio: AudioSpec = AudioSpec()
+    audio: Mapping[str, AudioField] = field(default_factory=dict)
     make_view: Maker = partial(restored_view, RowView, ())
     tables: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     n_selected: int | None = None
@@ -74,7 +74,7 @@ class BatchSpec:
     def delivered(self, view: SampleView) -> Schema:
         """Return the schema of samples before they are transformed, with decoded media."""
         stored = Schema({name: view.dataset.schema[name] for name in self.fields})
-        found = self.audio.delivered(view.delivered(stored))
+        found = audio_schema(view.delivered(stored), self.audio)
         sizes = common_sizes(view.dataset, self.pictures, len(view), view.at)
         return image_schema(found, self.pictures, sizes)
 
@@ -82,7 +82,7 @@ class BatchSpec:
         samples = schemas.samples
         rows, stored = self.block_rows, self.fields
         layout = layout_for_samples(samples, rows, self.collation, stored=stored)
-        decoded_ones = {*self.pictures, *(each.name for each in self.audio.fields)}
+        decoded_ones = {*self.pictures, *self.audio}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
             # Decoded or transformed values are computed sample by sample. They are first written to

@@ -53,7 +53,7 @@ from shardio.format.schema import Schema
 from shardio.order import FullShuffle, RankPartition, Sequential
 from shardio.order.permutation import substitute_position
 from shardio.samples.field_sources import BatchRows, IndexChunk
-from shardio.samples.media import image_schema
+from shardio.samples.media import audio_schema, image_schema
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
 
@@ -102,7 +102,7 @@ class Filler:
         sample = self._transformed.sample(chunk, 0)
         try:
             stored = Schema({name: view.dataset.schema[name] for name in batch_spec.fields})
-            source = batch_spec.audio.delivered(view.delivered(stored))
+            source = audio_schema(view.delivered(stored), batch_spec.audio)
             schema = batch_spec.collation.relax_shapes(infer_schema(sample, source))
             # If the sample has no image in an optional field, the inferred schema lacks the size of
             # the images in this field.

@@ -92,10 +92,9 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
     n_rows = dataset.shards[0].n_samples
     rows = np.linspace(0, max(0, n_rows - 1), min(n, n_rows), dtype=np.int64)
     per_row = 0.0
-    heard = {field.name: field for field in batch_spec.audio.fields}
     for name in names if len(rows) else []:
-        if name in heard:
-            per_row += _audio_bytes(view, heard[name], rows)
+        if name in batch_spec.audio:
+            per_row += _audio_bytes(view, batch_spec.audio[name], rows)
             continue
         records = dataset.files.reader(0, name).records
         join = next((slot.join for slot in layout.joins if slot.join.name == name), None)
