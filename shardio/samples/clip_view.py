@@ -177,10 +177,10 @@ class ClipView(SampleView):
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws:
         """Draw the first frames and the crops of some clips."""
         clips = self.clip_table
-        starts = clips.starts(numbers, clips.videos(numbers), keys.hashes(OF_CLIPS))
+        codes = clips.start_codes(numbers, clips.videos(numbers), keys.hashes(OF_CLIPS))
         if self.clip.crop == "center":
-            return ClipDraws(starts)
-        return ClipDraws.of(starts, keys.hashes(OF_CROPS))
+            return ClipDraws(codes)
+        return ClipDraws.of(codes, keys.hashes(OF_CROPS))
 
     def audio(self, sounds: Mapping[str, Sound]) -> dict[str, AudioField]:
         """Return the format of the audio in some fields; the audio covers the time of a clip."""

@@ -206,20 +206,17 @@ class Clips:
         """Return the index of each clip's video; `positions` are the indices of the clips."""
         return np.searchsorted(self.ends, positions, "right")
 
-    def starts(
+    def start_codes(
         self, positions: _Numbers, videos: _Numbers, draws: npt.NDArray[np.uint64]
     ) -> _Numbers:
-        """Return the start of each clip: a number that `video_index.clip_frames` interprets.
+        """Return the start code of each clip, which `video_index.clip_frames` interprets.
 
         Clips with `around`: the index of the event. Clips with neither `around` nor `fps`: the
-        index of the first frame. Clips with only `fps` and where="all": `start` / fps is the time
-        in seconds from the video's first frame to the clip. Clips with only `fps` and another
-        `where`: `start` / `n_shares` of all possible first frames are before the clip's.
+        first frame. Clips with `fps` and where="all": the code divided by `fps` is the time in
+        seconds from the video's first frame to the clip. Clips with `fps` and another `where`: the
+        share code / `n_shares` of all possible first frames are before the clip's.
 
-        Args:
-            positions: the indices of the clips, from 0 to len() - 1.
-            videos: the result of `videos` for these clips.
-            draws: 64 random bits for each clip; used only for where="random".
+        `draws` are 64 random bits for each clip, used only for where="random".
         """
         n_starts = self._n_starts[videos]
         if self.clip.around is not None:
@@ -242,15 +239,12 @@ class Clips:
 
     @property
     def n_shares(self) -> int:
-        """The denominator of shares; `starts` returns the numerators.
-
-        Only clips with `fps` and a `where` of "uniform" or "random" have shares.
-        """
+        """The denominator of the shares that some start codes are."""
         return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
-    def frames(self, start: int) -> range:
-        """Return the indices, in the video, of the frames of a clip that begins at `start`."""
-        return range(start, start + self.clip.span, self.clip.stride)
+    def frames(self, first_frame: int) -> range:
+        """Return the indices, in the video, of the frames of a clip."""
+        return range(first_frame, first_frame + self.clip.span, self.clip.stride)
 
 
 def time_field_names(name: str) -> tuple[str, str]:
@@ -259,12 +253,12 @@ def time_field_names(name: str) -> tuple[str, str]:
 
 
 class ClipDraws(NamedTuple):
-    """The start of each sample's clip, from `Clips.starts`, and the position of the crop.
+    """The start code of each sample's clip, and the position of the crop.
 
     `places` has the x and y of each crop's `CropPosition`. None centres all crops.
     """
 
-    starts: _Numbers
+    start_codes: _Numbers
     places: npt.NDArray[np.float64] | None = None
 
     def place(self, i: int) -> CropPosition | None:
@@ -272,10 +266,10 @@ class ClipDraws(NamedTuple):
         return None if self.places is None else CropPosition(*self.places[i].tolist())
 
     @classmethod
-    def of(cls, starts: _Numbers, draws: npt.NDArray[np.uint64]) -> Self:
-        """Return draws with these `starts`; draw each crop's position from 64 random bits."""
+    def of(cls, start_codes: _Numbers, draws: npt.NDArray[np.uint64]) -> Self:
+        """Return draws with these codes; draw each crop's position from 64 random bits."""
         halves = np.stack([draws >> np.uint64(32), draws & np.uint64(_HALF - 1)], axis=1)
-        return cls(starts, halves / _HALF)
+        return cls(start_codes, halves / _HALF)
 
 
 def _check_number(name: str, value: Any, most: int = _MAX) -> int:

@@ -105,7 +105,7 @@ class ImageSource(RecordSource):
 
 Numbers = npt.NDArray[np.int64]
 Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | CropBox | None]]
-"""The clips of one video, as pairs (start, output array), and the crop of each clip."""
+"""The clips of one video, as pairs (start code, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
 """The maximum number of open videos. Opening one takes as long as decoding about 12 frames of
@@ -133,11 +133,11 @@ class ClipSource(FieldSource):
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return a clip and, with `times`, the times of its frames."""
-        (shard, row), start = chunk.places[k], int(chunk.starts[k])
+        (shard, row), code = chunk.places[k], int(chunk.start_codes[k])
         made = np.empty([n or 0 for n in self._clip.array.shape], np.uint8)
         crop = None if chunk.draws is None else chunk.draws.place(k)
-        self._decode(shard, row, ([(start, made)], [crop]))
-        return {self.name: made} | self._times(shard, row, start)
+        self._decode(shard, row, ([(code, made)], [crop]))
+        return {self.name: made} | self._times(shard, row, code)
 
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
@@ -147,40 +147,39 @@ class ClipSource(FieldSource):
         Clips of the same video are decoded together.
         """
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
-        starts = chunk.starts[part].tolist()
         videos: dict[tuple[int, int], Wanted] = {}
-        for i, start in enumerate(starts):
+        for i, code in enumerate(chunk.start_codes[part].tolist()):
             shard, row = chunk.places[part.start + i]
             if slot.name != self.name:
-                rows[i] = self._times(shard, row, start)[slot.name]
+                rows[i] = self._times(shard, row, code)[slot.name]
                 continue
             clips, crops = videos.setdefault((shard, row), ([], []))
-            clips.append((start, rows[i]))
+            clips.append((code, rows[i]))
             crops.append(None if chunk.draws is None else chunk.draws.place(part.start + i))
         for (shard, row), wanted in videos.items():
             self._decode(shard, row, wanted)
 
-    def _times(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
+    def _times(self, shard: int, row: int, start_code: int) -> dict[str, Numbers]:
         """Return the time fields of one clip; an empty dict if the option `times` is False."""
         if not self._clip.times:
             return {}
-        times, pts = self._timed(shard, row, start)
+        times, pts = self._timed(shard, row, start_code)
         base = np.array(times.time_base.as_integer_ratio())
         return dict(zip(time_field_names(self.name), (pts, base), strict=True))
 
-    def moment(self, shard: int, row: int, start: int) -> tuple[Fraction, Fraction]:
+    def moment(self, shard: int, row: int, start_code: int) -> tuple[Fraction, Fraction]:
         """Return the time of a clip's first frame, and the clip's duration, in seconds."""
-        times, pts = self._timed(shard, row, start)
+        times, pts = self._timed(shard, row, start_code)
         length = times.length * times.time_base
         return int(pts[0]) * times.time_base, clip_seconds(
             self._clip, length, times.stream.n_frames
         )
 
-    def _timed(self, shard: int, row: int, start: int) -> tuple[FrameTimes, Numbers]:
+    def _timed(self, shard: int, row: int, start_code: int) -> tuple[FrameTimes, Numbers]:
         """Return the times of a video, and those of a clip's frames, in ticks."""
         try:
             times = self._open(shard, row)
-            return times, times.pts[clip_frames(self._clips, start, times)]
+            return times, times.pts[clip_frames(self._clips, start_code, times)]
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
 
@@ -188,7 +187,7 @@ class ClipSource(FieldSource):
         start_ns, (clips, places) = now_ns(), wanted
         try:
             times = self._open(shard, row)
-            made = [(clip_frames(self._clips, start, times), out) for start, out in clips]
+            made = [(clip_frames(self._clips, code, times), out) for code, out in clips]
             self._decoder.decode_many(times.stream, made, crop=places, pixels=self._clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
@@ -286,7 +285,7 @@ class AudioSource(FieldSource):
         if stream is None:
             return None, (0, 0)
         try:
-            begin, seconds = self._place(stream, shard, row, int(chunk.starts[k]))
+            begin, seconds = self._place(stream, shard, row, int(chunk.start_codes[k]))
             n = n_samples(seconds, field.rate) if field.n_samples is None else field.n_samples
             # If the stream has the right number of channels, do not mix its channels.
             channels = None if stream.width == field.channels else field.channels
@@ -304,15 +303,15 @@ class AudioSource(FieldSource):
         return scaled.astype(np.int16), span
 
     def _place(
-        self, stream: EncodedStream, shard: int, row: int, start: int
+        self, stream: EncodedStream, shard: int, row: int, start_code: int
     ) -> tuple[Fraction, Fraction]:
         """Return the time at which the audio begins, and the duration of the clip or the stream."""
         if self._moment is not None:
-            return self._moment(shard, row, start)
+            return self._moment(shard, row, start_code)
         field, begin, rate = self._field, begin_of(stream), sample_rate(stream)
         if field.sound.where == "random" and field.n_samples is not None:
             n_starts = -(-stream.n_frames * field.rate // rate) - field.n_samples + 1
-            begin += Fraction(start * max(1, n_starts) >> 64, field.rate)
+            begin += Fraction(start_code * max(1, n_starts) >> 64, field.rate)
         return begin, Fraction(stream.n_frames, rate)
 
     def _stream(self, shard: int, row: int) -> EncodedStream | None:

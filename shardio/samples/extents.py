@@ -342,19 +342,19 @@ class ClipExtents:
         self._name = clip.field or ""
         (self._numbers,) = (numbers for names, numbers in files.groups if self._name in names)
 
-    def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
+    def ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Ranges:
         """Return the ranges that are read to decode some clips. Blocks while it reads the index.
 
-        `rows` has the row of each clip's video, and `starts` the first frame of each clip.
+        `rows` has the row of each clip's video.
         """
         local = rows - self._dataset.starts.take(shards)
         found = [
-            self._of_shard(shard, local[shards == shard], starts[shards == shard])
+            self._of_shard(shard, local[shards == shard], first_frames[shards == shard])
             for shard in np.flatnonzero(np.bincount(shards)).tolist()
         ]
         return joined(found) if found else NOTHING
 
-    def _of_shard(self, shard: int, local: Rows, starts: Rows) -> Ranges:
+    def _of_shard(self, shard: int, local: Rows, first_frames: Rows) -> Ranges:
         reader, name = self._dataset.files.reader(shard, self._name), self._name
         stored, field = list(reader.schema.records), reader.schema.field_id(name)
         sections = reader.units.sections
@@ -371,7 +371,8 @@ class ClipExtents:
         table_ends = tables + _numbers(streams, "n_packets") * PACKET.size
         records = sections[Kind.PAYLOAD, NO_FIELD, 0].offset + _numbers(entries, "offset")
         n_bytes = _numbers(entries, "n_bytes")
-        begins, ends = self._parts(n_bytes, n_bytes / np.maximum(streams["n_frames"], 1), starts)
+        per_frame = n_bytes / np.maximum(streams["n_frames"], 1)
+        begins, ends = self._parts(n_bytes, per_frame, first_frames)
         heads = np.minimum(n_bytes, _HEAD_BYTES)
         base = int(self._files.starts[number])
         found = Ranges(
@@ -383,12 +384,12 @@ class ClipExtents:
         return Ranges(found.starts[is_right], found.ends[is_right])
 
     def _parts(
-        self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], starts: Rows
+        self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], first_frames: Rows
     ) -> tuple[Rows, Rows]:
         """Estimate which bytes of each record a clip needs, rounded to chunks with one hash."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
-        begins = (starts * per_frame).astype(np.int64) - around
-        ends = ((starts + self._clip.span) * per_frame).astype(np.int64) + around
+        begins = (first_frames * per_frame).astype(np.int64) - around
+        ends = ((first_frames + self._clip.span) * per_frame).astype(np.int64) + around
         begins = np.clip(begins, 0, n_bytes) & -CHUNK_BYTES
         return begins, np.clip(-(-ends // CHUNK_BYTES) * CHUNK_BYTES, 0, n_bytes)
 

@@ -100,13 +100,13 @@ class IndexChunk:
 
     @cached_property
     def draws(self) -> ClipDraws | None:
-        """The start and crop of each sample's clip; None if the samples are not clips."""
+        """The start code and crop of each sample's clip; None if the samples are not clips."""
         return self._view.draws(self.numbers, self.keys)
 
     @cached_property
-    def starts(self) -> npt.NDArray[Any]:
-        """The start of each sample's clip; without clips, random bits for the audio's start."""
-        return self.keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
+    def start_codes(self) -> npt.NDArray[Any]:
+        """The start code of each sample's clip; without clips, random bits for audio."""
+        return self.keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.start_codes
 
 
 class BatchRows(NamedTuple):

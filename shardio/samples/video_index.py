@@ -158,25 +158,25 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
     )
 
 
-def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
-    """Return the frames of a clip; `start` is an item of `Clips.starts`, which explains it.
+def clip_frames(clips: Clips, start_code: int, times: FrameTimes) -> Numbers:
+    """Return the frames of a clip; `Clips.start_codes` explains its code.
 
     `times` are computed only if `Clip.goes_by_times`.
     """
     clip = clips.clip
     if not clip.goes_by_times:
-        return np.asarray(clips.frames(start))
+        return np.asarray(clips.frames(start_code))
     if clip.rate is None:
-        return np.asarray(clips.frames(_start_around(clip, _event(clips, start), times)))
+        return np.asarray(clips.frames(_first_frame_around(clip, _event(clips, start_code), times)))
     every = 1 / (clip.rate * times.time_base)
     reach = (clip.frames - 1) * every
     if clip.around is not None:
-        first = _ticks_of(_event(clips, start), times) - clip.n_before * every
+        first = _ticks_of(_event(clips, start_code), times) - clip.n_before * every
         first = times.inside(first, reach)
     elif clip.where == "all":
-        first = start * every
+        first = start_code * every
     else:
-        first = times.start_at_share(start, clips.n_shares, reach)
+        first = times.start_at_share(start_code, clips.n_shares, reach)
     return times.on_show(first, every, clip.frames)
 
 
@@ -195,7 +195,7 @@ def _ticks_of(event: float, times: FrameTimes) -> Fraction:
     return Fraction(event) / times.time_base
 
 
-def _start_around(clip: Clip, event: float, times: FrameTimes) -> int:
+def _first_frame_around(clip: Clip, event: float, times: FrameTimes) -> int:
     """Return the first frame of a clip around an event, for clips defined by frames."""
     frame = event
     if not isinstance(event, int):

@@ -27,8 +27,8 @@ def clips_of(clip: Clip, n_frames: list[int], key: int = 7) -> Found:
     clips = Clips(clip, np.array(n_frames, np.int64))
     positions = np.arange(len(clips))
     videos = clips.videos(positions)
-    starts = clips.starts(positions, videos, draws(len(clips), key))
-    pairs = zip(videos.tolist(), starts.tolist(), strict=True)
+    codes = clips.start_codes(positions, videos, draws(len(clips), key))
+    pairs = zip(videos.tolist(), codes.tolist(), strict=True)
     return [(video, list(clips.frames(start))) for video, start in pairs]
 
 
@@ -94,7 +94,7 @@ def test_positions_may_be_asked_for_in_any_order() -> None:
     positions = np.array([5, 0, 5, 3])
     videos = clips.videos(positions)
     assert videos.tolist() == [1, 0, 1, 0]
-    assert clips.starts(positions, videos, draws(4)).tolist() == [2, 0, 2, 6]
+    assert clips.start_codes(positions, videos, draws(4)).tolist() == [2, 0, 2, 6]
 
 
 def test_clips_of_appended_videos_come_behind() -> None:

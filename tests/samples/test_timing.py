@@ -103,8 +103,8 @@ def clips_of(made: Made, clip: Clip, events: Events | None = None) -> list[list[
         counted = np.array([len(times.pts)])
     clips = Clips(clip, counted, events)
     positions = np.arange(len(clips))
-    starts = clips.starts(positions, clips.videos(positions), keyed_hashes(positions, 3))
-    return [clip_frames(clips, start, times).tolist() for start in starts.tolist()]
+    codes = clips.start_codes(positions, clips.videos(positions), keyed_hashes(positions, 3))
+    return [clip_frames(clips, code, times).tolist() for code in codes.tolist()]
 
 
 @settings(max_examples=50)

@@ -148,10 +148,10 @@ class ReadAhead:
                 self._clips = ClipExtents(self._dataset, view.clip, self._extents.files)
         extents, policy = self._extents, self._probe_policy
         rows, shards = index_chunk.covered(part)
-        starts = index_chunk.starts[part] if self._clips is not None else rows
+        first_frames = index_chunk.start_codes[part] if self._clips is not None else rows
         if n_probed:
             some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)
-            self._probe(extents, rows[some], shards[some], starts[some])
+            self._probe(extents, rows[some], shards[some], first_frames[some])
         if policy.is_cold:
             grain = self._grain(plan, extents)
             # The kernel's own read-ahead helps if all files fit into memory, and harms otherwise.
@@ -161,7 +161,7 @@ class ReadAhead:
             self._ask(extents, extents.fixed(rows, shards), grain)
             self._ask(extents, extents.records(rows, shards), grain)
             if self._clips is not None:
-                self._ask(extents, self._clips.ranges(rows, shards, starts), grain)
+                self._ask(extents, self._clips.ranges(rows, shards, first_frames), grain)
             self._n_stale = 0 if len(self._asked) > n_before else self._n_stale + 1
             if plan.order.window is not None and self._n_stale >= N_STALE:
                 policy.rest()
@@ -181,13 +181,13 @@ class ReadAhead:
                 dataset.gather(name).disable_readahead()
         dataset.files.open_files.disable_readahead()
 
-    def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
+    def _probe(self, extents: Extents, rows: Rows, shards: Rows, first_frames: Rows) -> None:
         """Probe some rows, and record the result in the policy."""
         found = _are_cached(extents, extents.fixed(rows, shards))
         if found:
             found = _are_cached(extents, extents.records(rows, shards))
         if found and self._clips is not None:
-            found = _are_cached(extents, self._clips.ranges(rows, shards, starts))
+            found = _are_cached(extents, self._clips.ranges(rows, shards, first_frames))
         if found is None:
             self._probe_policy.stop()
         elif found:
