@@ -43,7 +43,6 @@ from shardio.dataset.transaction import (
     check_only_dataset,
     dataset_entries,
     link_staged,
-    lock_folder,
     names_staged,
     remove_leftovers,
     undo,
@@ -57,6 +56,7 @@ from shardio.errors import (
     InvalidArgument,
 )
 from shardio.storage.fs import (
+    lock_folder,
     make_folder,
     remove_folder,
     remove_tree,

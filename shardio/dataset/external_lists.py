@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -141,16 +141,12 @@ def write_external_list(path: Path, content: bytes) -> None:
     write_atomic(path, content, exclusive=False)
 
 
-def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
-    """Remove external lists to which no generation in `folder` refers.
+def remove_unreferenced(folder: Path) -> None:
+    """Remove external lists to which no generation in `folder`, which the caller locks, refers.
 
-    If `among` is given, only lists with these file names are removed. If `among` is None, any list
-    may be removed, and the caller must hold the lock of the folder: another writer may just have
-    written a list, and be about to publish the generation that refers to it. If a generation cannot
-    be read, no list is removed, because the unreadable generation may refer to any list.
+    If a generation cannot be read, no list is removed, because it may refer to any list.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
-    found = found if among is None else found & {*among}
     if not found:
         return
     named = set[str]()

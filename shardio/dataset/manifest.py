@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +50,7 @@ from shardio.errors import (
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import (
+    lock_folder,
     make_folder,
     read_checksummed_json,
     refuse_links_outside,
@@ -147,12 +147,7 @@ def publish(
     )
     root, external_lists = Path(folder), dict[str, bytes]()
     content = to_checksummed_json(describe_generation(generation, external_lists))
-    with contextlib.ExitStack() as stack:
-        # Hold the lock. Otherwise another writer, when it fails, could remove the external lists
-        # before `generation`, which refers to these lists, is written.
-        if external_lists:
-            make_folder(root / GENERATIONS)
-            stack.enter_context(_locked(root / GENERATIONS))
+    with _locked(root):
         _publish(root, generation, content, external_lists)
     return generation
 
@@ -183,8 +178,8 @@ def publish_next(
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
     external_lists = dict[str, bytes]()
     content = to_checksummed_json(describe_generation(generation, external_lists))
-    with _locked(root / GENERATIONS) as is_alone:
-        published = _recover(root, is_alone=is_alone)
+    with _locked(root):
+        published = _recover(root)
         if (published.number, published.lineage) != (previous.number, previous.lineage):
             raise DatasetConflict(
                 f"{root}: generation {published.number} exists: another writer published after "
@@ -202,35 +197,21 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
     to this file. Such a generation file is removed; its shards are kept. Temporary files and
     unreferenced external lists are removed, too.
 
-    Raises:
-        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
-        DatasetConflict: there is an unpublished generation, and the file system has no locks, so
-            its writer may still be running. The generation is published instead of removed.
+    Raises the errors of `load`.
     """
     root = Path(folder)
     if not holds_dataset(root):
         raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
-    with _locked(root / GENERATIONS) as is_alone:
-        return _recover(root, is_alone=is_alone)
+    with _locked(root):
+        return _recover(root)
 
 
-def _recover(root: Path, *, is_alone: bool) -> Generation:
-    """Do the work of `recover`; `is_alone` is True if the caller holds the lock."""
+def _recover(root: Path) -> Generation:
+    """Do the work of `recover`; the caller holds the lock."""
     published = load(root)
-    number = published.number + 1
-    place = _place(root, number)
-    if is_alone:
-        if place.exists():  # the writer was killed: a running writer would hold the lock
-            unlink(place)
-        remove_temporary_files(root)
-        remove_unreferenced(root / GENERATIONS)
-    elif place.exists():
-        _write_pointer(root, load_generation(root, number))
-        raise DatasetConflict(
-            f"{root}: another writer left generation {number} complete but unpublished; it is "
-            "published now, as that writer may still run: this file system has no locks to tell; "
-            "nothing else was changed: repeat the operation if that generation lacks its result"
-        )
+    unlink(_place(root, published.number + 1))  # a running writer of it would hold the lock
+    remove_temporary_files(root)
+    remove_unreferenced(root / GENERATIONS)
     return published
 
 
@@ -242,19 +223,15 @@ def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of the folder of generations during the `with` block; yield True.
-
-    The kernel releases the lock if the process is killed. If the file system has no locks, yield
-    False. Then only the exclusive creation (O_EXCL) of generation files prevents conflicts.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    is_alone = False
+def _locked(root: Path) -> Iterator[None]:
+    """Create the folder of generations if it is missing, and hold its lock in the `with` block."""
+    fd = -1
+    while fd < 0:
+        make_folder(root / GENERATIONS)
+        with contextlib.suppress(FileNotFoundError):  # another writer failed and removed the folder
+            fd = lock_folder(root / GENERATIONS, wait=True)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            is_alone = True
-        yield is_alone
+        yield
     finally:
         os.close(fd)
 
@@ -273,36 +250,27 @@ def _write_pointer(root: Path, generation: Generation) -> None:
 def _publish(
     root: Path, generation: Generation, content: bytes, external_lists: Mapping[str, bytes]
 ) -> None:
-    """Write the external lists, the generation file and the pointer, in this order.
+    """Write the external lists, the generation file and the pointer; the caller holds the lock.
 
     If an error occurs before the generation is published, these files are removed again.
     """
-    number = generation.number
-    place = _place(root, number)
-    make_folder(place.parent)
+    number, place = generation.number, _place(root, generation.number)
     try:
         for name, part in external_lists.items():
             write_external_list(place.parent / name, part)
-        try:
-            write_atomic(place, content, exclusive=True)
-        except FileExistsError as error:
-            raise DatasetConflict(
-                f"{root}: generation {number} already exists: another writer published first, and "
-                "its files are unchanged; choose another folder"
-            ) from error
+        write_atomic(place, content, exclusive=True)
         _write_pointer(root, generation)
-    except DatasetConflict:
-        if external_lists:
-            remove_unreferenced(place.parent, external_lists)
-        raise
+    except FileExistsError as error:
+        remove_unreferenced(place.parent)
+        raise DatasetConflict(
+            f"{root}: generation {number} already exists: another writer published first, and "
+            "its files are unchanged; choose another folder"
+        ) from error
     except BaseException:
         with contextlib.suppress(OSError):  # if cleaning up fails, raise the original error
             if _published_number(root) != number:
-                with contextlib.suppress(FileNotFoundError):
-                    if place.read_bytes() == content:
-                        unlink(place)
-                if external_lists:
-                    remove_unreferenced(place.parent, external_lists)
+                unlink(place)
+                remove_unreferenced(place.parent)
                 remove_folder(place.parent)
         raise
 
@@ -313,15 +281,11 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     Also remove unreferenced external lists, and the folder of generations if it is empty.
     """
     root = Path(folder)
-    ours: Generation | None = None
-    with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
-        ours = load_generation(root, 1)
-    if ours is not None and ours.lineage == lineage:
-        unlink(_place(root, 1))
-        remove_unreferenced(root / GENERATIONS, [part.path.name for part in ours.external_lists])
-    with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS) as is_alone:
-        if is_alone:
-            remove_unreferenced(root / GENERATIONS)
+    with _locked(root):
+        with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
+            if load_generation(root, 1).lineage == lineage:
+                unlink(_place(root, 1))
+        remove_unreferenced(root / GENERATIONS)
     remove_folder(root / GENERATIONS)  # has no effect unless the folder is empty
 
 

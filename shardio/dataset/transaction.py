@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import types
 from collections import defaultdict
@@ -46,13 +45,16 @@ from shardio.errors import (
     DatasetExists,
     DatasetNotFound,
     ShardUnsupported,
+    UnsupportedEnvironment,
 )
 from shardio.shard.reader import ShardReader
 from shardio.storage.fs import (
     exchange,
     link,
+    lock_folder,
     make_folder,
     make_temporary_folder,
+    remove_folder,
     remove_tree,
     rename,
     sync_path,
@@ -111,40 +113,22 @@ def _files_missing(folder: PathName, before: int, now: int) -> bool:
 _PREFIX: Final = ".staging-"
 
 
-def lock_folder(folder: Path, *, wait: bool = False) -> int:
-    """Lock a folder; return a descriptor that holds the lock until all its duplicates are closed.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is False.
-        FileNotFoundError: the folder does not exist, or was removed before it was locked.
-        OSError: the folder is a link, or the file system has no locks.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(fd), os.stat(folder)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 class StagingFolder:
     """A new hidden folder in `root`. The object owns the folder and its lock until `remove`."""
 
     def __init__(self, root: Path) -> None:
         sweep(root)
-        self._root, self._fd = root, -1
+        self._root = root
         while True:
             self.path = make_temporary_folder(root, _PREFIX)
             try:
                 self._fd = lock_folder(self.path, wait=True)
+                return
             except FileNotFoundError:  # another process removed the folder before it was locked
                 continue
-            except OSError:  # there are no locks here; without a lock, `sweep` removes no folder
-                pass
-            return
+            except UnsupportedEnvironment:
+                remove_folder(self.path)
+                raise
 
     def remove(self, error: BaseException | None) -> None:
         """Remove the folder. If `error` is given, also remove the unpublished files from `root`."""
@@ -157,8 +141,7 @@ class StagingFolder:
                 undo(self._root, self.path)
                 remove_tree(self.path)
         finally:
-            if self._fd >= 0:
-                os.close(self._fd)
+            os.close(self._fd)
 
 
 def sweep(root: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from shardio.errors import DatasetCorrupt, SchemaError
+from shardio.errors import DatasetCorrupt, SchemaError, UnsupportedEnvironment
 from shardio.format.checksum import hash_bytes
 from shardio.format.types.text import MAX_JSON_DEPTH
 
@@ -36,6 +37,7 @@ _TRIES = 3
 """The maximum number of times that `remove_tree` tries to remove a folder. A try fails if another
 process adds a file to the folder in the meantime."""
 
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _RENAME: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 _NO_REPLACE, _EXCHANGE = 1, 2  # flags of renameat2(2)
 
@@ -133,6 +135,34 @@ def open_lock_file(path: str) -> int:
         return os.open(path, flags)
     except FileNotFoundError:
         return perform("create", path, os.open, path, flags | os.O_CREAT, 0o600)
+
+
+def lock_folder(folder: str | os.PathLike[str], *, wait: bool = False) -> int:
+    """Lock a folder; return a descriptor that holds the lock until all its duplicates are closed.
+
+    The kernel releases the lock if the process is killed.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is False.
+        FileNotFoundError: the folder does not exist, or was removed before it was locked.
+        UnsupportedEnvironment: the file system has no locks.
+        OSError: the folder is a link.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), os.stat(folder)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(folder))
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+            raise UnsupportedEnvironment(
+                f"{os.fspath(folder)}: this file system has no locks (flock: {error.strerror}), so "
+                "two writers could mix their files; mount it with locks, or write to a local disk "
+                "and copy the finished folder"
+            ) from error
+        raise
+    return fd
 
 
 def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

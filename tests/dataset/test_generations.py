@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from shardio import Array, Schema, ShardLoader, Text
+from shardio import Array, DatasetWriter, Schema, ShardLoader, Text
 from shardio import open as open_dataset
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.dataset.selection import RowRuns
-from shardio.errors import DatasetConflict, InvalidArgument
+from shardio.errors import DatasetConflict, InvalidArgument, UnsupportedEnvironment
 from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import write_dataset
 from tests.maintenance.datasets import tree
@@ -69,31 +69,33 @@ def test_another_dataset_in_the_same_folder_is_a_conflict(folder: Path, tmp_path
         publish_next(folder, first)
 
 
-@pytest.mark.parametrize("has_locks", [True, False], ids=["locks", "no locks"])
-def test_a_generation_without_pointer_is_removed_unless_its_writer_may_still_run(
-    folder: Path, has_locks: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_generation_that_a_killed_writer_did_not_publish_is_removed(folder: Path) -> None:
     first = load(folder)
     pointer = (folder / "dataset.json").read_bytes()
-    second = publish_next(folder, first, classes=("killed",))
+    publish_next(folder, first, classes=("killed",))
     (folder / "dataset.json").write_bytes(pointer)
     assert load(folder) == first
-    if not has_locks:
-        refuse_locks(monkeypatch)
-        with pytest.raises(DatasetConflict, match="another writer left generation 2"):
-            publish_next(folder, first, classes=("later",))
-        assert load(folder) == second
-        first = second
     later = publish_next(folder, first, classes=("later",))
-    assert (later.number, later.classes) == (first.number + 1, ("later",))
+    assert (later.number, later.classes) == (2, ("later",))
     assert load(folder) == later
 
 
-def refuse_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_refused_and_nothing_is_left_there(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
+    first, before = load(folder), tree(folder)
     monkeypatch.setattr(fcntl, "flock", refuse)
+    for write in (
+        lambda: publish_next(folder, first, classes=("mine",)),
+        lambda: DatasetWriter(tmp_path / "new", LABELS),
+    ):
+        with pytest.raises(UnsupportedEnvironment, match="no locks .*; mount it with locks, or"):
+            write()
+    assert tree(folder) == before
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_disk_that_refuses_the_pointer_leaves_the_older_generation(
@@ -119,12 +121,7 @@ def _race(folder: str, barrier: Any, queue: Any) -> None:
         queue.put(str(error))
 
 
-@pytest.mark.parametrize("has_locks", [True, False], ids=["locks", "no locks"])
-def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
-    folder: Path, has_locks: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not has_locks:
-        refuse_locks(monkeypatch)  # the forks inherit it
+def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(folder: Path) -> None:
     context = multiprocessing.get_context("fork")
     n, queue = 4, context.Queue()
     barrier = context.Barrier(n)

@@ -434,17 +434,6 @@ def test_parts_stay_where_a_generation_cannot_be_read(published: Path) -> None:
     assert parts_in(published) == before
 
 
-def test_of_parts_that_no_generation_names_only_those_that_are_asked_for_go(
-    published: Path,
-) -> None:
-    generations, before = published / "generations", parts_in(published)
-    ours, theirs = (f"{digit * 32}.shards" for digit in "01")
-    for name in (ours, theirs):
-        (generations / name).touch()
-    external_lists.remove_unreferenced(generations, [ours, *before])
-    assert parts_in(published) == sorted([*before, theirs])
-
-
 def test_where_no_part_is_no_older_generation_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
