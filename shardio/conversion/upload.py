@@ -30,7 +30,6 @@ from shardio._base.classes import Closing
 from shardio.conversion.journal import WORK_FOLDER, plan_path, uploaded_name, write_upload_note
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.staging import LOCK_PATIENCE_S
-from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import GENERATIONS, POINTER, holds_dataset, load
 from shardio.errors import (
@@ -363,7 +362,7 @@ def _report_from(found: Generation) -> ConversionReport:
         dataset="",
         kind=str(found.converter.get("name")),
         n_samples=found.n_samples,
-        n_bytes=total_bytes(found.shards),
+        n_bytes=found.shards.n_bytes,
         elapsed_s=0,
         inputs=tuple(InputReport.of_json(dict(entry), {}) for entry in found.inputs),
         classes=found.classes,

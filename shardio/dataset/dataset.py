@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from shardio._base.classes import Closing
+from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
@@ -19,7 +20,6 @@ from shardio.errors import InsufficientMemory
 from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
-from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.remote.object_store import map_ordered
 from shardio.storage.remote.storage import RemoteStorage
@@ -63,7 +63,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """When hashes are checked: "off" (never), "first" (on first read) or "always"."""
         # Usually all shards but the last have the same number of samples. The shard of a row is
         # then found by a division, which takes a tenth of the time of a binary search.
-        counts = generation.counts
+        counts = generation.shards.samples
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
         self._gathers: dict[str, ColumnGather] = {}
@@ -94,12 +94,12 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return self._generation.number
 
     @property
-    def shards(self) -> Sequence[ShardSummary]:
+    def shards(self) -> ShardList:
         """The name, sample count, size and id of each shard, without shards of added columns."""
         return self._generation.shards
 
     @property
-    def column_groups(self) -> Mapping[str, Sequence[ShardSummary]]:
+    def column_groups(self) -> Mapping[str, ShardList]:
         """The shards of each added column, by the column's name, in the order of `shards`."""
         return {group.name: group.shards for group in self._generation.column_groups}
 

@@ -23,7 +23,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -160,60 +160,73 @@ def remove_unreferenced(folder: Path) -> None:
 
 
 _Numbers = npt.NDArray[np.int64]
-_Entry = TypeVar("_Entry", covariant=True)
 _COLUMNS_BYTES: Final = 8 + 8 + 16
 _SUFFIX: Final = b".shard\0"
 MAX_NAME_BYTES: Final = 255
 """The maximum length of a file name on Linux and macOS."""
 
 
-class _PartList(Sequence[_Entry]):
-    """The entries of the external list `part`. Immutable."""
+class ShardList(Sequence[ShardSummary]):
+    """The shards of a generation, or of an added column. Immutable.
 
-    part: ExternalList
-
-    def __len__(self) -> int:
-        return self.part.count
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, type(self)):
-            return self.part.id == other.part.id
-        return isinstance(other, tuple | list) and tuple(self) == tuple(other)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} entries, {self.part.path.name})"
-
-
-class ShardList(_PartList[ShardSummary]):
-    """The shards in the external list `part`; `content` is the content of its file.
-
-    Raises DatasetCorrupt if the content is invalid.
+    `content` has the columns of an external list of `n` shards, and `part` is the file with this
+    list, if there is one. `samples`, `sizes` and `ids` have the number of samples, the size in
+    bytes and the id (16 bytes) of each shard; do not modify the arrays.
     """
 
-    def __init__(self, part: ExternalList, content: bytes) -> None:
-        self.part, self.content, n = part, content, part.count
-        if len(content) < n * _COLUMNS_BYTES:
-            raise DatasetCorrupt(f"{part.path}: too short for {n} shards")
+    def __init__(self, content: bytes, n: int, part: ExternalList | None = None) -> None:
+        self.content, self.part = content, part
         numbers = np.frombuffer(content, "<i8", 2 * n)
         self.samples, self.sizes = numbers[:n], numbers[n:]
         self.ids = content[16 * n : 32 * n]
         self._names = content[32 * n :]
         self._ends: _Numbers = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
-        self._check()
 
-    def _check(self) -> None:
-        path, n = self.part.path, len(self)
-        if (self.samples < 0).any() or (self.sizes < 0).any():
+    @classmethod
+    def of(cls, shards: Iterable[ShardSummary]) -> ShardList:
+        """Return `shards` as a ShardList; raise SchemaError if a name cannot be encoded."""
+        if isinstance(shards, ShardList):
+            return shards
+        shards = tuple(shards)
+        numbers = [[shard.n_samples for shard in shards], [shard.n_bytes for shard in shards]]
+        ids = b"".join(bytes.fromhex(shard.id) for shard in shards)
+        try:
+            names = "".join(f"{shard.name}\0" for shard in shards).encode()
+        except UnicodeEncodeError as error:
+            raise SchemaError(f"a generation cannot be written: {error}") from error
+        return cls(np.array(numbers, "<i8").tobytes() + ids + names, len(shards))
+
+    @classmethod
+    def parse(cls, part: ExternalList, content: bytes) -> ShardList:
+        """Return the shards in the file `part`; raise DatasetCorrupt if `content` is invalid."""
+        path, n = part.path, part.count
+        if len(content) < n * _COLUMNS_BYTES:
+            raise DatasetCorrupt(f"{path}: too short for {n} shards")
+        found = cls(content, n, part)
+        names, ends = found._names, found._ends
+        if (found.samples < 0).any() or (found.sizes < 0).any():
             raise DatasetCorrupt(f"{path}: samples and bytes must be counts below 2^63")
-        is_named = len(self._ends) == n == self._names.count(_SUFFIX) and not self._names[-1]
-        if not is_named or b"/" in self._names:
+        is_named = len(ends) == n == names.count(_SUFFIX) and not names[-1]
+        if not is_named or b"/" in names:
             raise DatasetCorrupt(f"{path}: expected {n} names of shards in the dataset's folder")
-        if np.diff(self._ends, prepend=-1).max() - 1 > MAX_NAME_BYTES:
+        if np.diff(ends, prepend=-1).max() - 1 > MAX_NAME_BYTES:
             raise DatasetCorrupt(f"{path}: a name has more than {MAX_NAME_BYTES} bytes")
         try:
-            self._names.decode("utf-8")
+            names.decode("utf-8")
         except UnicodeDecodeError as error:
             raise DatasetCorrupt(f"{path}: a name is not UTF-8: {error}") from error
+        return found
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ShardList):
+            return self.content == other.content
+        return isinstance(other, tuple | list) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return f"ShardList({len(self)} shards)"
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -233,56 +246,21 @@ class ShardList(_PartList[ShardSummary]):
         """Return the names of all shards."""
         return self._names.decode("utf-8").split("\0")[:-1]
 
+    @property
+    def n_samples(self) -> int:
+        """The total number of samples."""
+        return sum(self.samples.tolist())
 
-def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
-    """Return the content of an external list; raise SchemaError if a name cannot be encoded."""
-    if isinstance(shards, ShardList):
-        return shards.content
-    try:
-        names = b"".join(shard.name.encode("utf-8") + b"\0" for shard in shards)
-    except UnicodeEncodeError as error:
-        raise SchemaError(f"a generation cannot be written: {error}") from error
-    columns = sample_counts(shards).tobytes(), shard_sizes(shards).tobytes()
-    return b"".join((*columns, shard_ids(shards), names))
-
-
-def shard_ids(shards: Sequence[ShardSummary]) -> bytes:
-    """Return the ids of all shards, concatenated; each id has 16 bytes."""
-    if isinstance(shards, ShardList):
-        return shards.ids
-    return b"".join(bytes.fromhex(shard.id) for shard in shards)
-
-
-def sample_counts(shards: Sequence[ShardSummary]) -> _Numbers:
-    """Return the number of samples of each shard; do not modify the array."""
-    if isinstance(shards, ShardList):
-        return shards.samples
-    return np.fromiter((shard.n_samples for shard in shards), "<i8", len(shards))
-
-
-def shard_sizes(shards: Sequence[ShardSummary]) -> _Numbers:
-    """Return the size of each shard in bytes; do not modify the array."""
-    if isinstance(shards, ShardList):
-        return shards.sizes
-    return np.fromiter((shard.n_bytes for shard in shards), "<i8", len(shards))
-
-
-def total_bytes(shards: Sequence[ShardSummary]) -> int:
-    """Return the total size of all shards in bytes."""
-    return sum(shard_sizes(shards).tolist())
-
-
-def shard_names(shards: Sequence[ShardSummary]) -> list[str]:
-    """Return the names of all shards."""
-    if isinstance(shards, ShardList):
-        return shards.names()
-    return [shard.name for shard in shards]
+    @property
+    def n_bytes(self) -> int:
+        """The total size of all shards in bytes."""
+        return sum(self.sizes.tolist())
 
 
 Input = Mapping[str, Any]
 
 
-class InputList(_PartList[Input]):
+class InputList(Sequence[Input]):
     """The inputs in the external list `part`, whose file is read when an input is first accessed.
 
     The first access raises DatasetCorrupt if the file is missing, damaged or invalid.
@@ -290,6 +268,17 @@ class InputList(_PartList[Input]):
 
     def __init__(self, part: ExternalList) -> None:
         self.part = part
+
+    def __len__(self) -> int:
+        return self.part.count
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, InputList):
+            return self.part.id == other.part.id
+        return isinstance(other, tuple | list) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return f"InputList({len(self)} entries, {self.part.path.name})"
 
     @cached_property
     def entries(self) -> tuple[Input, ...]:

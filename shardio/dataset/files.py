@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio.dataset.external_lists import ShardList
 from shardio.dataset.open_files import OpenFiles, ShardStorage
 from shardio.errors import DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import distinct
@@ -38,13 +39,12 @@ class FileGroup(NamedTuple):
     """Files with the same schema, one file for each shard of the dataset.
 
     One group has the shards themselves; its `name` is empty. Each other group has the files of one
-    added field, and `name` is the name of this field. `sizes` are the sizes of the files in bytes.
+    added field, and `name` is the name of this field.
     """
 
     name: str
     schema: Schema
-    shards: Sequence[ShardSummary]
-    sizes: Rows
+    shards: ShardList
 
 
 def _named(groups: Sequence[FileGroup], name: str | None) -> FileGroup:
@@ -55,13 +55,11 @@ def _named(groups: Sequence[FileGroup], name: str | None) -> FileGroup:
 class SourceFiles(NamedTuple):
     """The files of one dataset, and the storage that has them.
 
-    `groups` are the group of the shards, then a group for each added field. `n_samples` has the
-    number of samples of each shard.
+    `groups` are the group of the shards, then a group for each added field.
     """
 
     storage: ShardStorage
     groups: Sequence[FileGroup]
-    n_samples: Rows
 
     def storing(self, names: Iterable[str]) -> list[FileGroup]:
         """Return the groups that store the fields `names`, each group once."""
@@ -96,13 +94,14 @@ class DatasetFiles:
         self.sources: Final = tuple(sources)
         self._groups, self.n_shards, self._verify = groups, len(groups[0].shards), verify
         self.access: Final = access
-        lengths = [len(source.n_samples) for source in sources]
+        lengths = [len(source.groups[0].shards) for source in sources]
         self._source_starts = [0, *itertools.accumulate(lengths[:-1])]
         """The index of each source's first shard among all shards."""
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
         limits = [
-            s.storage.max_pinned(np.concatenate([g.sizes for g in s.groups])) for s in sources
+            s.storage.max_pinned(np.concatenate([g.shards.sizes for g in s.groups]))
+            for s in sources
         ]
         self.open_files = OpenFiles(
             len(groups) * self.n_shards,
@@ -172,7 +171,7 @@ class DatasetFiles:
 
     def sizes_by_storage(self, names: Sequence[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return each storage, with the sizes of the files in it that store the fields `names`."""
-        return [(s.storage, group.sizes) for s in self.sources for group in s.storing(names)]
+        return [(s.storage, group.shards.sizes) for s in self.sources for group in s.storing(names)]
 
     def file_numbers(self, name: str) -> Rows:
         """Return, for each shard, the number of its file that stores the field `name`.
@@ -182,8 +181,8 @@ class DatasetFiles:
         """
         if len(self.sources) == 1:
             return np.arange(self.n_shards)
-        known: dict[str, int] = {}
-        return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
+        known, names = dict[str, int](), self.summaries(name).names()
+        return np.array([known.setdefault(each, len(known)) for each in names])
 
     def path(self, shard: int, name: str | None = None) -> str:
         """Return the local path of the file that stores the field `name`; by default, of the shard.
@@ -198,13 +197,9 @@ class DatasetFiles:
         groups = self._groups if name is None else [_named(self._groups, name)]
         return [(group.shards[shard], self.path(shard, group.name)) for group in groups]
 
-    def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
+    def summaries(self, name: str | None = None) -> ShardList:
         """Return the files that store the field `name`, one per shard; by default the shards."""
         return _named(self._groups, name).shards
-
-    def sizes(self, name: str | None = None) -> Rows:
-        """Return the sizes in bytes of the files that `summaries` returns."""
-        return _named(self._groups, name).sizes
 
     def _open(self, file: int) -> ShardReader:
         number, shard = divmod(file, self.n_shards)
@@ -281,7 +276,7 @@ class DatasetFiles:
             n_files = len(self._groups) * self.n_shards
             if self.is_partial:
                 bounds = [
-                    max_units(group.schema, source.n_samples, group.sizes)
+                    max_units(group.schema, group.shards.samples, group.shards.sizes)
                     for each in self._groups
                     for source in self.sources
                     for group in [_named(source.groups, each.name)]

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio.dataset.external_lists import (
     INPUTS,
@@ -32,11 +31,7 @@ from shardio.dataset.external_lists import (
     is_hex,
     is_long,
     pack_inputs,
-    pack_shards,
     parse_external_list,
-    sample_counts,
-    shard_ids,
-    shard_names,
 )
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
@@ -94,16 +89,16 @@ class ColumnGroup:
     """
 
     schema: Schema
-    shards: Sequence[ShardSummary]
+    shards: ShardList
 
     @property
     def name(self) -> str:
         """The name of the column."""
         return next(iter(self.schema))
 
-    def fits(self, shards: Sequence[ShardSummary]) -> bool:
+    def fits(self, shards: ShardList) -> bool:
         """Return True if the column's shards have the same sample counts as `shards`."""
-        return np.array_equal(sample_counts(self.shards), sample_counts(shards))
+        return np.array_equal(self.shards.samples, shards.samples)
 
 
 def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
@@ -122,28 +117,28 @@ def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema
 
 
 def describe_shards(
-    shards: Sequence[ShardSummary], external_lists: dict[str, bytes]
+    shards: ShardList, external_lists: dict[str, bytes]
 ) -> list[dict[str, Any]] | dict[str, Any]:
     """Return shards as JSON: a list or, if it would be long, a reference to an external list.
 
     The external list is added to `external_lists`, which maps file names to contents.
     """
     if is_long(shards):
-        return add_external_list(external_lists, SHARDS, pack_shards(shards), len(shards))
+        return add_external_list(external_lists, SHARDS, shards.content, len(shards))
     return [
         {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id} for s in shards
     ]
 
 
-def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
+def parse_shards(content: Any, place: Path) -> ShardList:
     """Parse the output of `describe_shards`; `place` is the generation file that contains it.
 
     Raises DatasetCorrupt, KeyError or TypeError if the content is invalid.
     """
     if isinstance(content, dict):
         part = parse_external_list(content, SHARDS, place)
-        return ShardList(part, part.read())
-    return tuple(_parse_shard(entry, place) for entry in content)
+        return ShardList.parse(part, part.read())
+    return ShardList.of(_parse_shard(entry, place) for entry in content)
 
 
 def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
@@ -168,9 +163,7 @@ def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) 
     }
 
 
-def parse_column_groups(
-    content: Any, shards: Sequence[ShardSummary], place: Path
-) -> tuple[ColumnGroup, ...]:
+def parse_column_groups(content: Any, shards: ShardList, place: Path) -> tuple[ColumnGroup, ...]:
     """Parse the column groups in the generation file `place`; `shards` are the dataset's shards."""
     found = []
     for entry in content:
@@ -224,7 +217,7 @@ class Generation:
     number: int
     lineage: str
     schema: Schema
-    shards: Sequence[ShardSummary]
+    shards: ShardList
     classes: tuple[str, ...] = ()
     inputs: Sequence[Mapping[str, Any]] = ()
     converter: Mapping[str, Any] = field(default_factory=dict)
@@ -256,18 +249,14 @@ class Generation:
     def names(self) -> list[str]:
         """The file names of all shards, including the shards of column groups."""
         lists = (self.shards, *(group.shards for group in self.column_groups))
-        return [name for shards in lists for name in shard_names(shards)]
-
-    @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """The number of samples of each shard; do not modify the array."""
-        return sample_counts(self.shards)
+        return [name for shards in lists for name in shards.names()]
 
     @property
     def external_lists(self) -> tuple[ExternalList, ...]:
         """References to the external lists that were read together with this generation."""
         lists = (self.shards, *(group.shards for group in self.column_groups), self.inputs)
-        return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
+        parts = (each.part for each in lists if isinstance(each, ShardList | InputList))
+        return tuple(part for part in parts if part is not None)
 
     def check_inputs(self) -> None:
         """Raise DatasetCorrupt if the inputs are in an external list that is damaged.
@@ -281,15 +270,15 @@ class Generation:
     @property
     def n_samples(self) -> int:
         """The total number of samples."""
-        return sum(self.counts.tolist())
+        return self.shards.n_samples
 
 
-def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
+def lineage_of(schema: Schema, shards: Iterable[ShardSummary]) -> str:
     """Return the lineage of a dataset, which is its id.
 
     The lineage is a hash of the schema and the shard ids of the first generation.
     """
-    return f"{hash_bytes(schema.to_json() + shard_ids(shards)):016x}"
+    return f"{hash_bytes(schema.to_json() + ShardList.of(shards).ids):016x}"
 
 
 def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
@@ -355,7 +344,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
             inputs=_parse_inputs(content["inputs"], place),
             converter=content["converter"],
             versions=content["versions"],
-            subsets=_parse_subsets(content, sum(sample_counts(shards).tolist()), place),
+            subsets=_parse_subsets(content, shards.n_samples, place),
             stats=content.get("stats", {}),
             operation=content.get("operation", {}),
             column_groups=parse_column_groups(content.get("column_groups", []), shards, place),

@@ -138,7 +138,7 @@ def publish(
         number=1,
         lineage=lineage_of(schema, shards),
         schema=schema,
-        shards=shards if isinstance(shards, ShardList) else tuple(shards),
+        shards=ShardList.of(shards),
         classes=check_classes(classes),
         inputs=inputs if isinstance(inputs, InputList) else tuple(inputs),
         versions={"shardio": __version__, **(versions or {})},
@@ -169,6 +169,7 @@ def publish_next(
     """
     root, number = Path(folder), previous.number + 1
     versions = {**changes.pop("versions", previous.versions), "shardio": __version__}
+    changes["shards"] = ShardList.of(changes.get("shards", previous.shards))
     fitting = dataclasses.replace(previous, versions=versions, **changes)
     if lacking := [group.name for group in fitting.column_groups if not group.fits(fitting.shards)]:
         raise InvalidArgument(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from shardio._base.classes import Publishing
+from shardio.dataset.external_lists import ShardList
 from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import (
     check_classes,
@@ -149,7 +150,8 @@ class GenerationWriter:
         """Publish the previous generation with one more column, stored in the new shards."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
-        groups = (*self._previous.column_groups, ColumnGroup(self.schema, self._placed()))
+        added = ColumnGroup(self.schema, ShardList.of(self._placed()))
+        groups = (*self._previous.column_groups, added)
         return publish_next(self.root, self._previous, column_groups=groups, **details)
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
+from shardio.dataset.external_lists import ShardList
 from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
 from shardio.dataset.manifest import load_generation
 from shardio.dataset.transaction import detect_conflict
@@ -170,7 +171,8 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
         schema = Schema({name: field})
         if isinstance(field, Mapping):
             raise SchemaError(f"{name!r} is a nested record; add its fields one by one")
-        whole_schema(previous.schema, (*previous.column_groups, ColumnGroup(schema, ())))
+        added = ColumnGroup(schema, ShardList.of(()))
+        whole_schema(previous.schema, (*previous.column_groups, added))
     except SchemaError as error:
         raise SchemaError(f"{dataset.path}: {error}") from error
     return schema

@@ -106,7 +106,7 @@ class ShardFileNumbers:
             firsts[numbers[::-1]] = np.arange(len(numbers))[::-1]
             self.groups.append((group, numbers + n_files))
             self._shards.append((group[0], firsts))
-            sizes.append(dataset.files.sizes(group[0])[firsts])
+            sizes.append(dataset.files.summaries(group[0]).sizes[firsts])
             n_files += len(firsts)
         self.sizes: Rows = np.concatenate(sizes)
         taken = -(-self.sizes // GAP_BYTES) * GAP_BYTES + GAP_BYTES

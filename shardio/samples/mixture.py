@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shardio._base.callers import one_of, refuses
 from shardio.dataset.dataset import Dataset
+from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
 from shardio.dataset.selection import MixtureSelection
@@ -37,7 +38,6 @@ from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.shard_dataset import DatasetSource, ShardDataset, groups_of, starts_of
 from shardio.samples.view import SELECT_HABITS, RowView
 from shardio.shard.verification import Rows, Verify
-from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 
 
@@ -235,16 +235,14 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
     )
 
 
-def _summaries(
-    sources: Sequence[ShardDataset], name: str | None = None
-) -> tuple[ShardSummary, ...]:
+def _summaries(sources: Sequence[ShardDataset], name: str | None = None) -> ShardList:
     """Return the files of all sources: the shards or, for a field, the files that contain it."""
     found = []
     for source in sources:
         (storage,) = source.files.storages
         for summary in source.files.summaries(name):
             found.append(replace(summary, name=storage.path_of(summary)))
-    return tuple(found)
+    return ShardList.of(found)
 
 
 _UNORDERED: Final = (Set, Mapping)

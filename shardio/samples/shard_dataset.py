@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardio._base.callers import refuses
 from shardio._base.file_names import check_encodable
-from shardio.dataset.external_lists import external_list_names, shard_sizes
+from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.files import DatasetFiles, FileGroup, SourceFiles
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
@@ -119,7 +119,7 @@ class ShardDataset(OpenDataset):
             root=storage.root,
             generation=state,
             files=DatasetFiles(
-                [SourceFiles(storage, groups, np.diff(starts))],
+                [SourceFiles(storage, groups)],
                 groups,
                 verify=verify,
                 access=access,
@@ -267,14 +267,14 @@ def check_selection(rows: Any, fields: Sequence[str]) -> None:
 
 def starts_of(generation: Generation) -> Rows:
     """Return the index of each shard's first row, then the total count of rows."""
-    return np.concatenate([[0], np.cumsum(generation.counts, dtype=np.int64)])
+    return np.concatenate([[0], np.cumsum(generation.shards.samples, dtype=np.int64)])
 
 
 def groups_of(generation: Generation) -> list[FileGroup]:
     """Return the files of a generation: the shards, then the files of each field added later."""
-    whole = "", generation.schema, generation.shards
-    groups = ((group.name, group.schema, group.shards) for group in generation.column_groups)
-    return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *groups)]
+    shards = FileGroup("", generation.schema, generation.shards)
+    added = (FileGroup(each.name, each.schema, each.shards) for each in generation.column_groups)
+    return [shards, *added]
 
 
 def _load(storage: ShardStorage, number: int | None) -> Generation:

@@ -204,7 +204,7 @@ def test_marks_of_what_is_verified_cover_every_file(added: Path) -> None:
 def side_of(folder: Path, name: str, k: int) -> Path:
     """Return the k-th shard of an added column."""
     (side,) = [side for side in load(folder).column_groups if side.name == name]
-    return folder / side.shards[k].name
+    return Path(folder, side.shards[k].name)
 
 
 @pytest.mark.parametrize(

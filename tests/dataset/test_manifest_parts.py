@@ -79,9 +79,9 @@ def test_long_lists_are_read_back_as_they_were_published(tmp_path: Path) -> None
     generation = publish_in(tmp_path)
     found = load(tmp_path)
     assert found == generation and generation == found
-    assert (found.shards, found.inputs) == (SHARDS, INPUTS)
-    assert isinstance(found.shards, ShardList) and isinstance(found.inputs, InputList)
-    assert found.n_samples == 210 and found.counts.tolist() == [10 * i for i in range(7)]
+    assert [*found.shards] == [*SHARDS] and found.inputs == INPUTS
+    assert found.shards.part is not None and isinstance(found.inputs, InputList)
+    assert found.n_samples == 210 and found.shards.samples.tolist() == [10 * i for i in range(7)]
     assert (found.shards[-1], found.shards[2:4]) == (SHARDS[-1], SHARDS[2:4])
     assert found.names == [shard.name for shard in SHARDS]
     assert [*found.files] == [(shard, SCHEMA) for shard in SHARDS]
@@ -143,7 +143,7 @@ def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
         ShardSummary(f"s{i}.shard", shard.n_samples, 1, f"{i + 99:032x}")
         for i, shard in enumerate(SHARDS)
     )
-    side = ColumnGroup(Schema({"x": Text()}), beside)
+    side = ColumnGroup(Schema({"x": Text()}), ShardList.of(beside))
     found = publish_next(tmp_path, publish_in(tmp_path), column_groups=(side,))
     assert load(tmp_path) == found
     files = [*load(tmp_path).files]
@@ -365,7 +365,7 @@ def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_
         if found.number == 1:
             assert found == first and parts_in(folder) == had
             found = publish_next(folder, found, **second)
-        assert (found.shards, found.inputs) == (SHARDS[:6], INPUTS)
+        assert [*found.shards] == [*SHARDS[:6]] and found.inputs == INPUTS
         assert not [name for name in os.listdir(folder / "generations") if name.startswith(".")]
     assert outcomes == {1, 2}
 

@@ -254,17 +254,18 @@ def test_the_version_is_that_of_the_code() -> None:
 
 
 def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
+    none = external_lists.ShardList.of(())
     extras: dict[str, Any] = {
         "subsets": {"train": RowRuns([], [])},
         "stats": {"whole": {}},
         "operation": {"name": "split"},
-        "column_groups": (ColumnGroup(schema.Schema({"x": fields.Text()}), ()),),
+        "column_groups": (ColumnGroup(schema.Schema({"x": fields.Text()}), none),),
     }
-    generation = Generation(1, "", _every_kind(), (), **extras)
+    generation = Generation(1, "", _every_kind(), none, **extras)
     keys = {row[0] for row in table("| key of a generation |")}
     assert keys == {*describe_generation(generation, {}), "digest"}
     left_out = {row[0] for row in table("| key of a generation |") if "left out if none" in row[1]}
-    plain = Generation(1, "", _every_kind(), ())
+    plain = Generation(1, "", _every_kind(), none)
     assert keys - left_out == {*describe_generation(plain, {}), "digest"}
     (group,) = describe_generation(generation, {})["column_groups"]
     assert {row[0] for row in table("| key of an external list |")} == {

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio import Array, Bytes, Json, List, Schema, ShardWriter, Text
-from shardio.dataset.external_lists import pack_inputs, pack_shards
+from shardio.dataset.external_lists import ShardList, pack_inputs
 from shardio.dataset.generation import ColumnGroup, describe_column_group
 from shardio.shard.writer import ShardSummary
 from tests.corruption.forge import (
@@ -107,7 +107,7 @@ def beside(folder: Path, n_samples: Iterable[int]) -> dict[str, Any]:
                 writer.append({"deep.er": None if i % 2 else f"{i}" * 90})
             shards.append(writer.close())
     return {
-        "column_groups": [describe_column_group(ColumnGroup(side, tuple(shards)), {})],
+        "column_groups": [describe_column_group(ColumnGroup(side, ShardList.of(shards)), {})],
         "required": ["column_groups"],
     }
 
@@ -122,4 +122,4 @@ def parts() -> tuple[bytes, bytes]:
         {"path": f"a/{i}", "outcome": "converted", "samples": i, "detail": {"ü": [0.5, None]}}
         for i in range(N_IN_PARTS)
     ]
-    return pack_shards(shards), pack_inputs(inputs)
+    return ShardList.of(shards).content, pack_inputs(inputs)

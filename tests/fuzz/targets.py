@@ -48,7 +48,6 @@ from shardio.dataset.external_lists import (
     InputList,
     ShardList,
     pack_inputs,
-    pack_shards,
 )
 from shardio.dataset.generation import describe_shards, lineage_of, parse_shards
 from shardio.dataset.manifest import GENERATIONS, POINTER
@@ -372,11 +371,11 @@ def feed_part(folder: Path, content: bytes) -> str:
             part.path.write_bytes(stored)
             known = pack_inputs(list(InputList(replace(part, id=content_id(stored).hex()))))
         else:
-            found = ShardList(part, stored)
-            entries = [found[k] for k in range(len(found))]
-            if parse_shards(describe_shards(entries, {}), place) != tuple(found):
+            found = ShardList.parse(part, stored)
+            listed = ShardList.of(found[k] for k in range(len(found)))
+            if parse_shards(describe_shards(listed, {}), place) != tuple(found):
                 raise PromiseBroken("shards of a part are others than a generation could list")
-            known = pack_shards(entries)
+            known = listed.content
     except ShardioError as error:
         return outcome_of(error)
     if known != stored:

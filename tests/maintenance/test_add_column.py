@@ -65,7 +65,7 @@ def numbers_of(folder: Path, name: str = "x") -> list[int]:
 
 def side_of(folder: Path, name: str, k: int) -> Path:
     (side,) = [side for side in load(folder).column_groups if side.name == name]
-    return folder / side.shards[k].name
+    return Path(folder, side.shards[k].name)
 
 
 # What is added.

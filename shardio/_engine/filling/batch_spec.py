@@ -14,7 +14,6 @@ from shardio._workers.processes.shared_memory import SharedArray
 from shardio.batch.collation import DEFAULT_COLLATION, Collation
 from shardio.batch.layout import BlockLayout, layout_for_batches, layout_for_samples
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.open_files import ShardPaths
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
@@ -159,7 +158,7 @@ def samples_of(view: SampleView) -> Samples:
         return view.no_shards_reason()
 
     def measure() -> tuple[int, int]:
-        n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
+        n_bytes, n_samples = dataset.shards.n_bytes, int(dataset.starts[-1])
         if not isinstance(view, RowView):
             # The view only has the samples of the selected rows. Assume that all other rows have as
             # many samples on average.
