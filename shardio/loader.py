@@ -322,10 +322,9 @@ def _open(
             f"{dataset!r} is the address of a server: "
             f"write shardio.connect({dataset!r}, batch_size)"
         )
-    whole, n_readers = not n_workers, max(1, n_workers)
     if isinstance(dataset, SampleView):
-        return dataset.reopened(dataset.dataset.reopen(whole=whole, n_readers=n_readers))
+        return dataset.reopened(dataset.dataset.reopen(n_workers=n_workers))
     if isinstance(dataset, OpenDataset):
-        return dataset.reopen(whole=whole, n_readers=n_readers)
+        return dataset.reopen(n_workers=n_workers)
     path = dataset_path(dataset, ", a dataset of shardio.open or shardio.mix, or a view of one")
-    return DatasetSource(path, remote=RemoteOptions(whole=whole, n_readers=n_readers)).open()
+    return DatasetSource(path, remote=RemoteOptions().of_main(n_workers)).open()

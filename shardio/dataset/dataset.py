@@ -217,7 +217,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """Return the samples of a subset as a new dataset; see ShardDataset.subset."""
 
     @abstractmethod
-    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Dataset:
+    def reopen(self, *, n_workers: int = 1) -> Dataset:
         """Open the same samples again, with separate files; see ShardDataset.reopen."""
 
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:

@@ -107,9 +107,9 @@ class Mixture(OpenDataset):
             verify=verify,
         )
 
-    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Mixture:
+    def reopen(self, *, n_workers: int = 1) -> Mixture:
         """Open and mix the same sources again, with separate files; see ShardDataset.reopen."""
-        sources = [each.reopen(whole=whole, n_readers=n_readers) for each in self.sources]
+        sources = [each.reopen(n_workers=n_workers) for each in self.sources]
         return Mixture(sources, self.mixing)
 
     @property

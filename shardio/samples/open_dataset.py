@@ -176,7 +176,7 @@ class OpenDataset(Dataset):
         return preload(self, known_fields(fields, self.schema))
 
     @abstractmethod
-    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> OpenDataset:
+    def reopen(self, *, n_workers: int = 1) -> OpenDataset:
         """Open the same samples again, with separate files; see `ShardDataset.reopen`."""
 
     @abstractmethod

@@ -214,14 +214,13 @@ class ShardDataset(OpenDataset):
         found.rows.set_rows(RowList(rows))
         return found
 
-    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> ShardDataset:
+    def reopen(self, *, n_workers: int = 1) -> ShardDataset:
         """Open the same samples again, in the same way, with separate files.
 
-        Args:
-            whole: for a URL, True to download whole shards before reading from them.
-            n_readers: for a URL, the number of processes or threads that read at the same time.
+        For a URL, `n_workers` is the number of workers that read the samples at the same time. With
+        0, whole shards are downloaded here before samples are read.
         """
-        remote = replace(self._remote, whole=whole, n_readers=n_readers)
+        remote = self._remote.of_main(n_workers)
         access = remote.access if self.remote_storages else self.access
         opened = replace(self.source, path=self.place, access=access, remote=remote).open()
         if self.rows.row_list is not None:

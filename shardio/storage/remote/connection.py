@@ -79,6 +79,13 @@ class RemoteOptions:
         cache_folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
         return cls(cache_folder, cache_bytes, options, access=access)
 
+    def of_main(self, n_workers: int) -> RemoteOptions:
+        """Return the options for the main process of a loader, which leaves downloads to workers.
+
+        Without workers, the main process downloads whole shards.
+        """
+        return replace(self, whole=not n_workers, n_readers=max(1, n_workers))
+
     @property
     def for_workers(self) -> RemoteOptions:
         """The options for workers, which download whole shards."""
