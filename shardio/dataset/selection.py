@@ -210,19 +210,19 @@ def check_rows(found: Any, n: int) -> _Numbers:
 class RowSelection:
     """The selected rows of a dataset."""
 
-    def __init__(self, starts: Rows, view: RowRuns | RowList | None = None) -> None:
+    def __init__(self, starts: Rows, selected: RowRuns | RowList | None = None) -> None:
         self.shard_starts = starts
         """The index of each shard's first row, followed by the total number of rows."""
-        self.view = view
+        self.selected = selected
         """The selected rows; None if all rows are selected, in their stored order."""
 
     def __len__(self) -> int:
-        return int(self.shard_starts[-1]) if self.view is None else len(self.view)
+        return int(self.shard_starts[-1]) if self.selected is None else len(self.selected)
 
     @property
     def is_plain(self) -> bool:
         """True if all rows are selected, in their stored order."""
-        return self.view is None
+        return self.selected is None
 
     @property
     def shard_ends(self) -> Rows:
@@ -231,21 +231,21 @@ class RowSelection:
         The selected rows must be in ascending order.
         """
         ends = self.shard_starts[1:]
-        return ends if self.view is None else self.view.n_below(ends)
+        return ends if self.selected is None else self.selected.n_below(ends)
 
     @property
     def view_id(self) -> str:
         """An id of the selected rows; "" if all rows are selected."""
-        return "" if self.view is None else self.view.identity
+        return "" if self.selected is None else self.selected.identity
 
     @property
     def row_list(self) -> RowList | None:
         """The selected rows if they were chosen by the method `select` of a dataset, else None."""
-        return self.view if isinstance(self.view, RowList) else None
+        return self.selected if isinstance(self.selected, RowList) else None
 
     def set_rows(self, row_list: RowList) -> None:
         """Select the rows in `row_list` instead of the rows that are selected now."""
-        self.view = row_list
+        self.selected = row_list
 
     @property
     def source_counts(self) -> list[int]:
@@ -260,7 +260,7 @@ class RowSelection:
 
     def at(self, numbers: Rows) -> Rows:
         """Return the row at each position in the selection, as an index over all shards."""
-        return numbers if self.view is None else self.view.rows(numbers)
+        return numbers if self.selected is None else self.selected.rows(numbers)
 
 
 class MixtureSelection(RowSelection):
@@ -276,7 +276,7 @@ class MixtureSelection(RowSelection):
         n_rows = [int(source.shard_starts[-1]) for source in sources]
         firsts = [0, *np.cumsum(n_rows).tolist()][:-1]
         """For each source, the index of its first row among the rows of all sources."""
-        is_plain = all(source.view is None for source in sources)
+        is_plain = all(source.selected is None for source in sources)
         super().__init__(starts, None if is_plain else _concatenate(sources, firsts, sum(n_rows)))
         self._sources, self._names, self._first_rows = tuple(sources), tuple(names), firsts
         self._has_row_list = any(source.row_list is not None for source in sources)
@@ -288,7 +288,7 @@ class MixtureSelection(RowSelection):
 
         The id does not identify the sources. The lineage of the mixture identifies them.
         """
-        if self.view is None:
+        if self.selected is None:
             return ""
         return ",".join(source.view_id for source in self._sources)
 
@@ -341,13 +341,13 @@ def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows:
     """
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):
-        view = source.view
-        if isinstance(view, RowRuns):
-            begins, n_of_each = view.runs
+        selected = source.selected
+        if isinstance(selected, RowRuns):
+            begins, n_of_each = selected.runs
             starts.append(begins + first)
             counts.append(n_of_each)
             continue
-        starts.append(np.array([first if view is None else n_listed]))
+        starts.append(np.array([first if selected is None else n_listed]))
         counts.append(np.array([len(source)]))
-        n_listed += 0 if view is None else len(source)
+        n_listed += 0 if selected is None else len(source)
     return RowRuns(np.concatenate(starts), np.concatenate(counts))

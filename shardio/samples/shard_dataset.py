@@ -113,7 +113,7 @@ class ShardDataset(OpenDataset):
         access = storage.resolve_access(source.access)
         state = _load(storage, source.generation)
         starts, groups = starts_of(state), groups_of(state)
-        view = None if subset is None else _rows_of(state, subset, path)
+        selected = None if subset is None else _rows_of(state, subset, path)
         super().__init__(
             path=path,
             root=storage.root,
@@ -125,7 +125,7 @@ class ShardDataset(OpenDataset):
                 access=access,
                 path=path,
             ),
-            rows=RowSelection(starts, view),
+            rows=RowSelection(starts, selected),
             verify=verify,
             subset=subset,
         )
