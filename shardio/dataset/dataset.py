@@ -69,7 +69,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self._gathers: dict[str, ColumnGather] = {}
 
     @property
-    def place(self) -> str:
+    def current_path(self) -> str:
         """The path as the user gave it, or `root` if a chdir has made that path invalid."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
 

@@ -206,7 +206,9 @@ def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, A
     known = {*schema, *schema.groups}
     if not selected or (unknown := [name for name in selected if name not in known]):
         problem = f"no field {unknown[0]!r}" if selected else "fields is empty"
-        raise InvalidArgument(f"{dataset.place}: {problem}; the fields are {', '.join(schema)}")
+        raise InvalidArgument(
+            f"{dataset.current_path}: {problem}; the fields are {', '.join(schema)}"
+        )
     inside = tuple(f"{name}." for name in selected)
     return {n: f for n, f in schema.items() if n in selected or f"{n}.".startswith(inside)}
 

@@ -45,7 +45,7 @@ class ExportOptions:
         why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
         others = ",".join(name for name in self.fields if name not in reasons)
         hint = f"export the others (--fields {others})" if others else "choose another format"
-        raise InvalidArgument(f"{self.dataset.place}: {why}; {hint}")
+        raise InvalidArgument(f"{self.dataset.current_path}: {why}; {hint}")
 
 
 class Exporter(Protocol):

@@ -79,7 +79,7 @@ class ParquetExporter:
         except pa.ArrowInvalid as error:  # for example, values are too long for 32-bit offsets
             numbers = f"samples {batch.numbers[0]} to {batch.numbers[-1]}"
             raise InvalidArgument(
-                f"{self._options.dataset.place}: {numbers}: cannot write as Parquet: {error}"
+                f"{self._options.dataset.current_path}: {numbers}: cannot write as Parquet: {error}"
             ) from error
         made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self._pending.append(made)

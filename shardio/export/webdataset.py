@@ -84,8 +84,8 @@ class WebDatasetExporter:
                 is_empty = False
             if is_empty:
                 raise InvalidArgument(
-                    f"{self._options.dataset.place}: sample {number} has none of the fields, and "
-                    "a tar cannot hold a sample without members: export a field that all samples "
+                    f"{self._options.dataset.current_path}: sample {number} has none of the fields, "
+                    "and a tar cannot hold a sample without members: export a field that all samples "
                     "have (--fields)"
                 )
 
@@ -122,7 +122,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
     """Raise InvalidArgument unless members have distinct names that fields can have."""
     if not fields:
         raise InvalidArgument(
-            f"{options.dataset.place}: select a field besides {_KEY!r} for the tar"
+            f"{options.dataset.current_path}: select a field besides {_KEY!r} for the tar"
         )
     found: set[str] = set()
     for name, field in fields.items():
@@ -136,7 +136,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
         Schema(dict.fromkeys(found, Bytes()))
     except SchemaError as error:
         raise InvalidArgument(
-            f"{options.dataset.place}: invalid member names in a tar: {error}"
+            f"{options.dataset.current_path}: invalid member names in a tar: {error}"
         ) from error
 
 

@@ -222,7 +222,7 @@ class ShardDataset(OpenDataset):
         """
         remote = self._remote.of_main(n_workers)
         access = remote.access if self.remote_storages else self.access
-        opened = replace(self.source, path=self.place, access=access, remote=remote).open()
+        opened = replace(self.source, path=self.current_path, access=access, remote=remote).open()
         if self.rows.row_list is not None:
             opened.rows.set_rows(self.rows.row_list)
         return opened

@@ -80,7 +80,7 @@ def test_a_shard_that_changes_while_it_is_read_is_an_error(remote: RemoteSet) ->
 
 def test_a_dataset_travels_with_how_it_is_read(remote: RemoteSet) -> None:
     with remote.open() as far:
-        assert far.path == far.place == remote.url
+        assert far.path == far.current_path == remote.url
         with pickle.loads(pickle.dumps(far)) as other, other.select([5]) as some:
             assert (other[3]["label"], some[0]["label"]) == (3, 5)
 
