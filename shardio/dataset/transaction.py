@@ -278,31 +278,28 @@ class StagedFolder:
     """A new folder at the path `folder`, which `publish` renames to `out`.
 
     The caller writes all files before it calls `publish`. `folder` is in a staging folder beside
-    `out`. At the end of the `with` block, the staging folder is removed. `marker` is the name of a
-    file that every complete folder of this kind contains.
+    `out`. At the end of the `with` block, the staging folder is removed.
     """
 
-    def __init__(self, out: Path, marker: str) -> None:
-        self.out, self._marker = out, marker
-        # If the file system cannot exchange the names of two folders, the old folder at `out` gets
-        # this name until the new folder is renamed.
-        self._replaced = out.with_name(f".{out.name}.replaced")
+    def __init__(self, out: Path) -> None:
+        self.out = out
 
     def __enter__(self) -> Self:
         make_folder(self.out.parent)
         self._staging = StagingFolder(self.out.parent)
         self.folder = self._staging.path / "new"
         try:
-            # If a process was killed in `_rename`, the old folder may still have the name
-            # `_replaced`.
-            if (self._replaced / self._marker).exists():
-                is_moved_away = not os.path.lexists(self.out)
-                rename(self._replaced, self.out if is_moved_away else self._staging.path / "older")
             make_folder(self.folder)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
         return self
+
+    def check_can_replace(self) -> None:
+        """Raise UnsupportedEnvironment if this file system cannot replace a folder in one step."""
+        other = self._staging.path / "other"
+        make_folder(other)
+        self._exchange(other)
 
     def publish(self, *, replace: bool) -> None:
         """Rename the new folder to `out`. If `replace` is True, replace the existing folder `out`.
@@ -311,26 +308,25 @@ class StagedFolder:
             DatasetExists: another process has created a file or folder at `out` in the meantime.
         """
         sync_path(self.folder)
-        if not (replace and exchange(str(self.folder), str(self.out))):
-            self._rename(replace=replace)
+        if replace:
+            self._exchange(self.out)
+        else:
+            try:
+                rename(self.folder, self.out)
+            except OSError as error:
+                if error.errno not in _NOT_EMPTY_ERRNOS:
+                    raise
+                raise DatasetExists(
+                    f"{self.out}: another process has written there meanwhile"
+                ) from error
         sync_path(self.out.parent)
 
-    def _rename(self, *, replace: bool) -> None:
-        if replace:
-            rename(self.out, self._replaced)
-        try:
-            rename(self.folder, self.out)
-        except BaseException as error:
-            if replace:
-                with contextlib.suppress(OSError):  # if this fails too, raise the first error
-                    rename(self._replaced, self.out)
-            if not isinstance(error, OSError) or error.errno not in _NOT_EMPTY_ERRNOS:
-                raise
-            raise DatasetExists(
-                f"{self.out}: another process has written there meanwhile"
-            ) from error
-        if replace:
-            rename(self._replaced, self._staging.path / "old")
+    def _exchange(self, other: Path) -> None:
+        if not exchange(str(self.folder), str(other)):
+            raise UnsupportedEnvironment(
+                f"{self.out}: this file system cannot replace a folder in one step; remove the "
+                "folder first, or choose another one"
+            )
 
     def __exit__(
         self,

@@ -101,7 +101,8 @@ def export(
         ShardCorrupt, …: a sample is damaged. The incomplete export is removed.
         DatasetConflict: while the export ran, another process published a new state of the dataset
             and removed files that the export still needed.
-        UnsupportedEnvironment: a package that the format needs is not installed.
+        UnsupportedEnvironment: a package that the format needs is not installed, or `overwrite` is
+            True and the file system cannot replace a folder in one step.
     """
     if format not in FORMATS or on_error not in ("stop", "skip"):
         raise InvalidArgument(
@@ -118,13 +119,11 @@ def export(
             source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
         )
         with (
-            StagedFolder(place, ABOUT_FILE) as target,
+            StagedFolder(place) as target,
             detect_conflict(source.path, source.generation),
         ):
-            # Check `place` only now: if a previous export was killed between renaming the old
-            # folder away and putting the new one in place, StagedFolder has just moved the old
-            # folder back to `place`.
-            _check_replaceable(place, overwrite=overwrite)
+            if _check_replaceable(place, overwrite=overwrite):
+                target.check_can_replace()
             n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {
                 "format": format,
