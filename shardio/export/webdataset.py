@@ -84,9 +84,9 @@ class WebDatasetExporter:
                 is_empty = False
             if is_empty:
                 raise InvalidArgument(
-                    f"{self._options.dataset.current_path}: sample {number} has none of the fields, "
-                    "and a tar cannot hold a sample without members: export a field that all samples "
-                    "have (--fields)"
+                    f"{self._options.dataset.current_path}: sample {number} has none of the "
+                    "fields, and a tar cannot hold a sample without members: export a field that "
+                    "all samples have (--fields)"
                 )
 
     def finish(self) -> None:
