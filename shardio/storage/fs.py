@@ -57,7 +57,12 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
     except OSError as error:
         if error.filename is None:
             error.filename = path
-        explain_file_limit(error)
+        if error.errno == errno.EFBIG and (most := max_file_bytes()) is not None:
+            error.strerror = (
+                f"{os.strerror(errno.EFBIG)}: RLIMIT_FSIZE allows {most}: raise that limit "
+                "(`ulimit -f unlimited`)"
+            )
+            error.args = (error.errno, error.strerror)  # pickle stores `args`, not `strerror`
         raise
 
 
@@ -71,22 +76,6 @@ def max_file_bytes() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
-    """Add the limit on file sizes, and a remedy, to the message of an EFBIG error.
-
-    `n_bytes` is the size that the file needs; None if it is unknown. Other errors stay unchanged.
-    """
-    most = max_file_bytes()
-    if error.errno != errno.EFBIG or most is None:
-        return
-    need = "more" if n_bytes is None else f"at least {n_bytes}"
-    error.strerror = (
-        f"{os.strerror(errno.EFBIG)}: it needs {need} bytes, and RLIMIT_FSIZE allows {most}: "
-        "raise that limit (`ulimit -f unlimited`)"
-    )
-    error.args = (error.errno, error.strerror)  # pickle stores `args`, not `strerror`
-
-
 class _File(io.FileIO):
     """A file whose writes and truncations go through `perform`."""
 
@@ -95,11 +84,7 @@ class _File(io.FileIO):
         super().__init__(file, mode)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return perform("write", self._path, super().write, data)
-        except OSError as error:
-            explain_file_limit(error, self.tell() + memoryview(data).nbytes)
-            raise
+        return perform("write", self._path, super().write, data)
 
     def truncate(self, size: int | None = None, /) -> int:
         return perform("truncate", self._path, super().truncate, size)
@@ -390,18 +375,17 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
         raise SchemaError(f"a generation cannot be written as JSON: {error}") from error
 
 
-def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool = True) -> None:
+def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
     """Write a file so that it appears with all of its content, or not at all.
 
-    An existing file is replaced; with `exclusive`, FileExistsError is raised instead. With
-    `durable`, return only when the new file and its name are on the disk.
+    An existing file is replaced; with `exclusive`, FileExistsError is raised instead. On return,
+    the new file and its name are on the disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with create(temporary) as file:
             file.write(content)
-            if durable:
-                sync(file, temporary)
+            sync(file, temporary)
         if exclusive:
             link(temporary, path)
             unlink(temporary)
@@ -411,5 +395,4 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool =
         with contextlib.suppress(OSError):  # if the hidden file stays, no reader will open it
             unlink(temporary)
         raise
-    if durable:
-        sync_path(path.parent)
+    sync_path(path.parent)

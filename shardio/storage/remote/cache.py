@@ -274,11 +274,7 @@ class ShardCache:
             if file.seek(0, os.SEEK_END) > shard.n_bytes:
                 file.truncate(0)
                 file.seek(0)
-            try:
-                self._objects.download(shard.name, file, shard.n_bytes, check=check)
-            except OSError as error:
-                fs.explain_file_limit(error, shard.n_bytes)
-                raise
+            self._objects.download(shard.name, file, shard.n_bytes, check=check)
 
     def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
         """Call `call`; while the disk is too full for `shard`, evict other shards and repeat."""

@@ -130,7 +130,7 @@ class ManifestCache:
         """Write a file in the local folder so that it appears completely or not at all."""
         path = Path(self._path(name))
         fs.make_folder(path.parent)
-        fs.write_atomic(path, remote_file, exclusive=False, durable=False)
+        fs.write_atomic(path, remote_file, exclusive=False)
 
     def _parts(self, generation: str) -> list[str]:
         """Return the names of the files in which a generation, a local file, stores long lists."""
