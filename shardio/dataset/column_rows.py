@@ -1,8 +1,6 @@
 """Copy rows of one column from many shards, from memory-mapped files or by reading the files.
 
-A column is the section of a shard file that stores a field of fixed size, with one row per sample.
-`ColumnGather` in `gather.py` uses the classes of this module twice: for a column, and for the
-hashes of its rows.
+`ColumnGather` uses the classes of this module for a column, and for the hashes of its rows.
 """
 
 from __future__ import annotations
@@ -37,33 +35,23 @@ from shardio.storage.file_access import (
 RowBytes = npt.NDArray[np.uint8]
 
 _SCRATCH_BYTES: Final = 1 << 20
-"""The size of the buffer into which rows with padding are copied first.
-
-The buffer fits into the CPU cache.
-"""
+"""The size of the buffer into which rows with padding are copied first. It fits into the CPU
+cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
-"""The row sizes in bytes for which reading one byte of each row before the copy saves time.
-
-If the bytes are read first, copying takes 0.6 of the time for rows of 2 KiB, and 0.93 of the time
-for rows of 16 KiB. For rows of a size outside of this range, no time is saved.
-"""
+"""The row sizes in bytes for which reading one byte of each row before the copy saves time: the
+time falls to 0.6 for rows of 2 KiB, and to 0.93 for rows of 16 KiB."""
 _PREFAULTED_ROWS: Final = 512
-"""The number of rows that are handled at a time.
-
-First one byte of each of these rows is read, then the rows are copied. The number is a third of the
-number of entries of a CPU's TLB, which caches page addresses.
-"""
+"""The number of rows that are read ahead of the copy at a time: a third of the number of entries of
+a CPU's TLB, which caches page addresses."""
 
 
 class MappedRows:
     """One column of all shards, mapped into an address range that the object owns.
 
-    The range is divided into parts, one for each shard. A part has room for the column of one file,
-    and starts at a multiple of `stride` from the start of the range. Therefore the whole range is
-    one array of rows, and one `np.take` copies rows of any number of files.
-
-    Reading an address at which no file is mapped kills the process.
+    Each shard has a part of the range, which starts at a multiple of `stride`. The whole range is
+    thus one array of rows, and one `np.take` copies rows of any number of files. Reading an address
+    at which no file is mapped kills the process.
 
     Args:
         stride: the size of a row with its padding, in bytes.
@@ -73,8 +61,7 @@ class MappedRows:
 
     Raises:
         InsufficientMemory: this process has no free address range of the required size.
-        UnsupportedEnvironment: memory pages are larger than 4096 bytes. Columns in shards start at
-            multiples of 4096 bytes, and a map must start at a page.
+        UnsupportedEnvironment: memory pages are larger than 4096 bytes, the alignment of columns.
     """
 
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Sequence[int]) -> None:
@@ -117,7 +104,7 @@ class MappedRows:
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
     def attach(self, shard: int, reader: ShardReader, section: Section) -> None:
-        """Map `section` of the open file of a shard. No file may be attached for the shard yet.
+        """Map `section` of the open file of a shard, which must not be attached yet.
 
         Raises:
             ShardNotFound: the file is missing.
@@ -139,14 +126,14 @@ class MappedRows:
             disable_readahead_at(address, section.size)
 
     def detach(self, shard: int) -> None:
-        """Unmap the file of a shard. Do nothing if no file is attached for the shard."""
+        """Unmap the file of a shard, if it is attached."""
         if n_bytes := self._mapped.pop(shard, 0):
             clear_reserved(self._address + int(self._slots[shard]) * self._stride, n_bytes)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy the row with the index `rows[i]` in the dataset to `out[i]`, for all i.
+        """Copy row `rows[i]` of the dataset to `out[i]`, for all i; `shards` has each row's shard.
 
-        `shards` has the index of each row's shard. All these shards must be attached.
+        All these shards must be attached.
         """
         slots, step = rows + self._shift.take(shards), self._n_at_once
         if len(slots) <= step:
@@ -156,7 +143,6 @@ class MappedRows:
             self._copy_slice(slots[i : i + step], out[i : i + step])
 
     def _copy_slice(self, slots: Rows, out: RowBytes) -> None:
-        """Copy at most `_n_at_once` rows."""
         if self._prefaulted is not None:
             # Read one byte of each row first. The CPU then waits for many pages at the same time,
             # whereas a copy waits for one page after another. Read a byte in the middle of the row,
@@ -172,7 +158,7 @@ class MappedRows:
         out[:] = scratch[:, : self._row_bytes]
 
     def disable_readahead(self) -> None:
-        """Disable the kernel's read-ahead for the whole range, also for files mapped later."""
+        """Disable the kernel's read-ahead for all files, also for those attached later."""
         self._is_scattered = True
         disable_readahead_at(self._address, self._n_bytes)
 
@@ -182,14 +168,9 @@ class MappedRows:
 
 
 class PooledRows(MappedRows):
-    """One column of all shards, for datasets with more shards than can be mapped at a time.
+    """One column of all shards, at most `max_parts` of which can be attached at the same time.
 
-    The address range has at most `max_parts` parts. A shard has a part only while it is attached.
-
-    Args:
-        stride, row_bytes, starts: as in MappedRows.
-        counts: the number of rows of each shard.
-        max_parts: the maximum number of shards that are attached at the same time.
+    `counts` has the number of rows of each shard. The other arguments are those of MappedRows.
     """
 
     def __init__(
@@ -214,7 +195,7 @@ class PooledRows(MappedRows):
         self._shift[shard] = self._slots[part] - self._starts[shard]
 
     def detach(self, shard: int) -> None:
-        """Unmap a shard's file and free the shard's part. Do nothing if the shard has no part."""
+        """Unmap a shard's file and free its part, if the shard is attached."""
         if (part := self._parts.pop(shard, None)) is not None:
             super().detach(part)
             self._free.append(part)
@@ -223,9 +204,7 @@ class PooledRows(MappedRows):
 class FileRows:
     """One column of all shards, read from files that are not mapped. The files are borrowed.
 
-    Args:
-        stride: the number of bytes from the start of a row to the start of the next row.
-        starts: for each shard, the index of its first row in the dataset.
+    `stride` and `starts` are the arguments of MappedRows.
     """
 
     maps_per_shard: Final = 0
@@ -245,11 +224,9 @@ class FileRows:
         self._places.pop(shard, None)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Read the row with the index `rows[i]` in the dataset into `out[i]`, for all i.
+        """Read row `rows[i]` of the dataset into `out[i]`, for all i.
 
-        Raises:
-            ShardChanged: a file has changed since it was opened. The error names the file, the row
-                in the file, and the offset.
+        Raises ShardChanged, with file, row and offset, if a file has changed since it was opened.
         """
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]

@@ -28,13 +28,13 @@ from shardio.storage.remote.storage import RemoteStorage
 class Dataset(Sequence[dict[str, Any]], Closing):
     """A sequence of samples stored in shards: a ShardDataset or a Mixture. Not thread-safe.
 
-    The dataset owns `files` until `close`.
-
     Args:
         path: the path as the user gave it, for messages.
-        root: the absolute path of the folder, or the URL of the dataset. For a mixture, `root`
-            equals `path`.
+        root: the absolute path of the folder, or the URL of the dataset; the `path` of a mixture.
         generation: the published state of the dataset that was opened.
+        files: the files that store the samples; owned until `close`.
+        rows: the selected samples, as indices of rows over all shards.
+        verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
         subset: the name of the subset that `rows` selects; None if `rows` selects no subset.
     """
 
@@ -53,14 +53,11 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self.schema: Schema = generation.whole_schema
         """The fields of the samples, including added columns."""
         self.files = files
-        """The files that store the samples."""
         self.rows = rows
-        """The selected samples, as indices of rows over all shards."""
         self.starts: Rows = rows.shard_starts
         """The index of each shard's first row, followed by the total number of rows."""
         self._generation = generation
         self.verify: Verify = verify
-        """When hashes are checked: "off" (never), "first" (on first read) or "always"."""
         # Usually all shards but the last have the same number of samples. The shard of a row is
         # then found by a division, which takes a tenth of the time of a binary search.
         counts = generation.shards.samples
@@ -85,7 +82,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def lineage(self) -> str:
-        """The id of the dataset: a hash of its first generation. Later generations keep the id."""
+        """The id of the dataset: a hash of its first generation, which later generations keep."""
         return self._generation.lineage
 
     @property
@@ -130,10 +127,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def stats(self) -> Mapping[str, Any]:
-        """The statistics that `shardio stats` computed.
-
-        The entry "whole" is about all samples, and the entry "subsets" about each subset.
-        """
+        """The statistics of `shardio stats`: "whole" for all samples, "subsets" for each subset."""
         return self._generation.stats
 
     @property
@@ -150,10 +144,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample as a dict or, for a slice, a list of samples.
-
-        Raw arrays in the samples are read-only.
-        """
+        """Return a sample as a dict or, for a slice, a list. Raw arrays are read-only."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, n = operator.index(index), len(self.rows)
@@ -172,13 +163,12 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, which is opened if needed. The dataset owns the reader.
+        """Return the reader of a shard, or of its file with the added column `name`.
 
-        If `name` is the name of an added column, return the reader of the file that stores this
-        column for the shard.
+        The dataset owns the reader, and opens the file if needed.
 
         Raises:
-            DatasetCorrupt: the file at the shard's path is not the file that the generation names.
+            DatasetCorrupt: the file at the path is not the file that the generation names.
             IndexError: there is no such shard.
         """
         return self.files.reader(shard, name)
@@ -223,8 +213,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
         """Return the first position, in an unshuffled epoch, of a view's sample `number`.
 
-        The position differs from `number` only in a mixture. `ends` are the cumulative sample
-        counts of the mixture's sources in this view.
+        Only in a mixture, `number` is not the position; `ends` are then the cumulative sample
+        counts of its sources.
         """
         return number
 
@@ -260,18 +250,15 @@ T = TypeVar("T")
 
 _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
-"""The number of threads of `scan`, and thus of concurrent requests to the object store.
-
-A request fetches 64 KiB or a table of a shard.
-"""
+"""The number of threads of `scan`, each with a request for 64 KiB or for a table of a shard."""
 
 
 class ShardSamples(NamedTuple):
     """Some samples that are stored in one shard.
 
-    `numbers` are the indices of the samples, from 0 to `n` - 1 (see `scan`), and `rows` are the
-    indices of their rows within the shard. `reader(name)` returns the reader of the file that
-    stores the field `name`. Only the function `find` of `scan` may call `reader`.
+    `numbers` are the indices of the samples (see `scan`), and `rows` their rows within the shard.
+    `reader(name)` returns the reader of the file with the field `name`. Only the function `find` of
+    `scan` may call `reader`.
     """
 
     shard: int
@@ -289,10 +276,9 @@ def scan(
 ) -> Iterator[tuple[ShardSamples, T]]:
     """Call `find` for the samples of each shard; yield these samples and the result of the call.
 
-    The result of `find` is, for example, the number of frames of each sample. Samples are scanned
-    in chunks of about a million. Within a chunk, `find` is called once per shard. If the shards
-    are in an object store, several threads scan one shard each at the same time, with readers of
-    their own that request only the bytes that are used.
+    Samples are scanned in chunks of about a million; `find` is called once per shard of a chunk. If
+    the shards are in an object store, several threads scan one shard each at the same time, with
+    readers of their own that request only the bytes that are used.
 
     Args:
         dataset: the dataset, whose shards are opened.

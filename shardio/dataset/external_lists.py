@@ -1,16 +1,14 @@
 """Store long lists of shards or inputs in files beside the generation that refers to them.
 
-A generation (a published state of a dataset) is a JSON file. A short list of shards or inputs is
-part of this JSON. A list with more than MAX_INLINE_ENTRIES entries is *external*: it is a separate
-file in the folder `generations/`, so that opening a dataset stays fast. The name of the file is a
-hash of its content. Therefore generations with equal lists share one file. The JSON of a generation
-has a reference to each external list: the hash, the size in bytes and the number of entries.
+A list with more than MAX_INLINE_ENTRIES entries is *external*: a file in the folder `generations/`,
+so that opening a dataset stays fast. Its name is a hash of its content, so that generations with
+equal lists share one file. The JSON of a generation has a reference to it: the hash, the size in
+bytes and the number of entries.
 
 An external list of shards is binary and little-endian. It has four columns, one after another: the
 number of samples of each shard (u64), the size of each shard in bytes (u64), the id of each shard
 (16 bytes), and the name of each shard in UTF-8, followed by a zero byte. A list of 10^5 shards
-takes about 5 MB on disk, and about as much in memory, because a ShardSummary object is created only
-when an entry is accessed.
+takes about 5 MB on disk and in memory.
 
 An external list of inputs has one line of canonical JSON per input. It is read on first use.
 """
@@ -53,10 +51,10 @@ _MAX_BYTES: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class ExternalList:
-    """A reference from a generation to the file of an external list. Immutable.
+    """A reference to an external list in `path`. Immutable.
 
-    `id` is the xxh3-128 hash of the file's content, as hex digits. `n_bytes` is the size of the
-    file, and `count` is the number of entries of the list.
+    `id` is the xxh3-128 hash of the file's content as hex digits, `n_bytes` its size, and `count`
+    the number of entries.
     """
 
     path: Path
@@ -95,10 +93,10 @@ def is_long(entries: Sized) -> bool:
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add the file of an external list to `parts`; return a reference to the list as JSON.
+    """Add the file of an external list of `count` entries to `parts`; return a reference as JSON.
 
     `parts` maps the names of files that will be written to their contents. `kind` is SHARDS or
-    INPUTS, and `count` is the number of entries of the list.
+    INPUTS.
     """
     id = content_id(content).hex()
     parts[f"{id}.{kind}"] = content
@@ -122,7 +120,7 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
 
 
 def external_list_names(content: Mapping[str, Any]) -> set[str]:
-    """Return the names of the external list files to which the JSON of a generation refers.
+    """Return the file names of all external lists that a generation's JSON refers to.
 
     The references need not be valid.
     """
@@ -169,9 +167,10 @@ MAX_NAME_BYTES: Final = 255
 class ShardList(Sequence[ShardSummary]):
     """The shards of a generation, or of an added column. Immutable.
 
-    `content` has the columns of an external list of `n` shards, and `part` is the file with this
-    list, if there is one. `samples`, `sizes` and `ids` have the number of samples, the size in
-    bytes and the id (16 bytes) of each shard; do not modify the arrays.
+    `content` has the columns of an external list of `n` shards, and `part` is the file it was read
+    from, if any. `samples`, `sizes` and `ids` have the number of samples, the size in bytes and the
+    id (16 bytes) of each shard; do not modify the arrays. Equal to a tuple or list of the same
+    shards.
     """
 
     def __init__(self, content: bytes, n: int, part: ExternalList | None = None) -> None:

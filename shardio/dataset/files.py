@@ -1,12 +1,11 @@
 """Open the files of a dataset on demand, and record which parts of the files are verified.
 
-A *unit* is a range of bytes of a file. Each unit has one hash, and a *mark*: a byte that is 1 if
-the unit has been verified. One table has the marks of all units of all files. The table outlives
-the readers, so a unit does not have to be verified again when its file is closed and reopened.
+A *unit* is a range of bytes of a file that has one hash, and one *mark*: a byte that is 1 if the
+unit has been verified. One table has the marks of all files, one file after another. It outlives
+the readers, so that a unit is not verified again when its file is reopened.
 
-The marks of the files follow each other in the table. The number of units of a file is known only
-once the file has been opened. If the files cannot all be open at once, the positions of their marks
-are computed from upper bounds of those numbers instead.
+The number of units of a file is known only once the file has been opened. If the files cannot all
+be open at once, the table has room for upper bounds of these numbers instead.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ Marks = npt.NDArray[np.uint8]
 class FileGroup(NamedTuple):
     """Files with the same schema, one file for each shard of the dataset.
 
-    One group has the shards themselves; its `name` is empty. Each other group has the files of one
-    added field, and `name` is the name of this field.
+    The group of the shards has the `name` "". Each other group has the files of one added field,
+    whose name is `name`.
     """
 
     name: str
@@ -53,10 +52,7 @@ def _named(groups: Sequence[FileGroup], name: str | None) -> FileGroup:
 
 
 class SourceFiles(NamedTuple):
-    """The files of one dataset, and the storage that has them.
-
-    `groups` are the group of the shards, then a group for each added field.
-    """
+    """The files of one dataset, and their storage. `groups` begin with the group of the shards."""
 
     storage: ShardStorage
     groups: Sequence[FileGroup]
@@ -75,8 +71,8 @@ class DatasetFiles:
 
     Args:
         sources: the files of the dataset; for a mixture, the files of each dataset in it.
-        groups: the group of the shards of all sources, one source after another, then a group for
-            each added field. In a mixture, the schemas of the groups have only the common fields.
+        groups: the groups of all sources, one source after another. In a mixture, their schemas
+            have only the common fields.
         verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
         access: the method by which files are accessed: "mmap" (mapped) or "pread" (read).
         path: the path of the dataset, for messages.
@@ -110,14 +106,13 @@ class DatasetFiles:
             n_maps=int(access == "mmap"),
             path=path,
         )
-        """The open files, by index."""
         self._marks: Marks | None = None
         self._mark_starts: Rows | None = None
 
     def first_file(self, name: str | None) -> int:
         """Return the index of the file that stores the field `name` for shard 0.
 
-        The files that store the field for the other shards have the next indices.
+        The files for the other shards have the next indices.
         """
         return self._first_files.get(name or "", 0)
 
@@ -151,8 +146,7 @@ class DatasetFiles:
     def open_metadata(self, shard: int, name: str) -> ShardReader:
         """Open the file that stores the field `name` for a shard, without downloading the file.
 
-        The caller owns the reader and uses it for small reads. The reader has its own marks of
-        verified units. Thread-safe.
+        The caller owns the reader, which has its own marks. Thread-safe.
         """
         source, local = self._located(shard)
         return self._open_from(source, local, name, source.storage.pin_if_cached)
@@ -174,10 +168,9 @@ class DatasetFiles:
         return [(s.storage, group.shards.sizes) for s in self.sources for group in s.storing(names)]
 
     def file_numbers(self, name: str) -> Rows:
-        """Return, for each shard, the number of its file that stores the field `name`.
+        """Return, for each shard, the number of its file that stores the field `name`, from 0 up.
 
-        The files are numbered from 0 up. Within one call, equal numbers mean the same file; numbers
-        for different `name`s are unrelated. In a mixture, several sources may share a file.
+        Equal numbers mean the same file: in a mixture, several sources may share a file.
         """
         if len(self.sources) == 1:
             return np.arange(self.n_shards)
@@ -215,7 +208,6 @@ class DatasetFiles:
     def _open_from(
         self, source: SourceFiles, shard: int, name: str, pin: Callable[[ShardSummary], str]
     ) -> ShardReader:
-        """Open the file that stores the field `name`, at the path or URL that `pin` returns."""
         group = _named(source.groups, name)
         summary = group.shards[shard]
         path = pin(summary)
@@ -263,11 +255,7 @@ class DatasetFiles:
 
     @property
     def n_marks(self) -> int:
-        """The size of the table of marks, which has one mark for each unit of each file.
-
-        If `is_partial` is False, every file is opened to count its units. If `is_partial` is True,
-        the table has room for the upper bounds of the numbers of units.
-        """
+        """The size of the table of marks. Unless `is_partial`, every file is opened to compute it."""
         return int(self._starts_of_marks()[-1])
 
     def _starts_of_marks(self) -> Rows:
@@ -290,17 +278,13 @@ class DatasetFiles:
         return self._mark_starts
 
     def share_marks(self, marks: Marks) -> None:
-        """Use `marks`, an array of `n_marks` bytes, as the table of marks.
-
-        If `is_partial` is False, every file is opened.
-        """
+        """Use `marks`, an array of `n_marks` bytes, as the table of marks."""
         self._starts_of_marks()
         self._marks = marks
         for file, reader in self.open_files.items():
             self._mark(file, reader)
 
     def _make_marks(self) -> Marks:
-        """Return the table of marks, which is created unless there is one."""
         marks = self._marks
         if marks is None:
             marks = lazy_zeros(self.n_marks)
@@ -308,16 +292,15 @@ class DatasetFiles:
         return marks
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the table of marks, and the position in it at which the marks of each file start.
+        """Return the table of marks, and the place in it of the first mark of each shard's file.
 
-        The files are those that store the field `name`, one for each shard.
+        The files are those that store the field `name`.
         """
         first_file = self.first_file(name)
         starts = self._starts_of_marks()[first_file : first_file + self.n_shards]
         return self._make_marks(), starts
 
     def _mark(self, file: int, reader: ShardReader) -> None:
-        """Let the reader of a file use its part of the table of marks, if there is a table."""
         if self._marks is not None:
             start, end = self._starts_of_marks()[file : file + 2].tolist()
             n_marks = reader.units.n_marks

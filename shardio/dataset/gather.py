@@ -1,18 +1,11 @@
-"""Copy the rows of one column that a batch needs, from all shards, and verify these rows.
+"""Copy the rows of one column that a batch needs, from all shards, and verify them.
 
-If files are mapped, the columns of all shards are in one address range. One `np.take` then copies
-all rows of a batch directly into the shared memory of the batch. Otherwise, the rows are read into
-this memory. The module `column_rows` has the code for both cases.
+Rows of at least 2 KiB have one hash each, and are hashed after they were copied: exactly the bytes
+that the user receives are verified. Smaller rows share a hash with the other rows of their *run*;
+the whole run is hashed before its rows are copied, because a batch may contain only some of them.
 
-Data that has not been verified before is hashed. Rows of at least 2 KiB have one hash each. Such
-rows are hashed after they were copied. Therefore exactly the bytes that the user receives are
-verified. Smaller rows have no hashes of their own: consecutive rows form a *run*, which has one
-hash. The whole run is hashed before its rows are copied, because the batch may contain only some
-rows of the run.
-
-If not all files of a dataset can be open at the same time, the files that a batch needs are opened
-before the rows of the batch are copied. A batch that needs too many files is copied in several
-parts.
+If not all files of a dataset can be open at the same time, a batch that needs too many files is
+copied in several parts.
 """
 
 from __future__ import annotations
@@ -42,13 +35,10 @@ _UNKNOWN: Final = -1
 
 
 class ColumnGather:
-    """An object that copies and verifies rows of one column of all shards.
-
-    If files are mapped, the object owns the address ranges into which they are mapped.
+    """An object that copies and verifies rows of one column of all shards. It owns their maps.
 
     Args:
-        name: the name of the column.
-        field: the type of the column.
+        name, field: the name and the type of the column.
         files: the files of the dataset; borrowed.
         starts: the index of each shard's first row, followed by the total number of rows.
         verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
@@ -88,7 +78,6 @@ class ColumnGather:
             self._open_shard(shard)
 
     def _new_rows(self, stride: int, row_bytes: int) -> MappedRows | FileRows:
-        """Return an object that copies rows. No shard is attached to the object yet."""
         if not self._is_mapped:
             return FileRows(stride, self._starts)
         if self._files.max_open is None:
@@ -99,7 +88,6 @@ class ColumnGather:
         return self._files.reader(self._first_file + shard)
 
     def _open_shard(self, shard: int) -> None:
-        """Open the file that stores the column for a shard, and attach its rows and hashes."""
         reader, name = self._open(shard), self._name
         for rows, section in (
             (self._rows, reader.column_section(name)),
@@ -115,7 +103,6 @@ class ColumnGather:
         self._is_open[shard] = True
 
     def _on_evict(self, file: int) -> None:
-        """Detach the rows of a file that is about to be evicted from the open files."""
         shard = file - self._first_file
         if 0 <= shard < len(self._counts):
             self._is_open[shard] = False
@@ -144,25 +131,22 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards that are opened for one copy.
-
-        With half of the limit on open files, opening a shard evicts no other shard of the copy.
-        """
+        """The maximum number of shards of one copy. With half of the limit, none evicts another."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Copy rows of the dataset into `out`.
 
         Args:
-            rows: the index of each row in the dataset. The caller has checked that it is valid.
+            rows: the index of each row in the dataset, which the caller has checked.
             shards: the index of each row's shard.
             out: a C-contiguous uint8 array of the shape (number of rows, bytes per row).
 
         Raises:
             ChecksumMismatch: data is damaged. The error names file, field, sample and offset. `out`
                 may contain the damaged data.
-            ShardChanged: a file has changed. This error is raised only if files are not mapped:
-                reading a mapped file that was truncated kills the process.
+            ShardChanged: a file that is not mapped has changed. Reading a mapped file that was
+                truncated kills the process.
         """
         if self._is_partial and not self._open_shards(shards):
             self._gather_in_parts(rows, shards, out)
@@ -178,7 +162,6 @@ class ColumnGather:
             self._verify_rows(rows, shards, out)
 
     def _gather_in_parts(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Copy rows of more shards than can be open at the same time, part by part."""
         wanted = distinct(shards)
         numbers = np.searchsorted(wanted, shards) // min(self._max_together, len(wanted) - 1)
         for number in range(int(numbers.max()) + 1):
@@ -217,10 +200,7 @@ class ColumnGather:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
-        """Set `_all_verified` to True if all units of the column have been verified.
-
-        Looking at all marks takes long. Therefore only the 32nd, 64th, 128th, … call does so.
-        """
+        """Set `_all_verified` if all units are verified; look only in call 32, 64, 128, …."""
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
             return
@@ -243,7 +223,6 @@ class ColumnGather:
             self._open(shard).units.column_hashes(self._name, local[shards == shard])
 
     def _verify_runs(self, rows: Rows, shards: Rows) -> None:
-        """Verify every run that contains one of `rows`."""
         local = rows - self._starts[shards]
         marks = local // self._rows_per_unit + self._mark_shift[shards]
         if self._verify == "first" and self._marks.take(marks).all():

@@ -1,10 +1,9 @@
 """Represent the published states of a dataset, called *generations*, and convert them to JSON.
 
-A *view* is the kind of sample that a loader returns by default. A generation stores the view as
-JSON. With the view `ROWS`, every row is a sample. With the view
-`{"kind": "clips", "frames": 16, "stride": 1, "step": 16}`, every clip of 16 frames is a sample.
-The dataset must then have exactly one video field; `shardio.samples.clips` computes its clips. With
-the additional entry `"size": [height, width]`, frames get this size.
+A *view* is the kind of sample that a loader returns by default. With the view `ROWS`, every row is
+a sample. With the view `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}`, every clip of 16
+frames is a sample, and the dataset must have exactly one video field; with the additional entry
+`"size": [height, width]`, frames get this size.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ _MAX_BYTES: Final = (1 << 63) - 1
 class ColumnGroup:
     """A column that was added to a finished dataset. Immutable.
 
-    `schema` has only this column. For each shard of the dataset, `shards` has another shard file,
-    which stores the column for the same samples.
+    `schema` has only this column. `shards` has a file for each shard of the dataset, which stores
+    the column for the same samples.
     """
 
     schema: Schema
@@ -187,9 +186,9 @@ def parse_column_groups(content: Any, shards: ShardList, place: Path) -> tuple[C
 
 
 _COLUMN_GROUPS: Final = "column_groups"
-"""The feature that a reader must support to read a generation with column groups."""
+"""A feature that a reader must support: column groups."""
 _EXTERNAL_LISTS: Final = "external_lists"
-"""The feature that a reader must support to read a generation with external lists."""
+"""A feature that a reader must support: external lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +201,8 @@ class Generation:
         schema: the schema of `shards`, without the columns in `column_groups`.
         shards: the shards of the dataset, without the shards of column groups.
         classes: the names of the classes. A label is an index into this tuple.
-        inputs: the files that the conversion read, each with the outcome of reading it. `inputs`
-            and `converter` contain no absolute paths, times or names of hosts.
+        inputs: the files that the conversion read, each with the outcome. `inputs` and `converter`
+            contain no absolute paths, times or names of hosts.
         converter: the converter's name, its versions, and its options that affect the data.
         versions: the versions of the libraries that affect the stored bytes.
         subsets: named selections of rows.
@@ -235,7 +234,7 @@ class Generation:
 
     @property
     def files(self) -> Iterator[tuple[ShardSummary, Schema]]:
-        """The files in `shards`, then the files of each column group; each with its schema."""
+        """The files in `shards`, then those of each column group; each with its schema."""
         groups: tuple[Generation | ColumnGroup, ...] = (self, *self.column_groups)
         return ((shard, group.schema) for group in groups for shard in group.shards)
 
@@ -261,8 +260,7 @@ class Generation:
     def check_inputs(self) -> None:
         """Raise DatasetCorrupt if the inputs are in an external list that is damaged.
 
-        Publishing the next generation reads this list. Call this method before the work on that
-        generation, so that damage is found early.
+        Publishing the next generation reads this list; call this method before the work on it.
         """
         if isinstance(self.inputs, InputList):
             self.inputs.part.read()
@@ -274,15 +272,12 @@ class Generation:
 
 
 def lineage_of(schema: Schema, shards: Iterable[ShardSummary]) -> str:
-    """Return the lineage of a dataset, which is its id.
-
-    The lineage is a hash of the schema and the shard ids of the first generation.
-    """
+    """Return the lineage of a dataset: a hash of its first generation's schema and shard ids."""
     return f"{hash_bytes(schema.to_json() + ShardList.of(shards).ids):016x}"
 
 
 def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
-    """Return a generation as JSON. Optional entries are omitted if they are empty.
+    """Return a generation as JSON, without optional entries that are empty.
 
     Each external list is added to `external_lists`, which maps file names to contents. Raises
     SchemaError if an input cannot be represented in JSON.
@@ -319,7 +314,7 @@ def describe_generation(generation: Generation, external_lists: dict[str, bytes]
 
 
 def _required(content: Mapping[str, Any]) -> list[str]:
-    """Return the names of the features that a reader must support to read a generation's JSON."""
+    """Return the features that a reader must support to read a generation's JSON."""
     lists = [_EXTERNAL_LISTS] if external_list_names(content) else []
     return [*lists, _COLUMN_GROUPS] if content.get("column_groups") else lists
 

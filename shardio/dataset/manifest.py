@@ -2,14 +2,11 @@
 
 A generation is one state of a dataset, stored in a numbered file in the folder `generations/`. The
 file `dataset.json` (the *pointer*) has the number of the published generation. In a local folder, a
-change is committed only by replacing this file. A dataset at a URL is committed when `publish` in
+change is committed only by replacing this file. A dataset at a URL is committed when
 `shardio.conversion.upload` has uploaded this file, after all others.
 
-To publish a generation, a writer first creates the generation file. The file is created
-exclusively, so that two writers cannot use the same number. Then the writer replaces `dataset.json`
-by a rename. Both files are canonical JSON with a digest, so that a change of any byte is detected.
-External lists, which are separate files, are written before the generation that refers to them. A
-published generation never changes.
+Writers lock the folder `generations/`. Both files are canonical JSON with a digest, so that a
+change of any byte is detected. A published generation never changes.
 """
 
 from __future__ import annotations
@@ -194,11 +191,8 @@ def publish_next(
 def recover(folder: str | os.PathLike[str]) -> Generation:
     """Undo the unfinished commit of a killed writer; return the published generation.
 
-    A writer may be killed after it has created a generation file, and before `dataset.json` points
-    to this file. Such a generation file is removed; its shards are kept. Temporary files and
-    unreferenced external lists are removed, too.
-
-    Raises the errors of `load`.
+    A generation file to which `dataset.json` does not point yet is removed; its shards are kept.
+    Temporary files and unreferenced external lists are removed, too. Raises the errors of `load`.
     """
     root = Path(folder)
     if not holds_dataset(root):
@@ -208,7 +202,6 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
 
 def _recover(root: Path) -> Generation:
-    """Do the work of `recover`; the caller holds the lock."""
     published = load(root)
     unlink(_place(root, published.number + 1))  # a running writer of it would hold the lock
     remove_temporary_files(root)
@@ -238,7 +231,6 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _place(root: Path, number: int) -> Path:
-    """Return the path of a generation file."""
     return root / GENERATIONS / f"{number:06d}.json"
 
 
@@ -291,7 +283,6 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
 
 
 def _published_number(root: Path) -> int:
-    """Return the number of the published generation; 0 if no generation is published."""
     with contextlib.suppress(DatasetNotFound):
         return read_pointer(root)[0]
     return 0

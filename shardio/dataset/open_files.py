@@ -1,8 +1,7 @@
 """Keep files of a dataset open. The files are in a storage: a local folder or an object store.
 
-A dataset *pins* every file that it opens, and unpins the file after the last use. The storage of an
-object store can thus download a file when the file is pinned, and delete the downloaded file after
-it was unpinned.
+A dataset *pins* every file that it opens, and unpins it after the last use. Meanwhile, the storage
+of an object store keeps the downloaded file.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from shardio.storage.remote.storage import RemoteStorage
 class LocalStorage:
     """A storage for files in a local folder, which are never downloaded or deleted. Thread-safe.
 
-    A file is identified by its ShardSummary, which is the file's entry in a generation.
-
-    `root` is the absolute path of the folder. `named` is its path as the user gave it.
+    A file is identified by its ShardSummary. `root` is the absolute path of the folder, and `named`
+    its path as the user gave it.
     """
 
     def __init__(self, root: str, named: str) -> None:
@@ -49,13 +47,12 @@ class LocalStorage:
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return how many files of these sizes may be pinned at the same time; None: no limit.
 
-        The actual number of pinned files may be larger: a file that the dataset has closed stays
-        pinned while user code holds a view of the file's content.
+        Files that are closed stay pinned, beyond this number, while user code holds views of them.
         """
         return None
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the local path of a file. The file may be missing, or not downloaded yet."""
+        """Return the local path of a file, which may be missing or not downloaded yet."""
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
@@ -73,13 +70,10 @@ class LocalStorage:
         return self.pin(summary)
 
     def remote_file(self, summary: ShardSummary, path: str) -> None:
-        """Return an object that reads the file at `path`, or None if `path` is not a URL.
-
-        `path` is a result of `pin`. In this storage, no path is a URL.
-        """
+        """Return a reader of `path`, a result of `pin`, if it is a URL. Here, no path is a URL."""
 
     def unpin(self, summary: ShardSummary) -> None:
-        """Unpin a file. Finalizers call this, in any thread and at any time, even after `close`."""
+        """Unpin a file. Called by finalizers: in any thread, at any time, even after `close`."""
 
     def close(self) -> None:
         """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""
@@ -90,7 +84,7 @@ ShardStorage = LocalStorage | RemoteStorage
 
 
 class ShardPaths(Sequence[str]):
-    """The paths of the shards in a folder. A path is created on access, to save memory."""
+    """The paths of the shards in a folder, created on access to save memory."""
 
     def __init__(self, folder: str, shards: Sequence[ShardSummary]) -> None:
         self._folder, self._shards = folder, shards
@@ -105,8 +99,7 @@ class ShardPaths(Sequence[str]):
 
 
 ALL_OPEN_LIMIT: Final = 1024
-"""A dataset with at most this number of files keeps all its files open, unless the storage has a
-limit."""
+"""A dataset with at most this number of files keeps all of them open, if its storage permits."""
 MAX_OPEN_FILES: Final = 16384
 """The maximum number of open files of a larger dataset. An open file takes 6.5 KiB of memory."""
 _MIN_OPEN_FILES: Final = 16
@@ -117,20 +110,18 @@ least recently used files takes a scan of all open files."""
 
 
 class OpenFiles:
-    """The readers of the open files of a dataset. Not thread-safe.
+    """The readers of the open files of a dataset, which are opened on demand. Not thread-safe.
 
-    The object owns the readers until `close`. A file has an index and is opened on demand. If the
-    number of open files is limited, the least recently used files are evicted: the object drops
-    their readers. A mapped file stays mapped until the last view of its content is deleted.
+    Owns the readers until `close`. If the number of open files is limited, the least recently used
+    ones are evicted: their readers are dropped. A mapped file stays mapped until the last view of
+    its content is deleted.
 
     Args:
         n_files: the number of files of the dataset.
-        open_file: a method that opens the file with an index. Only a weak reference to the method's
-            object is kept, because the method's object usually owns the OpenFiles.
-        max_pinned: the number of files that the storage can pin at the same time; None if there is
-            no limit.
-        n_maps: the number of memory maps per open file, without the maps of listeners (see
-            `add_listener`).
+        open_file: the method that opens the file with an index; only a weak reference to its object
+            is kept.
+        max_pinned: the number of files that the storage can pin at the same time; None: no limit.
+        n_maps: the number of memory maps per open file, without those of listeners.
         path: the path of the dataset, for messages.
     """
 
@@ -186,8 +177,9 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call `method` with the index of each file that is about to be evicted.
 
-        Only a weak reference to the method's object is kept. The method's object creates `n_maps`
-        memory maps for each open file; the maximum number of open files is lowered accordingly.
+        Only a weak reference to the method's object is kept. This object creates `n_maps` memory
+        maps for each open file: `max_open` is lowered accordingly, and surplus files are evicted
+        now.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -196,10 +188,10 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Lower `max_open` to this object's share of the kernel's limit on memory maps.
+        """Lower `max_open` to this object's share of three quarters of the kernel's limit on maps.
 
-        Three quarters of the kernel's limit are divided among those OpenFiles objects of the
-        process that have a `max_open` and an open file. Each thread of a loader has such objects.
+        The limit is divided among the objects of this process that have a `max_open` and an open
+        file.
         """
         if self.max_open is None or not self._maps_per_file:
             return

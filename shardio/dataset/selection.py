@@ -23,15 +23,14 @@ _MAX_ROWS: Final = 1 << 48
 
 
 class RowRuns:
-    """A set of rows of a dataset, in ascending order, stored as runs. Immutable.
+    """A set of rows of a dataset, in ascending order, as runs of consecutive rows. Immutable.
 
-    A run is a range of consecutive rows. The required memory is proportional to the number of runs.
-    The row at a position is found by binary search.
+    The required memory is proportional to the number of runs. The row at a position is found by
+    binary search.
 
     Args:
         starts: the index of the first row of each run.
-        n_rows: the number of rows of each run, at least 1. Between two runs there is at least one
-            row that is not in the set.
+        n_rows: the number of rows of each run, at least 1. Two runs do not touch.
     """
 
     def __init__(self, starts: npt.ArrayLike, n_rows: npt.ArrayLike) -> None:
@@ -104,11 +103,11 @@ class RowRuns:
 
     @property
     def runs(self) -> tuple[_Numbers, _Numbers]:
-        """Two arrays: the first row of each run, and its number of rows. Do not modify them."""
+        """The first row of each run, and its number of rows. Do not modify the arrays."""
         return self._starts, self._counts
 
     def every(self) -> _Numbers:
-        """Return all rows of the set as an array."""
+        """Return all rows of the set."""
         return self.rows(np.arange(len(self)))
 
     @cached_property
@@ -118,7 +117,7 @@ class RowRuns:
 
 
 class RowList:
-    """A list of rows of a dataset, in any order. A row may be repeated. Immutable.
+    """A list of rows of a dataset, in any order, with or without repetitions. Immutable.
 
     The array `rows` is not copied.
     """
@@ -166,7 +165,7 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Return a sequence of integers from 0 to n - 1, in any order, as an int64 array.
+    """Return a sequence of integers from 0 to n - 1 as an int64 array.
 
     Raises InvalidArgument for anything else; the message calls the argument `where`.
     """
@@ -226,10 +225,7 @@ class RowSelection:
 
     @property
     def shard_ends(self) -> Rows:
-        """For each shard, the number of selected rows that are before the end of the shard.
-
-        The selected rows must be in ascending order.
-        """
+        """For each shard, the number of selected rows (which must ascend) before its end."""
         ends = self.shard_starts[1:]
         return ends if self.selected is None else self.selected.n_below(ends)
 
@@ -240,7 +236,7 @@ class RowSelection:
 
     @property
     def row_list(self) -> RowList | None:
-        """The selected rows if they were chosen by the method `select` of a dataset, else None."""
+        """The selected rows if the method `select` of a dataset chose them, else None."""
         return self.selected if isinstance(self.selected, RowList) else None
 
     def set_rows(self, row_list: RowList) -> None:
@@ -253,7 +249,7 @@ class RowSelection:
         return [len(self)]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Raise InvalidArgument, with a `reason`, if a source of a mixture has no samples.
+        """Raise InvalidArgument, with a `reason`, if a mixture's source has no samples.
 
         `counts` has the number of samples of each source.
         """
@@ -284,20 +280,14 @@ class MixtureSelection(RowSelection):
 
     @property
     def view_id(self) -> str:
-        """An id of the selected rows; "" if all rows of all sources are selected.
-
-        The id does not identify the sources. The lineage of the mixture identifies them.
-        """
+        """An id of the selected rows, but not of the sources; "" if all rows are selected."""
         if self.selected is None:
             return ""
         return ",".join(source.view_id for source in self._sources)
 
     @property
     def row_list(self) -> RowList | None:
-        """The row lists of all sources that have one, concatenated; None if no source has one.
-
-        The rows are indices over the shards of all sources.
-        """
+        """The row lists of all sources that have one, as indices over all shards; or else None."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first
@@ -333,11 +323,10 @@ class MixtureSelection(RowSelection):
 
 
 def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
-    """Concatenate the selected rows of all sources.
+    """Concatenate the selected rows of all sources, whose first rows are `firsts`.
 
-    `firsts` has the index of the first row of each source, and `n_rows` is the total number of rows
-    of all sources. The rows of a RowList cannot be stored as runs. In the result, the placeholder
-    n_rows + i therefore stands for element i of `MixtureSelection.row_list`.
+    The rows of a RowList cannot be stored as runs: the placeholder n_rows + i, where `n_rows` is
+    the number of rows of all sources, stands for element i of `MixtureSelection.row_list`.
     """
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):

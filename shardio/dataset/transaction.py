@@ -1,14 +1,13 @@
 """Make all new files of an operation appear in a dataset together, or none of them.
 
 An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
-complete, each file gets its final name as a second link (`link_staged`). Then a generation that
-names the files is published. Until the end of the operation, the links in the staging folder show,
-by their inodes, which files in the dataset belong to the operation. If the operation fails, `undo`
-removes these files, unless a generation names them. If the operation is killed, the next operation
-on the dataset removes them.
+complete, each gets its final name as a second link, and a generation that names them is published.
+Until the end of the operation, the links in the staging folder show, by their inodes, which files
+in the dataset belong to it. If the operation fails, `undo` removes these files, unless a generation
+names them. If it is killed, the next operation on the dataset removes them.
 
-A file may be missing because another writer has changed the dataset during an operation. This is
-detected (`detect_conflict`) and reported as a conflict, not as damage.
+A file may be missing because another writer has changed the dataset during an operation.
+`detect_conflict` reports this as a conflict, not as damage.
 
 A folder that is not a dataset, such as an export, is created in a staging folder beside its final
 path and then renamed (`StagedFolder`).
@@ -68,8 +67,7 @@ PathName = str | os.PathLike[str]
 def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
     """Raise DatasetConflict if another writer has caused an error in the `with` block.
 
-    `before` is the number of the generation that the block reads; by default, the generation that
-    is published at the start of the block.
+    `before` is the number of the generation that the block reads; by default, the published one.
     """
     before = published_in(folder) if before is None else before
     try:
@@ -82,8 +80,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    The files of all generations from `before` to the last one before the published generation are
-    checked. If `before` is None, nothing is checked.
+    The files of all generations from `before`, unless it is None, to the published one are checked.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -102,7 +99,6 @@ def published_in(folder: PathName) -> int | None:
 
 
 def _files_missing(folder: PathName, before: int, now: int) -> bool:
-    """Return True if a generation from `before` to `now` - 1 cannot be read or lacks a file."""
     try:
         older = [load_generation(folder, number) for number in range(before, now)]
     except DataError:
@@ -147,8 +143,8 @@ class StagingFolder:
 def sweep(root: Path) -> None:
     """Remove the staging folders of killed operations, and their unpublished files in `root`.
 
-    A staging folder whose lock is free belongs to a killed operation, because the kernel releases
-    the locks of a killed process.
+    A staging folder whose lock is free belongs to a killed operation: the kernel releases its
+    locks.
     """
     for folder in root.glob(_PREFIX + "*"):
         # Skip a folder that is locked, or that another process has just removed. If a generation
@@ -165,8 +161,8 @@ def sweep(root: Path) -> None:
 def remove_leftovers(root: Path) -> None:
     """Remove the unpublished generations, staging folders and staged files of killed writers.
 
-    A shard in `root` that has no link in a staging folder is kept, because another writer may be
-    about to commit this shard.
+    A shard in `root` that has no link in a staging folder is kept: another writer may be about to
+    commit it.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         if holds_dataset(root):
@@ -177,10 +173,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def link_staged(staged: Path, final: Path) -> None:
-    """Give a staged file its final name as a second link.
-
-    Raise DatasetConflict if a file with the final name exists.
-    """
+    """Give a staged file its final name as a second link; a file of this name is a conflict."""
     try:
         link(staged, final)
     except FileExistsError as error:
@@ -194,9 +187,9 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
     """Remove the unpublished files of an operation from `root`. Files in `staging` are kept.
 
     If `root` is not a dataset yet, the first generation of the operation is removed, too. The
-    caller must hold the lock of the staging folder. `is_private` is True if it is certain that no
-    other writer has used `root`. Raises DataError if a generation that may name the staged shards
-    cannot be read.
+    caller must hold the lock of the staging folder. `is_private` is True if no other writer can
+    have used `root`. Raises DataError if a generation that may name the staged shards cannot be
+    read.
     """
     inodes = _staged_inodes(staging)
     if not holds_dataset(root) and (inodes or is_private):
@@ -244,8 +237,7 @@ def _id_of(path: Path) -> str:
 def dataset_entries(root: Path) -> list[str]:
     """Return the names of the files and folders in `root` that belong to the dataset.
 
-    The first name is `dataset.json`. A caller that moves the entries should move this file first,
-    so that no process opens an incomplete dataset.
+    The first is `dataset.json`. Move it first, so that no process opens an incomplete dataset.
     """
     generations = (load_generation(root, number) for number in generation_numbers(root))
     named = {name for generation in generations for name in generation.names}
@@ -253,9 +245,7 @@ def dataset_entries(root: Path) -> list[str]:
 
 
 def check_only_dataset(root: Path, exclude: str) -> None:
-    """Check that `root` is missing, empty, or holds nothing but a dataset.
-
-    An entry named `exclude` is ignored.
+    """Check that `root` is missing, empty, or holds nothing but a dataset and an entry `exclude`.
 
     Raises:
         DatasetExists: `root` contains something that does not belong to the dataset.
@@ -275,10 +265,9 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class StagedFolder:
-    """A new folder at the path `folder`, which `publish` renames to `out`.
+    """A new folder at `folder`, in a staging folder beside `out`, which `publish` renames to `out`.
 
-    The caller writes all files before it calls `publish`. `folder` is in a staging folder beside
-    `out`. At the end of the `with` block, the staging folder is removed.
+    The caller writes all files before it calls `publish`.
     """
 
     def __init__(self, out: Path) -> None:

@@ -49,6 +49,7 @@ class GenerationWriter:
         DatasetCorrupt: the list of the inputs of `previous` is damaged.
         DatasetConflict: (from `publish`) another writer has published a generation since `previous`
             was read, or has used the folder of the new dataset.
+        UnsupportedEnvironment: the file system has no locks.
         OSError: writing failed; nothing is published.
     """
 
@@ -134,8 +135,8 @@ class GenerationWriter:
     def publish(self, **details: Any) -> Generation:
         """Give the new shards their final names, and publish a generation with all added shards.
 
-        `details` are further attributes of the generation. If no shard was added, an empty shard is
-        added, because the schema is stored in shards.
+        `details` are further attributes of the generation. If no shard was added, an empty one is,
+        because the schema is stored in shards.
         """
         self.cut()
         if not self._parts:
@@ -179,7 +180,6 @@ class GenerationWriter:
             error.args = (error.errno, error.strerror)  # `args` is what pickle stores
 
     def _placed(self) -> tuple[ShardSummary, ...]:
-        """Give all staged shards their final names, durably; return the shards with these names."""
         shards = tuple(self._place(part) for part in self._parts)
         fs.sync_path(self.root)
         return shards
@@ -240,6 +240,7 @@ class DatasetWriter(Publishing):
         DatasetExists: the folder is not empty, or another writer is using the folder.
         DatasetConflict: (from `close`) another writer has used the folder in the meantime.
         SchemaError: (from `append`) the sample is invalid. More samples can still be appended.
+        UnsupportedEnvironment: the file system has no locks.
         OSError: writing failed; nothing is published.
     """
 
