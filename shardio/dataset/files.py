@@ -255,7 +255,7 @@ class DatasetFiles:
 
     @property
     def n_marks(self) -> int:
-        """The size of the table of marks. Unless `is_partial`, every file is opened to compute it."""
+        """The size of the table of marks. Unless `is_partial`, computing it opens all files."""
         return int(self._starts_of_marks()[-1])
 
     def _starts_of_marks(self) -> Rows:

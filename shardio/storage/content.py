@@ -1,12 +1,12 @@
 """The content of a shard's file, and the columns in it.
 
-The content is a memoryview if the file is mapped, or a PreadFile if the file is read by offset
-(pread(2)). Both have the attribute `nbytes`, and the slices of both are read-only memoryviews. If a
-file was truncated, reading a PreadFile raises an exception; reading a map would kill the process.
+The content is a memoryview if the file is mapped, or a PreadFile if it is read by offset
+(pread(2)). Both have the attribute `nbytes`, and read-only memoryviews as slices. If a file was
+truncated, reading a PreadFile raises an exception; reading a map would kill the process.
 
-A dataset may have more shards than a process may have open files. All PreadFiles together therefore
-keep at most a quarter of the allowed number of descriptors open. Beyond that, the descriptor that
-was opened first is *evicted*: it is closed, and the next read of its file opens the file again.
+All PreadFiles together keep at most a quarter of the allowed number of descriptors open. Beyond
+that, the descriptor that was opened first is *evicted*: it is closed, and the next read of its file
+opens the file again.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from shardio.storage.file_access import (
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The number of bytes at the start of a shard that contain all fields of its header. A reopened
-file is the same shard if these bytes are the same: they include an id of its content."""
+"""The number of bytes with all fields of a shard's header. They include an id of its content: a
+reopened file with the same bytes is the same shard."""
 
 _GAP_BYTES: Final = 8 << 10
 """The maximum distance between the starts of two small rows that are read by one call. Reading the
-unneeded bytes between the rows then takes at most about as long as a second system call."""
+bytes between them takes at most about as long as a second system call."""
 _SPAN_BYTES: Final = 256 << 10
-"""The maximum number of bytes that one call reads for several small rows. The buffer for these
-bytes then stays in the CPU cache until the rows are copied."""
+"""The maximum number of bytes that one call reads for several small rows. They stay in the CPU
+cache until they are copied."""
 _SMALL_ROW_BYTES: Final = 2 << 10
 """Rows with fewer bytes are called small."""
 _MIN_ROWS_IN_SPAN: Final = 4
-"""The minimum number of small rows to read by one call. Fewer rows are read by one call per row,
-because copying rows from a buffer takes as long as a few calls."""
+"""The minimum number of small rows to read by one call. Copying rows from a buffer takes as long as
+a few calls."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 """The maximum number of buffers that one call of preadv(2) can fill."""
 
@@ -65,10 +65,7 @@ class _Descriptor:
 
 
 class PreadFile:
-    """A file that is read by offset. Thread-safe.
-
-    Owns a descriptor of the file. If the descriptor was evicted, the next read opens the file
-    again.
+    """A file that is read by offset. Owns a descriptor of the file. Thread-safe.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -109,7 +106,7 @@ class PreadFile:
     def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
         """Read row `rows[i]` of a table in the file into `out[i]`, for each i.
 
-        `offset` is the file offset of row 0. `stride` is the distance between the starts of two
+        `offset` is the file offset of row 0, and `stride` the distance between the starts of two
         rows, in bytes. `out` is a C-contiguous 2-D array; its width is the number of bytes to read
         per row.
         """
@@ -122,9 +119,9 @@ class PreadFile:
     ) -> None:
         """Read row `rows[i]`, as `read_rows` does, into `out[lines[i]]`.
 
-        `rows` has at least one index, and the indices ascend. Large rows are read directly into
-        `out`; rows that follow each other in the file are read by one call. Small rows that are
-        close together are read into a buffer by one call, and then copied to `out`.
+        `rows` has at least one index, and the indices ascend. Rows of 2 KiB and more that follow
+        each other in the file are read by one call, directly into `out`. Smaller rows that are
+        close together are read into a buffer by one call, and then copied.
         """
         n_bytes = out.shape[1]
         try:
@@ -170,7 +167,6 @@ class PreadFile:
         out[lines] = (span if stride == size else span[:, :size])[rows - first]
 
     def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
-        """Read the rows at the file offsets `offsets` directly into `out`, by one call per row."""
         size, flat = out.shape[1], out.reshape(-1).data
         for start, offset in zip((lines * size).tolist(), offsets.tolist(), strict=True):
             self._read_all([flat[start : start + size]], size, offset)
@@ -233,9 +229,9 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Drop the descriptor after a first ESTALE; raise any other error again, with the path.
+        """Drop the descriptor after a first ESTALE: a network file system no longer knows the file.
 
-        A network file system returns ESTALE if it no longer knows the open file.
+        Raise any other error again, with the path.
         """
         if error.errno != errno.ESTALE or n_failures:
             raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
@@ -261,7 +257,6 @@ class PreadFile:
         return descriptor
 
     def _keep(self, descriptor: _Descriptor) -> None:
-        """Keep a descriptor for further reads; if too many are kept, evict the oldest ones."""
         self._descriptor = descriptor
         _files_with_descriptor.append(weakref.ref(self))
         most = _max_open()
@@ -317,8 +312,7 @@ class StoredColumn(NamedTuple):
 
     The column has `n_rows` rows, which are arrays of `shape` and `dtype`. `offset` is the file
     offset of row 0, and `stride` is the distance between the starts of two rows, in bytes. If the
-    file is not mapped and was truncated, the methods raise ShardChanged; the error has the name of
-    the field and the index of the row.
+    file is not mapped and was truncated, the methods raise ShardChanged with field and row.
     """
 
     name: str

@@ -1,10 +1,8 @@
 """Open shard files, choose a safe access method for them, map them and prefetch them.
 
-To *map* a file means to make it readable as memory of this process by mmap(2); a *map* is the range
-of addresses of such a file. mmap(2) is called by ctypes, because Python's module `mmap` keeps a
-descriptor open for each map, and can neither reserve addresses nor map a file to given addresses.
-A map takes no memory of its own: its pages are in the kernel's page cache, which all processes
-share.
+To *map* a file means to make it readable as memory of this process by mmap(2), without copies.
+mmap(2) is called by ctypes, because Python's module `mmap` keeps a descriptor open for each map,
+and can neither reserve addresses nor map a file to given addresses.
 """
 
 from __future__ import annotations
@@ -78,8 +76,8 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 def check_length(path: str, opened: FileState) -> None:
     """Raise ShardChanged if a mapped file, whose state was `opened`, was truncated since then.
 
-    A process that reads a page of the map beyond the new end of the file is killed. Deleting the
-    file or replacing it by another one does no harm, because the map keeps the opened file alive.
+    A process that reads a page beyond the new end of the file is killed. A file that was deleted or
+    replaced is harmless: the map keeps the opened file alive.
     """
     try:
         now = os.stat(path)
@@ -141,10 +139,8 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
 }
 """The names of the file systems on which mapping a file is unsafe, by their `f_type` of statfs(2).
 
-On these file systems, the server or another client can truncate a file without this kernel's
-knowledge, and the connection to the server can be lost. A process that then reads a mapped page
-which is not available any more is killed by SIGBUS.
-"""
+There, the server or another client can truncate a file without this kernel's knowledge, and the
+connection can be lost. A process that then reads a lost page is killed by SIGBUS."""
 
 _STATFS_BYTES: Final = 256  # larger than any struct statfs, which begins with f_type
 
@@ -180,8 +176,8 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 def map_file(path: str) -> tuple[memoryview, FileState]:
     """Map a whole file for reading; return a view of the map, and the state of the file.
 
-    The file is unmapped when the last view of the map is gone. The descriptor is closed at once,
-    because a dataset may have more shards than a process may have open files.
+    The file is unmapped when the last view is gone. The descriptor is closed at once, because a
+    dataset may have more shards than a process may have open files.
 
     Raises:
         ShardNotFound, ShardIncomplete: there is no such file, or it is empty.
@@ -230,7 +226,7 @@ def reserve(n_bytes: int) -> int:
 
 
 def clear_reserved(address: int, n_bytes: int) -> None:
-    """Unmap the files that are mapped to reserved addresses; the addresses stay reserved."""
+    """Unmap the files that are mapped to reserved addresses, which stay reserved."""
     _mmap(address, n_bytes, _PROT_NONE, _ANONYMOUS | _MAP_FIXED, -1, 0, "")
 
 
@@ -315,8 +311,8 @@ _N_PROBED: Final = 4
 """The approximate number of shards that `prefetch_ends` tests first."""
 
 ADVICE_BYTES: Final = 128 << 10
-"""The number of bytes per call of posix_fadvise(2). One call reads no more than the read-ahead size
-of the disk, and Linux sets this size to 128 KiB by default."""
+"""The number of bytes per call of posix_fadvise(2), which reads no more than the disk's read-ahead
+size: by default 128 KiB."""
 
 
 def is_cached(fd: int, offset: int) -> bool | None:
@@ -343,10 +339,9 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 def prefetch_ends(paths: Sequence[str]) -> None:
     """Start to read the first page and the end of each shard into the page cache.
 
-    The disk then reads many shards at once. Otherwise, a program that opens the shards one by one
-    waits for the disk at each of them. A few shards are tested first; if their first pages and ends
-    are in the page cache, nothing is read. Errors are ignored, because opening the file later
-    raises them. Links are skipped: they may lead to a device, and opening it has side effects.
+    The disk then reads many shards at once. If both are cached for a few shards that are tested
+    first, nothing is read. Errors are ignored, because opening the file raises them. Links are
+    skipped: they may lead to a device, and opening it has side effects.
     """
     step = max(1, len(paths) // _N_PROBED)
     if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):

@@ -48,9 +48,8 @@ R = TypeVar("R")
 def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
     """Call `function`, which makes a system call that changes the file or folder at `path`.
 
-    `call` is the name of the system call; only functions that replace `perform` use this argument.
-    If the call fails, the path is added to the error, because a failed write names none; and so is
-    the limit on file sizes, if that is the reason.
+    `call` is the name of the system call, for functions that replace `perform`. If the call fails,
+    the path and, if it is the reason, the limit on file sizes are added to the error.
     """
     try:
         return function(*given, **named)
@@ -69,8 +68,7 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
 def max_file_bytes() -> int | None:
     """Return the largest file size allowed for this process (RLIMIT_FSIZE); None if unlimited.
 
-    The limit also applies to files that exist only in memory (memfd_create(2)). A write beyond the
-    limit fails with EFBIG; it kills no process, because Python ignores the signal SIGXFSZ.
+    The limit also applies to files in memory (memfd_create(2)). A write beyond it fails with EFBIG.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if soft == resource.RLIM_INFINITY else soft
@@ -198,7 +196,7 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
 
 
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
-    """Create a folder with a new name inside `folder`, or else in the system's temporary folder.
+    """Create a folder inside `folder`, or else in the system's temporary folder.
 
     The caller must remove the new folder.
     """
@@ -322,8 +320,7 @@ def _digest(text: bytes) -> str:
 def read_checksummed_json(path: Path) -> dict[str, Any]:
     """Read a file written by `to_checksummed_json`; return its content without the digest.
 
-    Raises DatasetCorrupt if the file is not JSON with a digest, or was changed after it was
-    written.
+    Raises DatasetCorrupt if the file is not JSON with a digest, or was changed.
     """
     raw = read_file(path)
     try:

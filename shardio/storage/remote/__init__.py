@@ -1,1 +1,1 @@
-"""Datasets in object stores: a client, a local cache of whole shards, and reads of byte ranges."""
+"""Read datasets in object stores, and cache their shards on a local disk."""

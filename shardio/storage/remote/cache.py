@@ -9,21 +9,19 @@
     FOLDER/DATASET/.NAME.ID.shard.BYTES.part    a partial download
 
 To *pin* a shard means to hold a shared lock on its byte in the file `locks`. A process that
-downloads or removes a shard holds the exclusive lock on this byte. When a process ends, the kernel
-releases its locks. Therefore nothing must be cleaned up after a killed process: the next process
-that needs the shard resumes the partial download. Files are not synced to the disk. Instead, an .ok
-file is valid only until the machine restarts; after that, the shard is verified again.
+downloads or removes a shard holds the exclusive lock. The kernel releases the locks of a killed
+process; the next process that needs the shard resumes its partial download. Files are not synced to
+the disk. Instead, an .ok file is valid only until the machine restarts; after that, the shard is
+verified again.
 
-To *evict* a shard means to remove it to make room. On Linux, a mapped file may be removed, so
-eviction would work without pins. Pins are still useful for three reasons: an evicted shard takes
-disk space until its last map is gone; a loader opens the file of a shard again for each column; and
-shards that were prefetched have no map yet. With shuffle="shards", 2 workers and room for 12 of
-40 shards, an epoch downloads 1.3 times the size of the dataset without pins and 1.16 times its size
-with pins (2026-11, 60 samples of 6 KiB a shard).
+To *evict* a shard means to remove it to make room. A mapped file may be removed, so eviction would
+work without pins. With shuffle="shards", 2 workers and room for 12 of 40 shards, an epoch then
+downloads 1.3 times the size of the dataset, and 1.16 times its size with pins (2026-11, 60 samples
+of 6 KiB a shard).
 
-A downloaded shard must have the id that the generation (the version of the dataset) names. The id
-is the hash of the section table. Some sections consist of hashes: the section table has a hash of
-each of them, and they have hashes of all bytes that a reader ever reads. All hashes are checked.
+A downloaded shard must have the id that the generation (the version of the dataset) names: the hash
+of the section table, which has the hashes of all sections of hashes, which have hashes of all bytes
+that a reader ever reads. All of them are checked.
 """
 
 from __future__ import annotations
@@ -118,23 +116,21 @@ _MAX_DOWNLOADS: Final = 3
 """The number of downloads of a shard that are verified before the object counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""The maximum time to wait for a shard that is missing although other processes have pinned it. The
-cache never removes a pinned shard: if it is still missing then, somebody has removed it by hand."""
+"""The maximum time to wait for a shard that is missing although other processes have pinned it:
+somebody has removed it by hand."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
-"""The errors that opening a damaged shard can raise. ShardUnsupported is one of them, because the
-version number may be damaged."""
+"""The errors that opening a damaged shard can raise; its version number may be damaged."""
 
 T = TypeVar("T")
 
 
 class ShardCache:
-    """The cached shards of one dataset. Thread-safe.
+    """The cached shards of one dataset. Owns the locks of pinned shards. Thread-safe.
 
-    Owns the lock of each pinned shard until the shard is unpinned. `objects` is the dataset in the
-    object store. `folder` is the folder of the cache; if it is missing, it is created, and only
-    this user can read it. `max_bytes` limits the whole cache; None means nine tenths of the usable
-    space. Raises UnsupportedEnvironment if the folder is not writable.
+    `objects` is the dataset in the object store. `folder` is the folder of the cache, which is
+    created for this user only. `max_bytes` limits the whole cache; None means nine tenths of the
+    usable space. Raises UnsupportedEnvironment if the folder is not writable.
     """
 
     def __init__(self, folder: str, max_bytes: int | None, objects: ObjectStore) -> None:
@@ -153,7 +149,6 @@ class ShardCache:
         self._evictor = CacheEvictor(folder, max_bytes)
 
     def _prepare(self) -> None:
-        """Create the folders and the files that describe them."""
         for folder in (self.folder, self.root):
             fs.make_folder(folder, 0o700)
         for path, text in (

@@ -1,11 +1,9 @@
 """The folder of a cache: locks between threads and processes, the total size, and eviction.
 
-To lock a shard means to lock one byte of a lock file. The locks are Linux's open file description
-locks (fcntl(2), F_OFD_SETLK). Such a lock belongs to an open descriptor, and conflicts with locks
-that belong to other descriptors, also in the same process. The kernel releases the lock when the
-descriptor is closed, at the latest when the process ends. A byte has either any number of shared
-locks or one exclusive lock. A shard with a shared lock is *pinned*; a download holds the exclusive
-lock.
+To lock a shard means to lock one byte of a lock file, by Linux's open file description locks
+(fcntl(2), F_OFD_SETLK). Such a lock belongs to a descriptor, also within one process, and the
+kernel releases it when the descriptor is closed. A byte has either any number of shared locks or
+one exclusive lock. A shard with a shared lock is *pinned*; a download holds the exclusive lock.
 
 To *evict* a shard means to remove it to make room. Only shards without a lock are evicted, the
 least recently used first.
@@ -98,10 +96,7 @@ class ByteLocks:
             is_asked = bool(self._released)
 
     def _reset_after_fork(self) -> None:
-        """Forget the locks of the parent process if this process is a forked child.
-
-        The child must not release these locks, because parent and child share them.
-        """
+        """Forget the locks of the parent process, which shares them, if this is a forked child."""
         if self._pid != os.getpid():
             if self._fd >= 0:
                 os.close(self._fd)
@@ -113,8 +108,7 @@ class ByteLocks:
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
     """Hold the exclusive lock on a byte of a file in the block; yield False if it is locked.
 
-    At the end, the lock is released explicitly. If this process only closed its descriptor, a child
-    that was forked in the block would keep the lock, because it shares the lock with this process.
+    The lock is released explicitly: a child that was forked in the block shares it.
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:
@@ -157,17 +151,13 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
 
 
 _MANY_FILES: Final = 1000
-"""If the cache has more files, each eviction frees 5% of the limit in addition, so that fewer
-evictions are needed: each of them lists all files."""
+"""If the cache has more files, each eviction, which lists them all, frees 5% of the limit more."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """Matches the name NAME.ID.shard. Files with other names do not belong to the cache."""
 
 
 class CachedFile(NamedTuple):
-    """A shard or partial download in the cache, which may be removed unless it is locked.
-
-    `used_s` is the time of its last use, and `byte` is the byte of the lock file that locks it.
-    """
+    """A shard or partial download in the cache, removable unless its `byte` is locked."""
 
     used_s: float
     path: str
@@ -198,8 +188,8 @@ class CacheEvictor:
     def reserve(self, partial: str, n_bytes: int) -> None:
         """Make room for a download of `n_bytes`, count it, and create the file `partial` for it.
 
-        If `partial` exists, an interrupted download is counted already, and nothing is done. If too
-        many shards are pinned, warn and let the cache exceed its limit.
+        Do nothing if `partial` exists: an interrupted download is counted. If too many shards are
+        pinned, warn and let the cache exceed its limit.
         """
         self._may_evict = True
         with folder_lock(self._folder):
@@ -237,9 +227,8 @@ class CacheEvictor:
     def trim(self) -> None:
         """Evict shards that are not pinned until the cache is within its limit.
 
-        Do nothing if the limit is the default and nothing was downloaded. Do nothing either if this
-        is called by a finalizer that has interrupted code with a `folder_lock`: the next download
-        makes room instead.
+        Do nothing if the limit is the default and nothing was downloaded, or in a finalizer that
+        has interrupted code with a `folder_lock`: the next download makes room instead.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -282,9 +271,8 @@ class CacheEvictor:
 def lock_byte(file_name: str) -> int:
     """Return the offset of the byte that locks a shard, given the shard's file name in the cache.
 
-    The offset is a hash, cut to 60 bits so that it is a valid file offset. Among a million shards,
-    two have the same byte with a probability of 4e-7. The hash is of the name, because shards with
-    the same content have the same id.
+    The offset is a hash of 60 bits: among a million shards, two have the same with a probability of
+    4e-7. The hash is of the name, because shards with the same content have the same id.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 

@@ -1,9 +1,7 @@
 """Connections to object stores: URLs, options, opening a store, and conversion of exceptions.
 
 The options may contain secrets. They are passed to obstore, but are never written to a file,
-printed or quoted in a message. The exceptions of obstore are converted to exceptions of shardio.
-The conversion classifies a failure as transient or permanent, and redacts credentials in its
-message. obstore is imported on first use.
+printed or quoted in a message. obstore is imported on first use.
 """
 
 from __future__ import annotations
@@ -80,10 +78,7 @@ class RemoteOptions:
         return cls(cache_folder, cache_bytes, options, access=access)
 
     def of_main(self, n_workers: int) -> RemoteOptions:
-        """Return the options for the main process of a loader, which leaves downloads to workers.
-
-        Without workers, the main process downloads whole shards.
-        """
+        """Return the options for the main process of a loader, which downloads without workers."""
         return replace(self, whole=not n_workers, n_readers=max(1, n_workers))
 
     @property
@@ -123,8 +118,8 @@ def local_path(place: str) -> str:
 def validate_url(url: str) -> str:
     """Return the URL of a folder in an object store without trailing slashes.
 
-    Raises InvalidArgument if the URL is invalid, or has a user, a query or a fragment, because
-    these may be secret.
+    Raises InvalidArgument if the URL is invalid, or has a user, a query or a fragment, which may be
+    secret.
     """
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
@@ -265,8 +260,8 @@ _ENDPOINTS: Final = (
 )
 
 _first_user: Final[dict[str, int]] = {}
-"""The id of the process that was the first to use obstore. A child that was forked from it must not
-use obstore, because obstore's threads do not exist there, and calls would never return."""
+"""The id of the process that was the first to use obstore. In a child that was forked from it,
+calls would never return, because obstore's threads do not exist there."""
 
 
 def load_obstore() -> ModuleType:

@@ -1,14 +1,13 @@
 """A client of one URL in an object store: reads, resumable downloads and writes with deadlines.
 
-After a transient failure, a request is repeated after a pause; a download continues from the last
-byte that was received. Transient failures are server errors, lost connections, and responses that
-are late or too short. After a permanent failure, an exception is raised at once. Permanent failures
-are a missing object, a missing permission, and an object that was replaced while it was read.
+After a transient failure (a server error, a lost connection, a response that is late or too short),
+a request is repeated after a pause; a download continues from the last byte that was received.
+After a permanent failure (a missing object or permission, an object that was replaced while it was
+read), an exception is raised at once.
 
-Requests run in separate threads, so that Ctrl-C can interrupt the main thread. Python runs signal
-handlers in the main thread, and a request in the main thread would block it for up to
-`REQUEST_TIMEOUT_S`. When Ctrl-C interrupts the main thread, the request is abandoned: it runs until
-it ends or the process exits, and its result is ignored.
+Requests run in separate threads, because a request in the main thread would block signal handlers
+for up to `REQUEST_TIMEOUT_S`. When Ctrl-C interrupts the main thread, the request is abandoned: it
+runs until it ends or the process exits, and its result is ignored.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ Item = TypeVar("Item")
 R = TypeVar("R")
 
 _SIGNAL_POLL_S: Final = 0.25
-"""The maximum length of one wait. A signal that arrives just before a wait does not interrupt the
-wait; the signal handler runs afterwards."""
+"""The maximum length of one wait, which a signal that arrives just before it does not interrupt."""
 
 
 def interruptible(call: Callable[[], R]) -> R:
@@ -131,8 +129,8 @@ DEADLINE_S: Final = 120.0
 PIECE_BYTES: Final = 8 << 20
 """The number of bytes per request of a download."""
 _CONCURRENT_PIECES: Final = 4
-"""The number of simultaneous requests of a download. A single connection is often slower than the
-network, and nothing is received on it between two requests."""
+"""The number of simultaneous requests of a download. One connection is often slower than the
+network."""
 _MIN_PIECE_BYTES: Final = 256 << 10
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
@@ -197,8 +195,8 @@ class ObjectStore:
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
         """Return `n_bytes` of an object, starting at `start`.
 
-        `tag` is the tag of the version to read; None for any version. Raises ShardChanged if the
-        object has another version, or ends before the range.
+        Raises ShardChanged if the object ends before the range, or its version has another tag than
+        `tag`, unless that is None.
         """
         found = self._get(name, (start, start + n_bytes), tag=tag)
         if len(found.data) != n_bytes:
@@ -221,8 +219,8 @@ class ObjectStore:
 
         `file` has no buffer and is positioned at its end. `n_bytes` is the size of the object.
         `check` is called between requests; an exception that it raises cancels the download. After
-        each failure, requests are smaller and fewer of them run at once, because the network may be
-        slow. Raises ShardChanged if the object has another size, or was replaced meanwhile.
+        each failure, requests are smaller and fewer of them run at once. Raises ShardChanged if the
+        object has another size, or was replaced meanwhile.
         """
         done, tag = file.tell(), None
         size, n_at_once = PIECE_BYTES, _CONCURRENT_PIECES
@@ -339,7 +337,6 @@ class ObjectStore:
         *,
         check: Callable[[], None] = no_cancel,
     ) -> R:
-        """Repeat a request until it succeeds, fails permanently, or the deadline passes."""
         back_off = _BackOff(self, name, deadline_s, check)
         while True:
             try:
@@ -373,7 +370,6 @@ class _BackOff:
         self.reset()
 
     def reset(self) -> None:
-        """Start the deadline and the pauses anew, because the call has made progress."""
         self._began_s, self._n_tries = time.monotonic(), 0
 
     def __call__(self, failure: TransientError) -> None:

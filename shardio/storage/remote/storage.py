@@ -1,12 +1,9 @@
 """The files of a dataset in an object store: its manifest, and its shards, whole or in parts.
 
-A loader downloads whole shards to the cache. To read single samples, or to inspect a dataset, a
-RangeFile reads parts of a shard directly from the store.
-
-A Prefetcher has threads in the main process, which download shards before the training loop needs
-them, while workers fill batches. Workers do not depend on these threads: if a worker needs a shard
-that is not in the cache, it waits for a running download, or downloads the shard itself, and raises
-the errors that the threads ignore.
+A loader downloads whole shards to the cache. To read single samples, a RangeFile reads parts of a
+shard directly from the store. A Prefetcher downloads shards in the main process before workers need
+them. Workers do not depend on it: a worker waits for a running download, or downloads the shard
+itself, and raises the errors that the Prefetcher ignores.
 """
 
 from __future__ import annotations
@@ -48,17 +45,16 @@ GENERATIONS: Final = "generations"
 _REFRESH_DEADLINE_S: Final = 5.0
 """The deadline of a request for `dataset.json` if a cached copy can be used instead."""
 _DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""The errors that parsing a damaged `dataset.json` can raise. This module ignores them, because the
-code that reads the manifest reports the damage."""
+"""The errors that parsing a damaged `dataset.json` can raise. The reader of the manifest reports
+the damage."""
 
 
 class ManifestCache:
     """Local copies of the manifest files of a dataset, in a folder that all processes share.
 
-    The manifest consists of `dataset.json`, which names the published generation, and of the files
-    of the generations. Published generations never change, so only `dataset.json` is requested
-    again. If the store is unreachable, its last copy is used. `list_files` returns the names of the
-    further files to which a generation refers, given the content of the generation's file.
+    Published generations never change, so only `dataset.json` is requested again. If the store is
+    unreachable, its last copy is used. `list_files` returns the names of the further files to which
+    the JSON of a generation refers.
     """
 
     def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
@@ -121,7 +117,6 @@ class ManifestCache:
                 self.write(POINTER, new)
 
     def _pointer(self) -> bytes | None:
-        """Return the content of the local copy of `dataset.json`; None if there is no copy."""
         with contextlib.suppress(FileNotFoundError):
             return Path(self._path(POINTER)).read_bytes()
         return None
@@ -162,10 +157,9 @@ _BLOCKS_KEPT: Final = 64
 class RangeFile(PreadFile):
     """A shard in an object store of which only byte ranges are read. Thread-safe.
 
-    The end of the object is fetched first, in one request, and kept. In most shards, it contains
-    all that is needed to open the shard. The last page is read instead of the first page, because
-    both are the same; this is checked only if the shard is downloaded. Blocks that were read
-    recently are kept, too.
+    The end of the object, which usually contains all that is needed to open the shard, is fetched
+    first and kept. The last page is read instead of the first, because both are the same; only a
+    download checks this. Blocks that were read recently are kept, too.
 
     Raises:
         ShardNotFound, StoreAccessDenied, StoreUnavailable: (also from every read) raised by the
@@ -234,8 +228,8 @@ class RemoteStorage:
     """The shards of a dataset in an object store.
 
     With `remote.whole`, shards are downloaded to the cache and read there; otherwise, byte ranges
-    of the shards are read. Thread-safe, but not usable after a fork. `list_files` is the argument
-    of ManifestCache.
+    are read. Thread-safe, but not usable after a fork. `list_files` is the argument of
+    ManifestCache.
     """
 
     def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
@@ -346,14 +340,12 @@ class _Prefetched:
         self._is_pinned = self._is_reached = False
 
     def keep_pinned(self) -> None:
-        """Keep the downloaded file pinned, unless the loop has already reached the file's step."""
         with self._mutex:
             self._is_pinned = not self._is_reached
         if not self._is_pinned:
             self.file.storage.unpin(self.file.summary)
 
     def unpin(self) -> None:
-        """Unpin the file if it is pinned, and mark it as just used. Idempotent."""
         with self._mutex:
             was_kept, self._is_pinned, self._is_reached = self._is_pinned, False, True
         if was_kept:
@@ -371,8 +363,7 @@ class Prefetcher:
     thread that downloaded the file ends. Otherwise, the next download could evict it unread.
 
     Args:
-        requests: the files in the order in which they are needed. Each thread takes the next file
-            from this iterator whenever it is ready for another download.
+        requests: the files in the order in which they are needed.
         current_step: returns the step that the loop has reached; None when the epoch is over.
         max_bytes: the maximum number of bytes to download before the loop needs them.
         downloaded: a set to which the paths of downloaded files are added.
