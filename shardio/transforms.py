@@ -3,10 +3,8 @@
     transform = Compose(RandomResizedCrop(112), HorizontalFlip(), Normalize(mean, std))
     loader = shardio.ShardLoader("out/", batch_size=32, transform=transform)
 
-A picture is a uint8 array of shape (height, width, 3); a clip is a uint8 array of shape (frames,
-height, width, 3). The random parameters of a transform are drawn once per sample, and apply to all
-pictures and clips of the sample. They are drawn from a generator that is seeded for the sample, so
-they do not depend on the worker that fills the batch.
+A picture is a uint8 array of (height, width, 3), a clip of (frames, height, width, 3). A transform
+draws its parameters once per sample, from a generator seeded for the sample.
 """
 
 from __future__ import annotations
@@ -34,15 +32,13 @@ Change = Callable[[Pixels], npt.NDArray[Any]]
 class PictureTransform(ABC):
     """A transform of the pictures and clips of a sample, with the same parameters for all of them.
 
-    The transform is called as f(sample, rng). It returns a new sample in which the named `fields`
-    are changed, and all other fields are unchanged. By default, it changes all uint8 arrays of
-    shape (height, width, 3) or (frames, height, width, 3).
+    Called as f(sample, rng), it returns a new sample in which the named `fields`, by default all
+    pictures and clips, are changed.
 
     Raises:
         InvalidArgument: (from the constructor) a parameter is invalid.
-        SchemaError: (from the call) `fields` is None, and a sample has no picture or clip; one of
-            `fields` is missing, or is neither; or the pictures and clips of a sample have different
-            sizes.
+        SchemaError: (from the call) there is no picture or clip; one of `fields` is missing, or is
+            neither; or the pictures and clips of a sample have different sizes.
     """
 
     def __init__(self, fields: str | Sequence[str] | None) -> None:
@@ -65,7 +61,6 @@ class PictureTransform(ABC):
         """Draw parameters; return a function that changes a picture or clip of this size."""
 
     def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:
-        """Return the pictures and clips to change, without missing values of optional fields."""
         if self._fields is None:
             found = {name: value for name, value in sample.items() if _is_picture(value)}
             if not found:
@@ -127,7 +122,6 @@ def _is_picture(value: Any) -> bool:
 
 
 def _describe(sample: Mapping[str, Any]) -> str:
-    """Describe fields and the types of their values."""
     return ", ".join(
         f"{name} ({value.dtype} {value.shape})"
         if isinstance(value, np.ndarray)
@@ -137,13 +131,12 @@ def _describe(sample: Mapping[str, Any]) -> str:
 
 
 class Compose:
-    """A chain of transforms, each of which is called with the result of the previous one.
+    """A chain of transforms, each called with the result of the previous one.
 
-    A transform may also be a user function that is called as f(sample) or f(sample, rng), and
-    returns a dict. All transforms draw from the same generator, one after another.
+    Functions f(sample) or f(sample, rng) that return a dict are transforms too. All draw from the
+    same generator, one after another.
 
-    Raises:
-        InvalidArgument: no transform is given, or a transform cannot be called in this way.
+    Raises InvalidArgument if no transform is given, or one cannot be called in this way.
     """
 
     def __init__(self, *transforms: Callable[..., Mapping[str, Any]]) -> None:
@@ -168,28 +161,21 @@ _GREY: Final = np.array([0.299, 0.587, 0.114])
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
 _CHUNK_PIXELS: Final = 8192
-"""The number of pixels to convert at once.
-
-The floats of so few pixels fit into a core's cache. Converting a clip in such chunks takes little
-more than half the time of converting the clip as a whole.
-"""
+"""The number of pixels to convert at once. Their floats fit into a core's cache, which takes little
+more than half the time of converting a clip as a whole."""
 
 
 class ColorJitter(PictureTransform):
-    """Random changes of brightness, contrast, saturation and hue.
+    """Random changes of brightness, contrast, saturation and hue, as by torchvision's ColorJitter.
 
-    The distributions are those of torchvision's ColorJitter. Brightness, contrast and saturation
-    have a factor. If the parameter is a number x, the factor is uniform from max(0, 1 - x) to
-    1 + x. Hue has a shift, which is uniform from -x to x; 1 is a full turn. If the parameter is a
-    pair of numbers, they are the bounds of the factor or the shift.
+    A number x draws the factor of brightness, contrast or saturation uniformly from max(0, 1 - x)
+    to 1 + x, and the shift of the hue from -x to x, where 1 is a full turn. A pair gives the
+    bounds.
 
-    A level is the value of a pixel in one channel. Brightness scales all levels. Contrast scales
-    the distance of all levels from the mean grey of the picture or clip. Saturation scales the
-    distance of the levels of a pixel from the grey of this pixel. Hue rotates colours around the
-    grey axis and does not change their luma, as in NVIDIA DALI; torchvision rotates colours in HSV,
-    which takes much longer. All four changes are applied together, as one linear map of the levels
-    of a pixel, and the results are rounded and clipped once. Because nothing is clipped between the
-    changes, their order makes no difference, and no random order is drawn.
+    Brightness scales all levels. Contrast scales their distance from the mean grey of the picture
+    or clip, saturation from the grey of their pixel. Hue rotates colours around the grey axis and
+    keeps their luma, as in NVIDIA DALI; torchvision's rotation in HSV takes much longer. All are
+    applied together, as one linear map, and clipped once, so their order makes no difference.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -231,11 +217,10 @@ class ColorJitter(PictureTransform):
 class Normalize(PictureTransform):
     """Conversion of levels to floats: (level / 255 - `mean`) / `std`, per channel.
 
-    Use Normalize as the last transform, because the other transforms only accept uint8.
+    Use Normalize as the last transform, because the others only accept uint8.
 
     Args:
-        mean, std: three numbers, or one number for all channels. They refer to levels from 0 to 1,
-            as in torchvision.
+        mean, std: three numbers, or one for all channels, for levels from 0 to 1 as in torchvision.
         dtype: the dtype of the result.
         fields: the names of the fields to change; by default all pictures and clips.
 
@@ -275,7 +260,7 @@ class Normalize(PictureTransform):
 
 
 def _colour_map(saturation: float, angle: float) -> Floats:
-    """Return the matrix that changes the saturation and the hue of a colour (R, G, B)."""
+    """Return the matrix that changes the saturation and the hue of a colour."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
     turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # rotates red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
@@ -330,12 +315,10 @@ _MAX_SIDE: Final = 16384
 class RandomResizedCrop(PictureTransform):
     """A crop of random area, aspect ratio and position, resized to `size`.
 
-    The box of the crop is drawn as in torchvision, after C. Szegedy et al., "Going deeper with
-    convolutions" (2014). The area of the box as a share of the picture's area is uniform between
-    the bounds of `scale`, the aspect ratio is log-uniform between the bounds of `ratio`, and the
-    position is uniform. If the box does not fit into the picture, another box is drawn. After ten
-    tries, the largest centred box that `ratio` allows is used. Resizing is linear; a picture that
-    becomes smaller is antialiased.
+    The box is drawn as in torchvision, after C. Szegedy et al., "Going deeper with convolutions"
+    (2014): a uniform area, a log-uniform aspect ratio and a uniform position. After ten boxes that
+    do not fit, the largest centred one that `ratio` allows is used. Resizing is linear, and
+    antialiased if the picture becomes smaller.
 
     Args:
         size: (height, width) of the result in pixels, or one number for both.

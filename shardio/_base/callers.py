@@ -16,10 +16,9 @@ _Result = TypeVar("_Result")
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
-    """Return True if a user's function must be called as f(given, rng), not as f(given).
+    """Return True if a user's function is called as f(given, rng), not f(given), with a generator.
 
-    `rng` is a random generator. Raises InvalidArgument if the function takes other arguments. In
-    the message, `name` is the user's option, and `given` is the first argument.
+    Raises InvalidArgument, naming the option `name`, if the function takes other arguments.
     """
     try:
         signature = inspect.signature(function)
@@ -47,10 +46,9 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 def refuse_unknown_options(
     name: str, given: Iterable[str], known: Iterable[str], habits: Mapping[str, str]
 ) -> None:
-    """Raise TypeError if an option in `given` is unknown; the message says what to write instead.
+    """Raise TypeError if an option in `given` is unknown to the function `name`.
 
-    `name` is the function that was called, and `known` are its options. `habits` has options that
-    users know from other libraries, and for each a text of advice.
+    `habits` has advice for options that users know from other libraries.
     """
     known = list(known)
     for option in given:

@@ -44,11 +44,10 @@ _Value = TypeVar("_Value")
 
 
 class cached_property(Generic[_Value]):  # lower case: a decorator, like `property`
-    """A property that is computed once and then stored in the object's `__dict__`.
+    """A property that is stored in the object's `__dict__`, without a lock: the last thread wins.
 
-    There is no lock. If two threads compute the value at the same time, the last one is kept.
-    Before Python 3.12, `functools.cached_property` has one lock for all objects of a class: if a
-    process is forked while another thread holds this lock, the new process deadlocks.
+    Before Python 3.12, `functools.cached_property` has a lock for all objects of a class. If
+    another thread holds it during a fork, the new process deadlocks.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:

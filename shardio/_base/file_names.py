@@ -1,7 +1,7 @@
 """Conversion of file names between stored UTF-8 text and Python strings.
 
-Python decodes file names with the encoding of the locale. In an ASCII locale, for example, the two
-bytes of `ß` become two surrogates. Stored names do not depend on the locale.
+Python decodes file names by the locale: in an ASCII locale, the two bytes of `ß` become surrogates.
+Stored names do not depend on the locale.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 def stored_name(name: str) -> str:
     r"""Return a file name as text that can be stored; bytes that are not UTF-8 become `\xNN`.
 
-    Different names have different results: if a name has bytes that are not UTF-8, or already
-    contains `\x`, the backslashes of the name are doubled.
+    Different names have different results: a name with such bytes, or with `\x`, has its
+    backslashes doubled.
     """
     raw = os.fsencode(name)
     try:
@@ -50,9 +50,9 @@ def utf8_name(name: str) -> str:
 
 
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
-    """Raise InvalidArgument if the file system encoding cannot encode a path.
+    """Raise InvalidArgument unless the file system encoding can encode a path.
 
-    The message starts with `what`, the name of the option.
+    The message begins with `what`, the name of the option.
     """
     try:
         os.fsencode(path)

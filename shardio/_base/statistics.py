@@ -1,7 +1,7 @@
 """Statistics records of loaders, items and pipelines, and the phase timers that feed them.
 
-Each thread adds the time that it spends on hashing, decoding and transforms to `PHASE_TIMES`. The
-code that fills a batch reads the sums afterwards, and sets them to 0.
+Each thread adds its time of hashing, decoding and transforms to `PHASE_TIMES`, which the code that
+fills a batch reads and resets.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any, Final, Self
 class LoadingStats:
     """Times (in seconds) and counters of one iteration, or the sum of several.
 
-    `elapsed_s` is the time from the start of the loop to its end or, while the loop is running,
-    until now. It is the sum of `waiting_s` (waiting for data), `hand_over_s` (building batches and
-    sending tasks), and `body_s` (the code in the body of the loop).
+    `elapsed_s`, from the start of the loop to its end or until now, is the sum of `waiting_s` (for
+    data), `hand_over_s` (building batches and sending tasks), and `body_s` (the body of the loop).
 
-    `filling_s` is the time that all workers together spent filling batches. It is the sum of
-    `reading_s` (copying stored values), `checking_s` (hashes), `decoding_s` (compressed records and
-    media), and `transforming_s` (transform, batch_transform and a collate function). Of the records
-    that are checked or decompressed, one in seven is timed, and its time is multiplied by seven.
-    Without workers, `filling_s` is part of `waiting_s`.
+    `filling_s`, summed over workers, is the sum of `reading_s` (copying stored values),
+    `checking_s` (hashes), `decoding_s` (compressed records and media), and `transforming_s`
+    (transform, batch_transform and a collate function). One in seven checked or decompressed
+    records is timed, and counts seven times. Without workers, `filling_s` is part of `waiting_s`.
 
     `ready_s` is the time that filled batches waited for the loop, summed over batches.
     """
@@ -42,7 +40,7 @@ class LoadingStats:
     n_bytes: int = 0
     """Bytes of the values in the batches."""
     n_skipped: int = 0
-    """Skipped samples. `n_samples` includes them, because each is replaced by another sample."""
+    """Samples that were replaced by others; `n_samples` includes them."""
     n_copies: int = 0
     """Batches copied out of their blocks because user code held all other blocks."""
     n_restarts: int = 0
@@ -56,7 +54,7 @@ class LoadingStats:
 
     @property
     def reading_s(self) -> float:
-        """Time that workers spent copying stored values: the part of `filling_s` that is left."""
+        """The part of `filling_s` that is left: copying stored values."""
         apart_s = self.checking_s + self.decoding_s + self.transforming_s
         return max(0.0, self.filling_s - apart_s)
 
@@ -66,7 +64,6 @@ class LoadingStats:
         return self.ready_s / self.elapsed_s if self.elapsed_s else 0.0
 
     def __add__(self, other: Self) -> LoadingStats:
-        """Return the sums of both records."""
         names = [field.name for field in fields(self)]
         return LoadingStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
@@ -94,8 +91,7 @@ class LoaderStats:
 class SkippedItem:
     """An item that failed and was skipped (with on_error="skip").
 
-    `index` is the index of the item, from 0 up, and `item` is the shortened repr of the item.
-    `error` is the name of the exception's class, and `text` is the exception's message.
+    `index` counts items from 0; `item` is a shortened repr; `error` is the exception's class name.
     """
 
     index: int
@@ -152,10 +148,7 @@ class StageStats:
 
     @property
     def n_busy(self) -> float:
-        """The average number of concurrent calls.
-
-        A stage with a value near `concurrency` is the bottleneck.
-        """
+        """The average number of concurrent calls; near `concurrency`, the stage is a bottleneck."""
         return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0
 
 
@@ -192,14 +185,11 @@ CHECK, DECODE, TRANSFORM = range(3)
 """Indexes into `PHASE_TIMES.sums_ns`."""
 
 TIMED_EVERY: Final = 7
-"""Only one record in seven is timed, and its time is multiplied by seven.
-
-Two readings of the clock take as long as hashing a short record. The number is prime. With 8, for
-example, the same clip of each video would always be timed if every video had eight clips.
-"""
+"""Only one record in seven is timed, and counts seven times: reading the clock twice takes as long
+as hashing a short record. A prime: with 8, the same clip of each video of 8 would be timed."""
 
 now_ns = perf_counter_ns
-"""The clock of all timers; its readings can be compared between the processes of a machine."""
+"""The clock of all timers; its readings can be compared between processes."""
 
 
 class _PhaseTimes(threading.local):

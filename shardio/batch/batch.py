@@ -21,12 +21,11 @@ class Skipped:
     """A failed sample that another sample replaces in the batch, because of on_error="skip".
 
     Attributes:
-        row: the row of the batch that has the other sample.
+        row: the row of the batch.
         index: the index of the failed sample in the dataset or view of the loader.
-        shard, sample: the index of the failed sample's shard, and its row in that shard.
+        shard, sample: the index of its shard, and its row in that shard.
         error: the class name of the exception.
-        text: the message of the exception, followed by the traceback if a transform raised it. A
-            long text is shortened in the middle.
+        text: the message, followed by the traceback if a transform raised it; shortened.
     """
 
     row: int
@@ -40,13 +39,11 @@ class Skipped:
 class Batch(Mapping[str, Any]):
     """A mapping from field names to the values of a batch, in the order of the schema.
 
-    The value of a numeric field of fixed shape is one array or tensor for all rows. The value of
-    any other field (text, bytes, JSON, arrays of varying shape, lists of arrays) is a list with an
-    item for each row; the list is created on first access. If a sample has no value of an optional
-    field, the list has None and the array has zeros in its row; `present` distinguishes such rows
-    from rows with real zeros. For the name of a nested record, the value is a dict of the record's
-    fields. A value stays valid as long as the value or the batch is referenced; with reuse=True,
-    only until the next batch.
+    A numeric field of fixed shape is one array or tensor for all rows. Any other field (text,
+    bytes, JSON, arrays of varying shape, lists of arrays) is a list with an item per row, created
+    on first access. A missing value is None in a list and zeros in an array; `present` tells them
+    from real zeros. The name of a nested record gives a dict of its fields. A value stays valid as
+    long as it or the batch is referenced; with reuse=True, only until the next batch.
     """
 
     __slots__ = (
@@ -114,15 +111,12 @@ class Batch(Mapping[str, Any]):
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
-        """For each row, the index of its sample in the dataset or view of the loader; a copy."""
+        """For each row, the index of its sample in the loader's dataset or view; a copy."""
         return self._origins()["position"].copy()
 
     @property
     def origins(self) -> npt.NDArray[np.int64]:
-        """For each row, the index of its sample's shard and the sample's row in that shard.
-
-        A copy of (n_rows, 2).
-        """
+        """For each row, its sample's shard and row in that shard; a copy of (n_rows, 2)."""
         origins = self._origins()
         return np.stack([origins["shard"].astype(np.int64), origins["row"]], axis=1)
 
@@ -160,14 +154,13 @@ class Batch(Mapping[str, Any]):
         return self._layout.origins(self._block)[: self.n_rows]
 
     def _decode(self, slot: VaryingSlot) -> list[Any]:
-        """Return the list of a field's values, None if missing; arrays are views of the block."""
         values = self._decode_all(slot)
         for i in np.flatnonzero(~self.present(slot.name)).tolist():
             values[i] = None
         return values
 
     def _decode_all(self, slot: VaryingSlot) -> list[Any]:
-        """Return the list of a field's values; where a value is missing, the item is arbitrary."""
+        """Return the list of a field's values; arbitrary items where values are missing."""
         layout, field = self._layout, self._layout.schema[slot.name]
         extents = layout.extents(self._block, slot)[: self.n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
@@ -185,17 +178,14 @@ class Batch(Mapping[str, Any]):
             raise self._refuse(slot.name, records, error) from error
 
     def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
-        """Return the error for the value of field `name` in row i, with its location in a shard."""
+        """Return the error for a field's value in row i, with its location in a shard."""
         shard, row = self.origins[i].tolist()
         paths = self._column_paths.get(name, self._paths)
         path = paths[shard] if paths else f"shard number {shard}"
         return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
 
     def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
-        """Return the error for the first row whose value of field `name` is invalid.
-
-        `error` was raised when the values of all rows were decoded together.
-        """
+        """Return the error for the first row with an invalid value; decoding all raised `error`."""
         field = self._layout.schema[name]
         for i, record in enumerate(records):
             try:

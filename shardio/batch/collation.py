@@ -30,17 +30,15 @@ _COMPANIONS: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The companion field that "pad" or "ragged" adds for a field: its suffix, its dtype, and 1 or 0.
-
-With 1, the companion has one dimension more than a single value; with 0, it has one dimension.
-"""
+"""The field that "pad" or "ragged" adds: its suffix, its dtype, and 1 if it has one dimension more
+than a single value, 0 if it has one dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollateRule:
     """The collation rule for one field.
 
-    `sizes` is the shape to which "pad" pads; None stands for the largest size in the batch.
+    `sizes` is the shape to which "pad" pads; None in it is the largest size in the batch.
     """
 
     kind: CollateKind
@@ -48,10 +46,9 @@ class CollateRule:
 
 
 class JoinedField(NamedTuple):
-    """A field whose values, arrays of varying shape, are joined into one array of the batch.
+    """A field of arrays of varying shape that a batch joins into one array.
 
-    `field` is its type in a single sample. `companion` is the field with the mask or offsets, or
-    None.
+    `field` is its type in a single sample; `companion` is the field with the mask or offsets.
     """
 
     name: str
@@ -62,21 +59,16 @@ class JoinedField(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collation:
-    """The parsed option `collate`.
-
-    `named` has the rules for the fields that the user has named, `others` is the rule for all
-    others. If `function` is not None, it is used instead: it receives a list of samples, and
-    returns a dict.
-    """
+    """The parsed option `collate`: rules for `named` fields and for `others`, or a `function`."""
 
     others: CollateRule = field(default_factory=lambda: CollateRule("stack"))
     named: Mapping[str, CollateRule] = field(default_factory=dict)
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def relax_shapes(self, schema: Schema) -> Schema:
-        """Return a schema for all results of a transform, given the schema of the first result.
+        """Return a schema for all results of a transform, given the schema of the first.
 
-        An array may have any shape if the rule for its field allows this.
+        Arrays may have any shape if their rule allows this.
         """
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
@@ -123,7 +115,6 @@ class Collation:
 
 
 DEFAULT_COLLATION: Final = Collation()
-"""The default collation."""
 
 
 def parse_collate(asked: object) -> Collation:
@@ -155,7 +146,7 @@ def _parse_rule(asked: object) -> CollateRule:
 
 
 def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
-    """Raise InvalidArgument if the rule for field `name` cannot be applied to the field."""
+    """Raise InvalidArgument if the rule cannot be applied to the field `name`."""
     if name not in schema:
         raise InvalidArgument(
             f"collate names {name!r}; the fields of a sample are {', '.join(schema)}"

@@ -1,16 +1,15 @@
-"""The layout of a batch in a block. A block is the shared memory that a worker fills with a batch.
+"""The layout of a batch in a block: the shared memory that a worker fills with a batch.
 
     block: | origins | presence | by field: extents and shapes, or head | fixed fields | heap |
 
-* *Fixed fields* have the same shape in every sample. Each is one dense array of (rows, *shape).
-* The *heap* has the values of varying size: text, bytes, JSON, arrays of varying shape, lists of
-  arrays. An *extent* has the offset and the size of one such value; arrays also have a shape.
-* A *whole array* is an array for the whole batch whose size is not known in advance, such as a
-  padded array or its mask. Its *head* has the array's offset in the heap, and the array's shape.
-* An optional field has a *presence* byte for each row: 1 if the row has a value of the field.
-* The *origins* table has, for each row, the shard of its sample, the sample's row in that shard,
-  and the status. Errors use the table to name a sample, also if a worker has crashed. The table
-  becomes `batch.indices`, `batch.origins` and `batch.valid`.
+* *Fixed fields* have the same shape in every sample: one dense array of (rows, *shape).
+* The *heap* has the values of varying size. An *extent* has the offset and the size of one such
+  value; arrays also have a shape.
+* A *whole array* is one for the whole batch of a size not known in advance, such as a padded
+  array. Its *head* has its offset in the heap, and its shape.
+* An optional field has a *presence* byte for each row: 1 if the row has a value.
+* The *origins* table has each row's sample and status. It names samples in errors, also after a
+  crash, and becomes `batch.indices`, `batch.origins` and `batch.valid`.
 * A *slot* of a field has the offsets of the field's parts in the block.
 """
 
@@ -31,10 +30,8 @@ from shardio.format.types import Array
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
 )
-"""An entry of the origin table: the index of the sample in the view (`position`), the sample's row
-in its shard, the index of the shard, the index of the field that is being read (-1 for none), and
-the status of the row.
-"""
+"""An entry of the origin table: the index of the sample in the view (`position`), its row in its
+shard, its shard, the field that is being read (-1 for none), and the status of the row."""
 EXTENT: Final = np.dtype([("n_bytes", "<u8"), ("place", "<u8")])
 """The extent of a value: its size in bytes, and its offset in the heap."""
 
@@ -43,13 +40,12 @@ PAGE: Final = 4096
 NO_FIELD: Final = -1
 
 EMPTY, CLAIMED, FILLED, PADDED, SKIPPED = 0, 1, 2, 3, 4
-"""The status of a row of the batch. EMPTY: it is not filled yet. CLAIMED: a worker is reading its
-sample. FILLED: it has its sample. PADDED: it is a copy of another row, and does not count as a
-sample. SKIPPED: its sample failed, and the row has another sample instead."""
+"""The status of a row. CLAIMED: a worker is reading its sample. PADDED: a copy of another row that
+is no sample. SKIPPED: its sample failed, and the row has another."""
 
 
 def pack_state(field: int, status: int) -> int:
-    """Return the field and the status of an origin entry as one integer: its last 4 bytes."""
+    """Return an origin entry's last 4 bytes, field and status, as one integer."""
     return field & 0xFFFF | status << 16
 
 
@@ -63,16 +59,14 @@ class FixedSlot:
     shape: tuple[int, ...]
     row_bytes: int
     logical_dtype: str | None
-    """The real dtype if NumPy lacks it ("bfloat16", whose bits are in an array of uint16), else
-    None."""
+    """The dtype if NumPy lacks it ("bfloat16", whose bits are uint16), else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class VaryingSlot:
-    """A varying field: the offsets in the block of its extents (`offset`) and shapes (`shapes`).
+    """A varying field: the offsets of its extents (`offset`) and shapes (`shapes`) in the block.
 
-    `n_dims` is 0 if its values are not arrays. `alignment` is that of each value in the heap, in
-    bytes.
+    `n_dims` is 0 for values that are not arrays. `alignment` is that of each value, in bytes.
     """
 
     name: str
@@ -84,7 +78,7 @@ class VaryingSlot:
 
 @dataclass(frozen=True, slots=True)
 class PresenceSlot:
-    """The presence bytes of an optional field, at `offset`: 1 for each row that has a value."""
+    """The presence bytes of an optional field."""
 
     name: str
     offset: int
@@ -92,18 +86,17 @@ class PresenceSlot:
 
 @dataclass(frozen=True, slots=True)
 class WholeSlot:
-    """A whole array; `offset` is the offset of the array's head in the block."""
+    """A whole array, whose head is at `offset`."""
 
     name: str
     offset: int
     dtype: np.dtype[Any]
     n_dims: int
     logical_dtype: str | None
-    """The real dtype if NumPy lacks it, else None."""
 
 
 class JoinSlot(NamedTuple):
-    """The slot of the array of a joined field, and the slot of its mask or its offsets."""
+    """The slots of a joined field's array, and of its mask or offsets."""
 
     join: JoinedField
     values: WholeSlot
@@ -111,12 +104,11 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays that are views of one block. Creating them takes as long as filling a batch.
+    """Views of one block; creating them takes as long as filling a batch.
 
-    `origins` is the origin table as int64 of (n_rows, 3). The columns are the index in the view,
-    the row in the shard, and a combination: the lower 32 bits are the index of the shard, the upper
-    32 bits the result of `pack_state`. `states` has only these upper 32 bits. `fixed` has the bytes
-    of each fixed field as uint8 of (n_rows, bytes per row).
+    `origins` is the origin table as int64 of (n_rows, 3): index in the view, row in the shard, and
+    the shard with the result of `pack_state` in the upper 32 bits, which `states` has alone.
+    `fixed` has each fixed field as uint8 of (n_rows, bytes per row).
     """
 
     origins: npt.NDArray[np.int64]
@@ -128,10 +120,9 @@ class BlockViews(NamedTuple):
 class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block.
 
-    `schema` is the schema of the batch, `samples` that of its single samples. `joins` has the slots
-    of the fields whose values are joined into a whole array. If the loader has a batch function,
-    the worker first writes the samples to memory of its own, with the layout `inner` of as many
-    rows; the function gets these samples, and its results are written to the block.
+    `schema` is that of the batch, `samples` that of single samples. With a batch function, the
+    worker first writes samples to memory of its own, with the layout `inner`, and the function's
+    results to the block.
     """
 
     schema: Schema
@@ -148,7 +139,7 @@ class BlockLayout:
 
     @property
     def has_heap(self) -> bool:
-        """True if some values are in the heap; the blocks then grow as needed."""
+        """True if some values are in the heap; blocks then grow as needed."""
         return bool(self.varying or self.whole)
 
     def origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
@@ -165,11 +156,11 @@ class BlockLayout:
         )
 
     def fixed_rows(self, block: npt.NDArray[np.uint8], slot: FixedSlot, n: int) -> npt.NDArray[Any]:
-        """Return the first n rows of a fixed field, as a view of the block."""
+        """Return a view of the first n rows of a fixed field."""
         return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the first n rows of each fixed field, and each whole array: views of the block."""
+        """Return views of the first n rows of each fixed field, and of each whole array."""
         found: dict[str, npt.NDArray[Any]] = {
             s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed
         }
@@ -179,33 +170,32 @@ class BlockLayout:
         return found
 
     def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
-        """Return the head, [offset in the heap, *shape], of every whole array."""
+        """Return the head of every whole array."""
         return [self.head(block, slot).tolist() for slot in self.whole]
 
     def head(self, block: npt.NDArray[np.uint8], slot: WholeSlot) -> npt.NDArray[np.int64]:
-        """Return the head, [offset in the heap, *shape], of a whole array: a view of the block."""
+        """Return a view of the head, [offset in the heap, *shape], of a whole array."""
         return np.ndarray((1 + slot.n_dims,), "<i8", block, slot.offset)
 
     def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows that have a value of an optional field: a view of the block."""
+        """Return a view of an optional field's presence bytes, as a mask."""
         return block[slot.offset : slot.offset + self.n_rows].view(np.bool_)
 
     def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
-        """Return the extents of a varying field, one per row: a view of the block."""
+        """Return a view of the extents of a varying field, one per row."""
         end = slot.offset + self.n_rows * EXTENT.itemsize
         return block[slot.offset : end].view(EXTENT)
 
     def shapes(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.uint64]:
-        """Return the shapes of a field of varying arrays, (rows, dims): a view of the block."""
+        """Return a view of the shapes of a field of varying arrays, (rows, dims)."""
         end = slot.shapes + self.n_rows * slot.n_dims * 8
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
         """Fill the rows from `n_read` on with copies of the first `n_read` rows (at least 1).
 
-        The rows from `n_valid` on get the status PADDED. If there is an inner layout, only the
-        origin table is filled, because the results of the batch function already include the
-        padding.
+        Rows from `n_valid` on get the status PADDED. With an inner layout, only the origin table is
+        filled: the batch function's results include padding.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
@@ -235,8 +225,7 @@ def layout_for_samples(
 ) -> BlockLayout:
     """Return the layout for batches whose samples have `schema`, or raise InvalidArgument.
 
-    `stored` has the names of the fields of the dataset from which the samples are computed, for
-    errors; by default these are the fields of `schema`.
+    `stored` has the dataset's fields, for errors; by default those of `schema`.
     """
     _check_no_streams(schema, list(schema) if stored is None else stored)
     batch, joins = collation.expand(schema)
@@ -256,10 +245,9 @@ def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Return the layout for the results of a batch function, whose argument has the layout `inner`.
+    """Return the layout for the results of a batch function; `inner` is that of its argument.
 
-    `whole` has the names of the fields that are arrays; other fields are lists of a value per
-    sample.
+    `whole` has the fields that are arrays; others are lists of a value per sample.
     """
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
@@ -277,7 +265,7 @@ def _place_fields(
     joins: tuple[JoinedField, ...],
     samples: Schema,
 ) -> BlockLayout:
-    """Assign an offset to every part of a block, a multiple of 64 bytes, as tinygrad requires."""
+    """Assign offsets that are multiples of 64 bytes, as tinygrad requires."""
     place = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:

@@ -20,13 +20,11 @@ _OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of diff
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     """Infer the schema of one sample; raise SchemaError if no field can have a value's type.
 
-    NumPy arrays and scalars, bool, int (int64) and float (float64) become an Array of their shape.
-    A str becomes Text, bytes become Bytes, and dict, list, tuple and None become Json. A list of
-    arrays becomes a List of arrays of any shape.
+    Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array of their
+    shape, str Text, bytes Bytes, dict, list, tuple and None Json, and a list of arrays a List.
 
-    `source` is the schema of the sample before a transform, or None. A field keeps some properties
-    that it has in `source`: a varying shape; bfloat16, if the values are uint16; Json, if JSON can
-    represent the value; and whether the field is optional.
+    A field keeps some properties from `source`, the schema before a transform: a varying shape;
+    bfloat16, for uint16 values; Json, if JSON can represent the value; and being optional.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -94,11 +92,10 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
-    """Infer the schema of `made`, a batch function's result; also return the names of its arrays.
+    """Infer the schema of a batch function's result; also return the names of its arrays.
 
-    Arrays and numbers are values for the whole batch; in the schema, each of their dimensions is
-    None. Any other value must be a list with a value for each of the n_rows samples. `source` and
-    the errors are as in `infer_schema`.
+    Arrays and numbers are for the whole batch, with None for each dimension in the schema. Any
+    other value must be a list of n_rows values. See `infer_schema` for `source`.
     """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
@@ -127,7 +124,6 @@ def _is_column(value: object) -> bool:
 
 
 def _infer_column(name: str, values: Any, n_rows: int, known: Field | None) -> Field:
-    """Return the field for the value, or None, of each sample."""
     _check_column(name, values, n_rows)
     first = next((value for value in values if value is not None), None)
     if first is None:

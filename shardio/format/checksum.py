@@ -1,22 +1,17 @@
 """The hashes in a shard, and the bytes that each hash covers.
 
-A hash is xxh3-64 with seed 0, stored as an unsigned 64-bit integer. A *unit* is a piece of a
-section that has its own hash. There are five kinds of unit:
+A hash is xxh3-64 with seed 0. A *unit* is a piece of a section that has its own hash:
 
-* a **row** of a column, if the rows have at least `ROW_HASH_MIN` bytes. The hash does not cover the
-  padding between the row and the next one, but this padding must be zero;
-* a **run** of rows of a column with smaller rows: as many rows as fit in `RUN_BYTES`. The hash
-  covers the rows and their padding;
-* a **block** of `BLOCK_BYTES` of an index section, which is a small section that locates or
-  describes data. The last block of a section may be shorter;
-* a **record** of the payload, unless it is a stream (a video or audio). Its hash is in its index
-  entry;
-* a **chunk** of `CHUNK_BYTES` of the record of a stream. A reader of a part of the stream verifies
-  only the chunks that it reads. The last chunk of a record may be shorter. The index entry of the
-  record has the hash of the hashes of all its chunks.
+* a **row** of a column, without its padding, which must be zero, if rows have at least
+  `ROW_HASH_MIN` bytes;
+* a **run** of smaller rows with their padding: as many rows as fit in `RUN_BYTES`;
+* a **block** of `BLOCK_BYTES` of an index section, which locates or describes data;
+* a **record** of the payload that is not a stream; its hash is in its index entry;
+* a **chunk** of `CHUNK_BYTES` of a stream (a video or audio), so that a part of a stream can be
+  verified alone. The stream's index entry has the hash of the hashes of its chunks.
 
-The section table has a hash for each section. Bytes are not hashed twice: if a section consists of
-units, its hash is the hash of the hashes of these units, as little-endian integers.
+The last unit of a section or stream may be shorter. The section table has a hash for each section;
+if a section consists of units, it is the hash of the units' hashes, as little-endian integers.
 """
 
 from __future__ import annotations
@@ -34,17 +29,15 @@ CHUNK_BYTES = 64 << 10
 ROW_HASH_MIN = 2 << 10
 
 hash_bytes = xxhash.xxh3_64_intdigest
-"""xxh3-64 of any bytes-like object, as an integer."""
 
 digest_bytes = xxhash.xxh3_64_digest
 """xxh3-64 as 8 bytes, the most significant one first."""
 
 Hasher = xxhash.xxh3_64
-"""The class of an xxh3-64 hash to which bytes are added step by step."""
 
 
 def content_id(table: bytes) -> bytes:
-    """Return the id of a shard: the xxh3-128 hash of its section table, which has all hashes."""
+    """Return the id of a shard: the xxh3-128 hash of its section table."""
     return xxhash.xxh3_128_digest(table)
 
 
@@ -90,9 +83,9 @@ def show_hashes(expected: int, found: int) -> dict[str, Any]:
 
 
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the blocks of an index section that contain some items.
+    """Return the indices of the blocks that contain items, which begin at `starts`.
 
-    Each item begins at an offset in `starts` and has `n_bytes`, at most the size of a block.
+    An item has `n_bytes`, at most the size of a block.
     """
     first = starts // BLOCK_BYTES
     last = (starts + (n_bytes - 1)) // BLOCK_BYTES
@@ -102,8 +95,7 @@ def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[n
 def distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the unique numbers, ascending.
 
-    np.unique is not used, because its first call imports numpy.ma. This takes 35 ms, and would
-    delay the first batch.
+    The first call of np.unique imports numpy.ma, which takes 35 ms.
     """
     ordered = np.sort(numbers)
     is_first = np.ones(len(ordered), np.bool_)

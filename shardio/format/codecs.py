@@ -1,13 +1,10 @@
 """The codecs of records: raw (not compressed), and zstd with or without a dictionary.
 
-A compressed record is one zstd frame. If compression makes a record no smaller, the record is
-stored raw, although its field has another codec. The index entry of each record therefore contains
-the codec of the record. `SPECS` has the codecs that a field can have. Code outside of this module
-does not distinguish codecs, except where it handles dictionaries.
+A compressed record is one zstd frame. A record that compression makes no smaller is stored raw, so
+the index entry of each record has the codec of the record. `SPECS` has the codecs of fields.
 
-A zstd frame declares the size of its content. Before memory is allocated for a record, this size is
-compared with the size in the index entry. The option `max_output_size` of python-zstandard would
-not protect a reader, because the size in the frame takes precedence over it.
+A frame declares the size of its content, which is compared with the index entry before memory is
+allocated: python-zstandard's `max_output_size` does not limit a frame that declares its size.
 """
 
 from __future__ import annotations
@@ -26,25 +23,23 @@ from shardio.errors import InsufficientMemory, ShardCorrupt
 from shardio.format.layout import Required
 
 ZSTD_LEVEL: Final = 3
-"""The default level of zstd. The same records give the same compressed bytes only if the level and
-the version of zstd are the same."""
+"""The level of zstd. Compressed bytes also depend on the version of zstd."""
 
 ZSTD_MAX_RATIO: Final = 1 << 15
-"""The maximum compression ratio of zstd: 4 bytes of a frame yield at most 128 KiB. A reader refuses
-an index entry with a larger ratio, so that a damaged entry allocates a limited amount of memory."""
+"""The maximum compression ratio of zstd: 4 bytes of a frame yield at most 128 KiB. An index entry
+with a larger ratio is refused, which limits the memory that a damaged entry allocates."""
 
 MAX_DICTIONARY_BYTES: Final = 1 << 20
 """The maximum size of a dictionary that a reader accepts."""
 _DICTIONARY_BYTES: Final = 64 << 10
-"""The maximum size of a dictionary that `train_dictionary` returns."""
+"""The maximum size of a new dictionary."""
 _SAMPLE_BYTES: Final = 2 << 20
-"""The maximum size of the records on which a dictionary is trained. Training on 2 MiB takes 0.25 s,
-and more data makes the dictionary no better."""
+"""The maximum size of the training data. Training on 2 MiB takes 0.25 s; more data makes the
+dictionary no better."""
 _MIN_SAMPLES: Final = 16
-"""The minimum number of records on which a dictionary is trained."""
 _SAMPLE_PER_DICTIONARY: Final = 16
-"""The minimum number of bytes of training data per byte of the dictionary. With less data, the
-dictionary would be a copy of the data."""
+"""The minimum number of bytes of training data per byte of the dictionary, which would otherwise be
+a copy of the data."""
 
 
 class Codec(IntEnum):
@@ -58,7 +53,7 @@ class Codec(IntEnum):
 class _Contexts(threading.local):
     """A compressor and a decompressor for each thread, because threads cannot share them.
 
-    A thread keeps its two objects, because creating and first using them takes up to 0.3 ms.
+    Creating and first using them takes up to 0.3 ms.
     """
 
     def __init__(self, content: bytes = b"") -> None:
@@ -72,13 +67,9 @@ class _Contexts(threading.local):
 
 
 class Dictionary:
-    """A zstd dictionary that was trained on the records of a field. Thread-safe.
+    """A zstd dictionary, trained on the records of a field; frames name its `id`. Thread-safe.
 
-    A zstd frame that was compressed with the dictionary contains the `id` of the dictionary.
-
-    Raises:
-        ShardCorrupt: the content is not a zstd dictionary, or has no id. The error has no path,
-            field or offset; the caller adds them.
+    Raises ShardCorrupt, without a place, if the content is not a zstd dictionary or has no id.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -94,12 +85,11 @@ class Dictionary:
 
 
 Compress = Callable[[memoryview, Dictionary | None], tuple[int, memoryview]]
-"""A function that compresses a record, with a dictionary or without one (None). It returns the code
-of the codec for the index entry of the record, and the compressed bytes."""
+"""A function that compresses a record, with a dictionary or None; it returns the codec for the
+record's index entry, and the compressed bytes."""
 Decompress = Callable[[memoryview, int, Dictionary | None], bytes]
-"""A function that decompresses a record, given the stored bytes, the size of the content, and the
-dictionary or None. It returns the content, or raises ShardCorrupt if the record cannot be
-decompressed or has another size."""
+"""A function of the stored bytes, the size of the content, and the dictionary or None; it returns
+the content, or raises ShardCorrupt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +99,12 @@ class CodecSpec:
     Args:
         name: the public name, as in `Array(codec=name)`.
         code: the stable code in schemas, and in the index entries of compressed records.
-        compress: the function that compresses a record; None to store records unchanged.
-        decompress: the function that decompresses records with this code; None if the records are
-            stored unchanged.
+        compress, decompress: None if records are stored unchanged.
         max_ratio: the maximum compression ratio.
-        others: the codes that records of a field with this codec may have, besides `code` and raw.
+        others: the codes that records of a field may have, besides `code` and raw.
         has_dictionary: True if each field with this codec has a section with a dictionary.
-        required_by_field: the features that a reader needs for a field with this codec.
-        required_by_record: the features that a reader needs for a record with this code.
+        required_by_field, required_by_record: the features that a reader needs for a field with
+            this codec, and for a record with this code.
     """
 
     name: str
@@ -133,15 +121,11 @@ class CodecSpec:
 _plain = _Contexts()
 
 cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
-"""Return the Dictionary that has the given content. The same content gives the same object, because
-creating the compressor and decompressor of a dictionary takes 0.2 ms."""
+"""Return the Dictionary with the given content; creating one takes 0.2 ms."""
 
 
 def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
-    """Train a dictionary on records of one field; return its content, or b"" for too little data.
-
-    The same records give the same dictionary.
-    """
+    """Return the content of a dictionary trained on a field's records; b"" for too little data."""
     samples: list[bytes | bytearray | memoryview] = []
     n_bytes = 0
     for record in records:
@@ -161,10 +145,7 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
 def encode(
     record: memoryview, codec: int, dictionary: Dictionary | None = None
 ) -> tuple[int, memoryview]:
-    """Compress a record, unless this makes it no smaller.
-
-    Return the codec for the record's index entry, and the bytes to store.
-    """
+    """Compress a record unless this makes it no smaller; return its codec and its bytes."""
     compress = BY_CODE[codec].compress
     if compress is None:
         return Codec.RAW, record
@@ -177,12 +158,8 @@ def decode(
 ) -> bytes | memoryview:
     """Return the content of a record, which has n_bytes according to the index.
 
-    If the record is raw, `stored` itself is returned.
-
-    Raises:
-        ShardCorrupt: the record cannot be decompressed, or its content does not have n_bytes. The
-            error has no path, field or offset; the caller adds them.
-        InsufficientMemory: n_bytes cannot be allocated.
+    Raises ShardCorrupt, without a place, if the record cannot be decompressed or has another size,
+    and InsufficientMemory if n_bytes cannot be allocated.
     """
     decompress = BY_CODE[codec].decompress
     return stored if decompress is None else decompress(stored, n_bytes, dictionary)
@@ -191,7 +168,7 @@ def decode(
 def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
     """Raise ShardCorrupt unless a zstd frame declares that it was compressed with `dictionary`.
 
-    Decompression refuses a frame that declares another dictionary, but not one that declares none.
+    Decompression accepts a frame that declares no dictionary.
     """
     declared = zstandard.get_frame_parameters(stored).dict_id
     if declared != dictionary.id:
@@ -200,7 +177,6 @@ def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
 
 
 def _compress(record: memoryview, dictionary: Dictionary | None) -> tuple[int, memoryview]:
-    """Compress a record, with the dictionary of its field if the field has one."""
     code = Codec.ZSTD if dictionary is None else Codec.ZSTD_DICTIONARY
     contexts = _plain if dictionary is None else dictionary.contexts
     return code, memoryview(contexts.compressor.compress(record))
@@ -240,9 +216,8 @@ def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
 
 
 SPECS: Final[dict[str, CodecSpec]] = {}
-"""The codecs by name."""
+"""The codecs by name; `BY_CODE` has them by code."""
 BY_CODE: Final[dict[int, CodecSpec]] = {}
-"""The codecs by code."""
 
 for _spec in (
     CodecSpec("raw", Codec.RAW),
@@ -268,4 +243,4 @@ for _spec in (
     SPECS[_spec.name] = BY_CODE[_spec.code] = _spec
 
 RECORD_FEATURES: Final = functools.reduce(or_, (s.required_by_record for s in SPECS.values()))
-"""The features of a shard that depend on the codecs of its records, and not on its schema."""
+"""The features that depend on the codecs of a shard's records, and not on its schema."""

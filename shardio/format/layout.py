@@ -1,12 +1,8 @@
 """The header page and the section table of a shard: structs, packing, unpacking and validation.
 
-A shard consists of the header page, sections of data and of indexes, the section with the schema,
-the section table, and a copy of the header page. A section begins at a page boundary, and zeros pad
-it to the next page boundary. The sections follow each other without gaps or overlaps. Each rule has
-an error code of its own.
-
-`docs/reference/format.md` is the specification of the format; a test compares the tables in it with
-the structs in this module.
+A shard consists of the header page, sections, the section table, and a copy of the header page.
+Sections begin at page boundaries, padded with zeros, without gaps or overlaps.
+`docs/reference/format.md` is the specification; a test compares its tables with the structs here.
 """
 
 from __future__ import annotations
@@ -23,20 +19,19 @@ from shardio.format.checksum import content_id, hash_bytes, show_hashes
 
 PAGE: Final = 4096
 MAGIC: Final = b"\x89SHD\r\n\x1a\n"
-"""The first bytes of every shard. Like the signature of PNG, they contain a non-ASCII byte, CR LF,
-^Z and LF. A transfer in text mode changes at least one of these bytes, so that a reader notices."""
+"""The first bytes of every shard. As in PNG's signature, a non-ASCII byte, CR LF, ^Z and LF reveal
+a transfer in text mode."""
 MAJOR: Final = 1
 MINOR: Final = 0
 
 HEADER: Final = struct.Struct("<8sHHIQQQQQQQ16s")
-"""The fields at the start of the header page: magic bytes; major version; minor version; page size;
-required features; optional features; number of samples; file size; the offset, the size and the
-hash of the section table; the id of the shard."""
+"""Magic bytes, major version, minor version, page size, required features, optional features,
+number of samples, file size; offset, size and hash of the section table; id of the shard."""
 HEADER_HASH: Final = struct.Struct("<Q")
-"""The hash of the fields in HEADER, which is stored after these fields."""
+"""The hash of the fields in HEADER, which it follows."""
 SECTION: Final = struct.Struct("<HHHHQQQQQ")
 """An entry of the section table: kind, field, kind of the covered section, zero, offset, size,
-count, stride, hash. The docstring of `Section` explains them."""
+count, stride, hash. `Section` explains them."""
 
 NO_FIELD: Final = 0xFFFF
 """The field id of sections that do not belong to one field, such as the payload."""
@@ -45,7 +40,7 @@ MAX_SAMPLES: Final = 1 << 48
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""A reader may skip a section of an unknown kind if the code of the kind is at least this."""
+"""A reader skips a section of an unknown kind from this code up."""
 
 
 class Kind(IntEnum):
@@ -94,7 +89,7 @@ BUILT: Final = (
     | Required.VIDEOS
     | Required.AUDIO
 )
-"""The features that this version of shardio supports."""
+"""The features that this version supports."""
 
 
 def padded(n_bytes: int) -> int:
@@ -106,10 +101,9 @@ def padded(n_bytes: int) -> int:
 class Section:
     """One entry of the section table.
 
-    `field` is the id of a field, or NO_FIELD. `size` is the number of bytes without padding.
-    `count` is the number of items, and `stride` the size of an item in bytes, or 0 if items differ
-    in size. A section of the kind BLOCK_HASHES has the hashes of another section, and `of_kind` is
-    the kind of that section; in other sections, `of_kind` is 0.
+    `field` is the id of a field, or NO_FIELD. `size` excludes padding. `stride` is the size of each
+    of the `count` items in bytes, or 0 if items differ in size. `of_kind` is the kind of the
+    section that a section of the kind BLOCK_HASHES covers; otherwise 0.
     """
 
     kind: int
@@ -171,14 +165,10 @@ def pack_table(sections: Sequence[Section]) -> bytes:
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
-    """Unpack a header page and validate it, without regard to the rest of the file.
+    """Unpack a header page at `offset` and validate it, without regard to the rest of the file.
 
-    `offset` is the offset of the page in the file.
-
-    Raises:
-        ShardIncomplete: the page was never written.
-        ShardUnsupported: the major version is not MAJOR, or a required feature is unknown.
-        ShardCorrupt: any other rule is broken.
+    Raises ShardIncomplete for a page of zeros, ShardUnsupported for another major version or an
+    unknown required feature, and ShardCorrupt if any other rule is broken.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="header")
     if not any(page):
@@ -229,10 +219,7 @@ def check_required(required: int, path: str) -> None:
 
 
 def check_place(header: Header, actual_size: int, path: str) -> None:
-    """Raise ShardCorrupt unless the header fits the actual size of the file.
-
-    The section table must be inside of the file, directly before the last page.
-    """
+    """Raise ShardCorrupt unless the header fits the file: the sizes, and the table's place."""
     corrupt = functools.partial(
         ShardCorrupt, path=path, section="header", expected=header.file_size
     )
@@ -254,10 +241,7 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
 
 
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
-    """Unpack the section table; raise ShardCorrupt if it is invalid.
-
-    `check_place` must have checked `header`.
-    """
+    """Unpack the section table of a header that passed `check_place`; raise ShardCorrupt."""
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     at = header.table_offset
     if (found := hash_bytes(table)) != header.table_hash:
@@ -291,7 +275,7 @@ def _check_extent(
 ) -> None:
     """Raise ShardCorrupt unless a section begins at `place` and ends before the section table.
 
-    `offset` is the file offset of the section's entry in the section table.
+    `offset` is the file offset of its entry.
     """
     if section.offset != place:
         code = "overlap" if section.offset < place else "hole"

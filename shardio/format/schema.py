@@ -1,8 +1,7 @@
 """The schema of a shard: the fields of a sample, by name.
 
-A shard stores its schema as canonical JSON (UTF-8, keys sorted, no spaces). The JSON has integer
-codes for types, dtypes and codecs, which never change their meaning; `docs/reference/format.md`
-lists these codes.
+Stored as canonical JSON with integer codes for types, dtypes and codecs, which never change their
+meaning; `docs/reference/format.md` lists them.
 """
 
 from __future__ import annotations
@@ -79,11 +78,11 @@ class Schema(Mapping[str, Field]):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """Return the names of the fields as a view of a dict, which is compared quickly."""
+        """Return the names of the fields as a dict's view, which is compared quickly."""
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:
-        """Return the names and the fields as a view of a dict, which is iterated quickly."""
+        """Return the names and the fields as a dict's view, which is iterated quickly."""
         return self._fields.items()
 
     def __eq__(self, other: object) -> bool:
@@ -96,7 +95,7 @@ class Schema(Mapping[str, Field]):
         return f"Schema({self._fields!r})"
 
     def field_id(self, name: str) -> int:
-        """Return the id of a field in section tables: its position in the schema."""
+        """Return the id of a field: its position in the schema."""
         return self._ids[name]
 
     @cached_property
@@ -145,9 +144,8 @@ class Schema(Mapping[str, Field]):
     def from_json(cls, content: bytes) -> Schema:
         """Parse a schema from the bytes of a shard.
 
-        Raises:
-            SchemaError: the bytes are not canonical JSON, or not a valid schema.
-            ShardUnsupported: a type, dtype or codec is unknown to this version.
+        Raises SchemaError if they are not a valid schema in canonical JSON, and ShardUnsupported
+        for an unknown type, dtype or codec.
         """
         try:
             parsed = read_json(content.decode("utf-8"))
@@ -211,11 +209,7 @@ def _too_long(name: str) -> SchemaError:
 
 
 def _is_printable(name: str) -> bool:
-    """Return True if a name has neither control characters nor other unprintable characters.
-
-    Characters that are unknown to this Python's version of Unicode are accepted, because a newer
-    Python may have written the name.
-    """
+    """Return True if all characters are printable, or unknown to this Python's Unicode version."""
     return name.isprintable() or all(
         c.isprintable() or unicodedata.category(c) == "Cn" for c in name
     )

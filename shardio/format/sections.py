@@ -1,14 +1,11 @@
 """The sections of a shard: their plan, and the entries of the payload's index.
 
-`plan` returns the sections that a shard must have, with the number and the size of the items in
-each section. The writer writes the sections in the order of the plan, except that one section of
-data may be streamed to the file before all others. A reader accepts no further sections, except
-sections of optional kinds.
+`plan` returns the sections that a shard must have. The writer writes them in this order, except
+that one section of data may come first; a reader accepts no others except of optional kinds.
 
-Some fields are stored as columns, the others as records: one record per sample. The *payload* is
-the section of all records, and the *index* has an entry for each record. If m fields are stored as
-records, the record of field k (from 0 to m - 1) in row r has the entry r * m + k. No function in
-this module loops over the samples: the entries of many records are checked at once, by NumPy.
+The *payload* is the section of all records, one per sample and field that is not a column. With m
+such fields, the record of field k in row r has the index entry r * m + k. The entries of many
+records are checked at once, by NumPy.
 """
 
 from __future__ import annotations
@@ -28,14 +25,12 @@ from shardio.format.types.field import MAX_RECORD_BYTES, Field
 from shardio.format.types.streams import PACKET, STREAM
 
 ENTRY: Final = struct.Struct("<QQQQ")
-"""An index entry: the offset of the record in the payload; the number of stored bytes and the codec
-(stored bytes | codec << 48); the number of bytes after decompression; the hash of the stored
-bytes."""
+"""An index entry: offset of the record in the payload; stored bytes | codec << 48; bytes after
+decompression; hash of the stored bytes."""
 ENTRY_DTYPE: Final = np.dtype(
     [("offset", "<u8"), ("stored", "<u8"), ("n_bytes", "<u8"), ("hash", "<u8")]
 )
 DIMENSION: Final = struct.Struct("<Q")
-"""A stored dimension or hash."""
 
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
@@ -43,7 +38,7 @@ Entries = npt.NDArray[np.void]
 
 
 def pack_entry(offset: int, n_stored: int, codec: int, n_bytes: int, hash_: int) -> bytes:
-    """Return the 32 bytes of an index entry."""
+    """Return an index entry."""
     return ENTRY.pack(offset, n_stored | codec << _SIZE_BITS, n_bytes, hash_)
 
 
@@ -62,10 +57,9 @@ def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
 def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid entries; the checks cannot overflow.
 
-    In a valid entry, the codec is allowed for the field, and the record is inside of the payload. A
-    raw record is aligned, and the two sizes in its entry are equal. A compressed record is smaller
-    than its content, but not by more than the maximum ratio of the codec. The size is one that a
-    value of the field can have, or 0 in an optional field.
+    A valid record has an allowed codec and is inside of the payload. If raw, it is aligned and its
+    two sizes are equal; if compressed, it is smaller than its content, within the codec's maximum
+    ratio. Its size is one that a value can have, or 0 in an optional field.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
@@ -99,10 +93,9 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 
 
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
-    """Return True if all entries are raw and a quick test proves that they are valid.
+    """Return True if all entries are raw and valid, by a test that takes half the time.
 
-    The test takes half the time of `invalid_entries`. The codec of a raw record is 0: the number
-    `stored` is just the size. Sums of sizes and offsets below 2^48 do not overflow.
+    The codec of a raw record is 0, so `stored` is its size. Sums below 2^48 do not overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or field.alignment > 1:
@@ -116,21 +109,16 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
 
 
 Key = tuple[int, int, int]
-"""The key of a section: its kind, its field id, and a third number. For a section of the kind
-BLOCK_HASHES, this number is the kind of the section that the hashes cover; otherwise it is 0."""
+"""The kind of a section, its field id, and for BLOCK_HASHES the kind of the hashed section, else 0.
+"""
 Sections = dict[Key, Section]
 COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""The kinds of sections whose number of items depends on the streams in the shard, so that `plan`
-cannot compute it. The values are the sizes of an item in bytes."""
+"""The item sizes of those kinds of sections whose number of items depends on the streams."""
 Counts = npt.NDArray[np.int64]
 
 
 class SectionSpec(NamedTuple):
-    """A section that a shard must have.
-
-    `n_items` is the number of items in the section. `stride` is the size of an item in bytes, or 0
-    if the items differ in size.
-    """
+    """A section that a shard must have; `stride` is the size of an item in bytes, 0 if varying."""
 
     key: Key
     n_items: int
@@ -143,8 +131,7 @@ def plan(
 ) -> tuple[SectionSpec, ...]:
     """Return the sections of a shard with n_samples, in the order in which they are in the file.
 
-    `counts` has the key and the number of items of each section whose kind is in `COUNTED`. A
-    section that is missing in `counts` has no items.
+    `counts` has the number of items of sections of the kinds in `COUNTED`; 0 if missing.
     """
     counted = dict(counts)
     ids, n_records = schema.field_id, n_samples * len(schema.records)
@@ -179,7 +166,7 @@ def plan(
 def _add_blocked(
     found: list[SectionSpec], kind: int, field: int, n_items: int, stride: int
 ) -> None:
-    """Add an index section (which locates or describes data), and the section of its hashes."""
+    """Add an index section, and the section of its hashes."""
     section = SectionSpec((kind, field, 0), n_items, stride)
     found.append(section)
     found.append(block_hashes_of(section))
@@ -198,19 +185,12 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds of sections that contain hashes of units: each item is the hash of one unit. (A unit is
-a piece of a shard that has its own hash.)
-
-The value is 1 if a section of the kind is also a unit itself, which is verified before the units
-whose hashes it contains; otherwise 0.
-"""
+"""The kinds of sections whose items are the hashes of units. The value is 1 if such a section is
+also a unit itself, verified before the units whose hashes it contains; otherwise 0."""
 
 
 def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
-    """Return, for each of several shards, an upper bound of the number of units with a hash.
-
-    For each shard, `n_samples` has the number of samples, and `n_bytes` the size in bytes.
-    """
+    """Return, for each of several shards, an upper bound of the number of units with a hash."""
     found: Counts = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
         found[n_samples == n] = sum(

@@ -1,9 +1,7 @@
 """Orders: the sample at each position of an epoch, and the positions of each rank.
 
-The options of a loader choose an `Order`; `sampling.ORDERS` is the registry. `Order.arrange`
-returns the `Ordering` of one epoch, which computes the sample at any position. This module has the
-orders `Sequential` and `FullShuffle`; the others are in `shuffle`, `sampling` and `mixture_order`.
-`RankPartition` divides the positions among steps and ranks.
+A loader's options choose an `Order` from `sampling.ORDERS`; `Order.arrange` returns the `Ordering`
+of one epoch. `RankPartition` divides the positions among steps and ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class Ordering(Protocol):
     """The samples of one epoch, by position."""
 
     def at(self, positions: Positions) -> Positions:
-        """Return the index of the sample at each of `positions`, which may be in any order.
+        """Return the index of the sample at each of `positions`, in any order.
 
         The result is of int64, and must not be written to.
         """
@@ -34,11 +32,11 @@ class Ordering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The facts that orders need about the n samples of a dataset, or of a view of a dataset.
+    """The facts that orders need about the n samples of a dataset or view.
 
-    `shard_ends` returns the cumulative sum of the shards' sample counts. If the samples are not in
-    the order of the shards, `why_unsharded` returns the reason, otherwise None. `measure` returns
-    the total size in bytes and the total number of samples of all shards.
+    `shard_ends` returns the cumulative sample counts of the shards, `why_unsharded` the reason why
+    the samples are not in their order, and `measure` the size in bytes and the samples of all
+    shards.
     """
 
     path: str
@@ -52,19 +50,17 @@ class Samples:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the samples of an epoch, with its parameters. Immutable; sent to the workers.
+    """An order of the samples of an epoch, with its parameters; sent to the workers.
 
-    Subclasses must be frozen dataclasses too, because orders are compared by value.
+    Subclasses must be frozen dataclasses, because orders are compared by value.
     """
 
     name: ClassVar[bool | str]
-    """The value of the option `shuffle` that chooses this order. A loader's state also has it."""
+    """The value of the option `shuffle`, also in a loader's state."""
     needs_shards: ClassVar[bool] = False
     """True if the order requires that the samples are in the order of the shards."""
     mixes: ClassVar[bool] = False
-    """True if the order can be used for the sources of a mixture.
-
-    The order must then implement `arrange_round`, unless it is sequential.
+    """True if the sources of a mixture can have this order, by `arrange_round` unless sequential.
     """
     keeps_clips: ClassVar[bool] = False
     """True if the clips of a group (see `clip_groups`) get neighbouring positions."""
@@ -86,38 +82,37 @@ class Order:
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return an order of this class; derive its parameters from the current samples."""
+        """Return an order with parameters for the current samples."""
         return cls()
 
     def n_positions(self, samples: Samples) -> int:
-        """Return the number of positions of an epoch over the current samples."""
+        """Return the number of positions of an epoch."""
         return samples.n
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the order of one epoch of n positions.
 
-        The result depends only on the parameters of the order and on the arguments.
+        It depends only on `self` and the arguments.
         """
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return an order in which each of the n samples of a mixture's source occurs once.
+        """Return an order of the n samples of a mixture's source, each once.
 
-        One pass over all samples of a source is called a round. `key` is the key of the round,
-        `source` the index of the source.
+        `key` is that of the round.
         """
         raise NotImplementedError
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the samples of an epoch.
 
-        A loader's state has these options, and is only valid for a loader with the same options.
+        A loader's state is only valid for a loader with the same options.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
 
     def to_state(self) -> dict[str, Any]:
-        """Return the parameters of the order as JSON values, which a loader's state includes."""
+        """Return the parameters as JSON values for a loader's state."""
         return {}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
@@ -131,23 +126,14 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The length of a window, or None if there are none.
-
-        A window is a range of positions whose samples are in few regions of the dataset.
-        """
+        """The length of a range of positions whose samples are in few regions, or None."""
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Check that a cache of downloaded shards is large enough for this order.
+        """Return the total size of shards in use at once, or 0 if the order does not determine it.
 
-        Called only if the dataset is larger than the cache. Return the total size of the shards
-        that are in use at the same time; 0 if the order does not determine this size. Raise
-        InvalidArgument if shards would be downloaded again and again; some orders only warn.
-
-        Args:
-            shard_bytes: the size of each shard.
-            cache_bytes: the size of the cache.
-            room: the beginning of the message, with the sizes of the dataset and of the cache.
+        Called if the dataset is larger than the cache. Raises InvalidArgument, or warns, if shards
+        would be downloaded again and again; the message begins with `room`.
         """
         return 0
 
@@ -160,7 +146,7 @@ class Sequential(Order):
     is_sequential = True
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return this object, because the order is the same in every epoch."""
+        """Return this object, the same in every epoch."""
         return self
 
     def at(self, positions: Positions) -> Positions:
@@ -188,7 +174,7 @@ class FullShuffle(Order):
         return ClipGroupOrdering(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Raise InvalidArgument, because every batch would need samples from all shards."""
+        """Raise InvalidArgument: every batch would need samples from all shards."""
         raise InvalidArgument(
             f"{room}: with a full shuffle every batch needs samples from the whole dataset, which "
             f"would be downloaded again and again: {CACHE_HINT}"
@@ -202,18 +188,16 @@ Tail = Literal["short", "drop", "pad"]
 class RankPartition:
     """The positions that one rank visits among the positions first..n-1 of an epoch.
 
-    A step consists of `batch_size` consecutive positions for rank 0, then the same number for rank
-    1, and so on. `tail` decides about the positions that are left at the end; if they are divided,
-    the counts of two ranks differ by at most one. All ranks together visit each position once, in
-    order.
+    A step has `batch_size` consecutive positions for rank 0, the same number for rank 1, and so on.
+    All ranks together visit each position once, in order.
 
     Args:
         n: the number of positions of the epoch.
         first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: the use of the positions that are left. "short": they are divided; a rank that gets
-            none has one step less. "drop": no rank visits them. "pad": a step of all ranks, whose
-            batches are filled up with padding.
+        tail: the use of the positions that are left. "short": they are divided, with counts that
+            differ by at most one; a rank that gets none has one step less. "drop": no rank visits
+            them. "pad": a step of all ranks, whose batches are filled up with padding.
     """
 
     n: int
@@ -229,7 +213,7 @@ class RankPartition:
 
     @property
     def first_step(self) -> int:
-        """The index of the first step: the number of complete steps before position `first`."""
+        """The index of the first step."""
         return self.first // self._stride
 
     @property
@@ -243,7 +227,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first of all ranks' positions in a step."""
+        """Return the first position of all ranks in a step."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:
@@ -251,10 +235,7 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of this rank's positions in a step.
-
-        Start and end are equal if this rank has only padding in the step.
-        """
+        """Return the start and the end of this rank's positions in a step; equal for padding."""
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._part_of_rest(start)
@@ -262,7 +243,7 @@ class RankPartition:
         return start, start + self.batch_size
 
     def n_samples(self, step: int) -> int:
-        """Return the number of samples of this rank in the steps `first_step` to `step` - 1."""
+        """Return the number of this rank's samples in the steps before `step`."""
         if step <= self.first_step:
             return 0
         start, stop = self.share(step - 1)
@@ -271,16 +252,13 @@ class RankPartition:
     def read(self, step: int) -> tuple[int, int]:
         """Return the start and the end of the positions that this rank reads for a step.
 
-        If `share` is empty, the rank reads one position, whose sample it copies as padding.
+        If `share` is empty, it reads one position, whose sample it copies as padding.
         """
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, stop_step: int, every: int = 1) -> Positions:
-        """Return the positions that this rank reads for some steps, concatenated.
-
-        The steps are first_step, first_step + every, first_step + 2 * every, … below stop_step.
-        """
+        """Return the positions that this rank reads for every `every`-th step below stop_step."""
         # All steps are complete, except that the last step may be shorter.
         n_whole = (stop_step - 1 - first_step) // every
         start, stop = self.read(first_step + n_whole * every)
@@ -298,13 +276,12 @@ _LAUNCHERS: Final = (
     # SLURM_NTASKS is not used, because it is also set in a batch script, which is one process.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
-"""For each launcher: the environment variables with a process's rank and the number of ranks."""
 
 
 def rank_from_environment() -> tuple[str, int, int]:
     """Return the environment variable that has the rank, the rank, and the number of ranks.
 
-    If no launcher has set such a variable, this process is the only rank: return ("rank", 0, 1).
+    Return ("rank", 0, 1) if no launcher has set such a variable.
     """
     for name, of_size in _LAUNCHERS:
         texts = os.environ.get(name), os.environ.get(of_size)

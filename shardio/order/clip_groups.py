@@ -1,15 +1,13 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
-A *group* has up to k consecutive clips of one video. An epoch permutes the groups; the clips of a
-group stay together, in order, so that a decoder decodes them in one pass. A video of n clips has
-n // k groups of k clips. The clips that are left over, if any, form one smaller group, at a random
-place among the other groups of the video.
+A *group* has up to k consecutive clips of one video, which stay together, in order. A video of n
+clips has n // k groups of k clips, and a smaller one of any clips left over, at a random place
+among the others.
 
-For each size, the groups of that size are permuted among themselves (see `permutation`). The epoch
-is divided into *windows* of about 1,024 groups. Every window has the same proportions of group
-sizes, so the position at which a window starts can be calculated. Within a window, the groups of
-the same video are spread far apart. To find a clip, only the window of its position is computed,
-which takes about 250 µs.
+An epoch permutes the groups of each size among themselves (see `permutation`), and is divided into
+*windows* of about 1,024 groups with the same proportions of sizes, so that the start of a window
+can be calculated. Within a window, the groups of a video are spread far apart. Only the window of a
+position is computed, which takes about 250 µs.
 """
 
 from __future__ import annotations
@@ -24,27 +22,18 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""The mean number of groups per window is from `WINDOW` to twice `WINDOW`.
-
-An epoch with fewer than `WINDOW` groups has one window. In larger windows, the groups of a video
-are further apart, but finding a single clip takes longer.
-"""
+"""The mean number of groups per window is from this to twice this; fewer groups form one window.
+Larger windows spread videos further, but a single clip takes longer."""
 _JITTER: Final = 0.5
-"""The maximum random offset that is added to the position of a group within a window.
-
-The unit is the mean distance between groups of the same video. Without random offsets, the videos
-would come in the same sequence again and again within a window.
-"""
+"""The maximum random offset of a group within a window, in mean distances between groups of the
+same video. Without it, the videos would come in the same sequence again and again."""
 _HALF: Final = 1 << 32
 
 
 class ClipGroups:
-    """The groups of up to k clips of some videos. Immutable.
+    """The groups of up to k clips of the first n clips of some videos.
 
-    Args:
-        ends: the cumulative sum of the videos' clip counts.
-        k: the maximum number of clips in a group.
-        n: only the first n clips are used.
+    `ends` is the cumulative sum of the videos' clip counts.
     """
 
     def __init__(self, ends: Positions, k: int, n: int) -> None:
@@ -59,16 +48,16 @@ class ClipGroups:
             n_left[self._by_size], return_index=True, return_counts=True
         )
         self.sizes: Positions = np.concatenate([[k], sizes])
-        """The different sizes of groups, in clips: first k, then the sizes of smaller groups."""
+        """The sizes of groups, in clips: k, then those of smaller groups."""
         self.counts: Positions = np.concatenate([[n_whole.sum()], n_groups])
         """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
 
     def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
-        """Return, for each of the given groups, its video and its first clip.
+        """Return the video and the first clip of groups, by their `numbers` among a size's groups.
 
-        `numbers` are the indices of the groups among all groups of the size `sizes[which]`. `key`
-        is the key for the random place of the smaller group within each video.
+        The size is `sizes[which]`; `key` determines the place of the smaller group within each
+        video.
         """
         k = self._k
         if which:
@@ -83,13 +72,12 @@ class ClipGroups:
         return videos, begins + inside * k + is_behind * (counts - n_whole * k)
 
     def _clips_of(self, videos: Positions) -> tuple[Positions, Positions]:
-        """Return the first clip and the number of clips of each video."""
         begins = np.where(videos > 0, self._ends[videos - 1], 0)
         return begins, self._ends[videos] - begins
 
 
 def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
-    """Return a random integer from 0 to `most` for each video; `key` is the seed."""
+    """Return a random integer from 0 to `most` for each video."""
     drawn = keyed_hashes(videos, key) >> np.uint64(32)
     found = drawn * (most + 1).astype(np.uint64) >> np.uint64(32)
     return found.astype(np.int64)
@@ -98,7 +86,7 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
 class ClipGrouping(NamedTuple):
     """The groups of up to k clips of a dataset, or of each source of a mixture.
 
-    `ends` has, for each source, the cumulative sum of the clip counts of its videos.
+    `ends` has, for each source, the cumulative clip counts of its videos.
     """
 
     k: int
@@ -110,7 +98,7 @@ class ClipGrouping(NamedTuple):
 
 
 class ClipGroupOrdering:
-    """The order of the clips of one epoch, which only the groups, `seed` and `epoch` determine."""
+    """The order of the clips of one epoch."""
 
     def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:
         self._groups = groups
@@ -144,7 +132,7 @@ class ClipGroupOrdering:
         return found
 
     def _window(self, position: int) -> int:
-        """Return the index of the window that contains a position."""
+        """Return the window of a position."""
 
         def end(window: int) -> int:
             return int((self._n_ranked(np.array([window + 1])) @ self._groups.sizes)[0])
@@ -158,7 +146,7 @@ class ClipGroupOrdering:
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
 
     def _in_window(self, window: int, places: Positions) -> Positions:
-        """Return the clip at each of `places`, which are positions within the window."""
+        """Return the clips at positions within a window."""
         firsts, lasts = self._n_ranked(np.array([window, window + 1]))
         videos, starts, sizes = [], [], []
         for which in np.flatnonzero(lasts > firsts).tolist():
@@ -180,11 +168,9 @@ class ClipGroupOrdering:
 def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     """Return an order of groups, as indices, in which the groups of one video are far apart.
 
-    `videos` and `starts` have the video and the first clip of each group. Each group gets a point
-    on a circle, and the groups are sorted by their points. For a video with m groups, the circle is
-    divided into m equal parts, the first of which starts at a random point. Each group gets a
-    random point in the first half of one part, so two points of a video are at least half a part
-    apart.
+    `starts` has the first clip of each group. The groups are sorted by points on a circle. For a
+    video with m groups, the circle is divided into m equal parts from a random point on, and each
+    group gets a random point in the first half of a part.
     """
     drawn = keyed_hashes(starts, key)
     by_video = np.lexsort((drawn, videos))
@@ -204,6 +190,5 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
 
 
 def _fractions(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Return a number from 0 to below 1 for each hash."""
     found: npt.NDArray[np.float64] = (hashes >> np.uint64(32)).astype(np.float64) / _HALF
     return found

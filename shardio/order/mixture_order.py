@@ -1,17 +1,12 @@
 """Compute the source, and the sample of the source, at each position of an epoch of a mixture.
 
-A mixture combines the samples of several datasets, its *sources*. Each source has a *share*: an
-integer that is proportional to the source's part of the positions.
+A mixture combines several datasets, its *sources*, each with a *share*: an integer proportional to
+its part of the positions. Positions form *spans* of 256. The shares give each source's number of
+positions before the start and the end of a span, and a shuffle with a key decides which positions
+of the span it gets. Each takes constant time.
 
-The positions of an epoch form *spans* of 256 positions. The shares directly give each source's
-number of positions before the start and before the end of a span. The difference is the source's
-number of positions in the span. A shuffle with a key decides which positions of the span each
-source gets. Every position can therefore be computed in constant time, and every span contains the
-sources in proportion to their shares.
-
-Each position that a source has is a *draw* of the source's next sample. The draws of a source form
-*rounds*; in a round, each sample of the source is drawn once. A round has an order of its own,
-whose key is derived from the seed, the epoch, the source and the round.
+Each position of a source is a *draw* of its next sample. Draws form *rounds* with every sample
+once, in an order whose key is derived from the seed, the epoch, the source and the round.
 """
 
 from __future__ import annotations
@@ -42,45 +37,37 @@ Exhausted = Literal["stop", "repeat"]
 WHOLE: Final = 1 << 30
 """The approximate maximum of the sum of all shares: products in `_divide` then fit in 63 bits."""
 SPAN: Final = 256
-"""The number of positions per span.
-
-Spans are short for two reasons. To find a single sample, the whole span that contains the sample
-must be computed. Also, each rank computes every span, even if the rank uses only a few positions of
-the span.
-"""
+"""The number of positions per span. Short, because even a single sample needs its whole span, and
+each rank computes every span."""
 MAX_SOURCES: Final = 1024
-"""The maximum number of sources.
-
-With 2,048 sources, the plan of an epoch would not fit in a message to a worker. Also, the files of
-all sources must be open at the same time.
-"""
+"""With 2,048 sources, the plan of an epoch would not fit in a message to a worker; the files of all
+sources must also be open at the same time."""
 _SPANS_AT_ONCE: Final = 64
 _MAX_POSITIONS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureShares:
-    """The share of each source, an integer of at least 1, and the rule that ends an epoch.
+    """The share of each source, from 1 up, and the rule that ends an epoch.
 
     With `exhausted` = "stop", an epoch ends before the first position for which its source has no
-    sample left. With "repeat", an epoch ends once all samples of every source were drawn; until
-    then, sources start again.
+    sample left; with "repeat", when all samples of every source were drawn, some more than once.
     """
 
     shares: tuple[int, ...]
     exhausted: Exhausted
 
     def counts(self, n: Any) -> list[Any]:
-        """Return, for each source, how many of the first n positions it has; n may be an array.
+        """Return each source's number of the first n positions; n may be an array.
 
-        The counts add up to n, and none decreases if n grows. A count differs from the exact
-        number, n * share / (sum of all shares), by at most the number of halvings in `_divide`.
+        The counts add up to n, never decrease as n grows, and differ from exact shares by at most
+        the number of halvings in `_divide`.
         """
         return _divide(n, self.shares)
 
 
 def _divide(n: Any, shares: tuple[int, ...]) -> list[Any]:
-    """Return the counts of the sources, by dividing n between the two halves of their list."""
+    """Divide n between the two halves of the list of sources."""
     if len(shares) == 1:
         return [n]
     middle = len(shares) // 2
@@ -94,7 +81,6 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
     repeats = mixing.exhausted == "repeat"
 
     def goes_on(n: int) -> bool:
-        """Return True if an epoch has more than n positions."""
         pairs = zip(mixing.counts(n if repeats else n + 1), sizes, strict=True)
         if repeats:
             return any(count < size for count, size in pairs)
@@ -117,7 +103,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSizes:
-    """The shares of a mixture, with the sample counts of its sources at the start of an epoch.
+    """The shares of a mixture, and the sizes of its sources at the start of an epoch.
 
     `firsts` has the index of each source's first sample in the mixture.
     """
@@ -133,10 +119,10 @@ class MixtureSizes:
 
 
 class MixtureOrdering:
-    """The samples of one epoch of a mixture, by position. Samples are indices in the mixture.
+    """The samples of one epoch of a mixture, as indices in the mixture.
 
-    `order` is the order within each source. `samples` has the facts about the samples of all
-    sources together; if it is None, the samples of every source come in storage order.
+    `order` is that within each source. Without `samples`, which has the facts about the samples of
+    all sources, they come in storage order.
     """
 
     def __init__(
@@ -170,7 +156,7 @@ class MixtureOrdering:
         return numbers
 
     def first_position(self, source: int, draw: int) -> int | None:
-        """Return the position of a source's draw with the index `draw`; None if there is none."""
+        """Return the position of a source's draw `draw`; None if there is none."""
 
         def drawn(span: int) -> int:
             return int(self._mixing.counts(min((span + 1) * SPAN, self._n))[source])
@@ -182,7 +168,7 @@ class MixtureOrdering:
         return int(found[0]) if len(found) else None
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return, for each position, its source and the index of its draw in the source."""
+        """Return, for each position, its source and the index of its draw."""
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
@@ -193,7 +179,7 @@ class MixtureOrdering:
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return, for every position of `spans`, its source and draw; see `draws`."""
+        """Return the source and the draw of every position of `spans`."""
         n, n_sources = len(spans), len(self._sizes)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
@@ -220,10 +206,9 @@ class MixtureOrdering:
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield groups of up to `n_at_once` distinct values of `numbers`, in ascending order.
+    """Yield up to `n_at_once` distinct values of `numbers` at a time, with their elements' indices.
 
-    With each group, yield the indices of the elements of `numbers` that are in it. If the values
-    are close together, yield one group with all integers from the smallest to the largest.
+    Groups ascend. Values that are close together are one group, with all integers between.
     """
     if not len(numbers):
         return
@@ -238,8 +223,6 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
 
 
 class _ShuffledSource:
-    """The n samples of a source, in another order in each round."""
-
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key
         self._arranged = functools.partial(order.arrange_round, samples, n, source=source)
@@ -254,7 +237,6 @@ class _ShuffledSource:
         """If the source is not small: the order of the only round in `_rounds`."""
 
     def at(self, draws: Positions) -> Positions:
-        """Return the sample of each draw, as an index in the source."""
         rounds = draws // self._n
         places = draws - rounds * self._n
         samples = np.empty_like(places)

@@ -1,15 +1,13 @@
 """Permutations with a key: the row at any position is computed directly.
 
-The result is the same on every machine and in every version of shardio. Libraries may change the
-numbers that their random generators return; therefore this module has its own arithmetic, and the
-tests compare it with stored results.
+The result is the same everywhere and in every version of shardio, so this module has its own
+arithmetic, and tests compare it with stored results.
 
-For up to `SORTED_MAX` rows, the rows are sorted by their hashes with the key. For more rows, the
-rows are the cells of a grid of about sqrt(n) by sqrt(n), and a Feistel network permutes the pairs
-of row and column of the grid (M. Luby and C. Rackoff, 1988; for grids that are not powers of two:
-J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002). The grid has a few cells
-more than there are rows. If the network returns such a cell, it is applied again (cycle walking).
-The mixing constants are from splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
+Up to `SORTED_MAX` rows are sorted by their hashes with the key. More rows are the cells of a grid
+of about sqrt(n) by sqrt(n), and a Feistel network permutes the pairs of row and column (M. Luby and
+C. Rackoff, 1988; for grids that are not powers of two: J. Black and P. Rogaway, "Ciphers with
+arbitrary finite domains", 2002); it is applied again if it returns a cell beyond the rows (cycle
+walking). The mixing constants are from splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
 """
 
 from __future__ import annotations
@@ -25,12 +23,10 @@ _U64 = npt.NDArray[np.uint64]
 
 SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
-"""The number of positions that callers should compute in one call: a call takes 100 µs, plus 15 ns
-per position."""
+"""The number of positions to compute in one call, which takes 100 µs, plus 15 ns per position."""
 ROUNDS: Final = 6
-"""The number of rounds of the Feistel network, one more than needed. In a permutation by 4 rounds,
-statistics of the rows at positions with a fixed distance differ from those of a random permutation;
-by 5 rounds, they do not."""
+"""The number of rounds of the Feistel network. By 4 rounds, statistics of rows at a fixed distance
+differ from those of a random permutation; by 5, they do not."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -38,8 +34,8 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""If a size has at most this number of bits, `_scale` uses one product instead of two. At least 20
-bits of the hash are then used, so no result is more likely than another by more than 1/256."""
+"""For sizes of so few bits, `_scale` uses one product. With 20 bits or more of the hash, no result
+is more likely than another by more than 1/256."""
 
 
 def mix(value: int) -> int:
@@ -51,7 +47,7 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """Derive a 64-bit key from integers of any size. The order of the integers matters."""
+    """Derive a 64-bit key from integers of any size, in this order."""
     key = 0
     for part in parts:
         key = mix(key + _GOLDEN ^ part)
@@ -61,7 +57,7 @@ def derive_key(*parts: int) -> int:
 
 
 def keyed_hashes(numbers: Positions, key: int) -> _U64:
-    """Return a 64-bit hash of each integer; different integers have different hashes."""
+    """Return 64-bit hashes; different integers have different hashes."""
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     hashes ^= np.uint64(key)
@@ -69,7 +65,6 @@ def keyed_hashes(numbers: Positions, key: int) -> _U64:
 
 
 def _mixed(hashes: _U64) -> _U64:
-    """Apply `mix` to each hash in place."""
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         hashes ^= hashes >> np.uint64(shift)
         hashes *= np.uint64(factor)
@@ -96,7 +91,7 @@ class Permutation:
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
     """Return one of n positions, whose sample replaces the sample that failed at `position`.
 
-    `attempt` is the number of earlier replacements that also failed.
+    `attempt` counts earlier replacements that also failed.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -132,7 +127,7 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
 
 
 def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """Apply the Feistel network, for grids of up to 2^16 columns, in 32-bit arithmetic."""
+    """Apply the network for up to 2^16 columns, in 32-bit arithmetic."""
     upper = cells // np.uint64(width)
     halves = [upper.astype(np.uint32), (cells - upper * np.uint64(width)).astype(np.uint32)]
     step, low = np.empty_like(halves[0]), np.empty_like(halves[0])
@@ -172,7 +167,7 @@ def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32])
 
 
 def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """Apply the Feistel network, for grids of up to 2^24 columns, in 64-bit arithmetic."""
+    """Apply the network for up to 2^24 columns, in 64-bit arithmetic."""
     upper = cells // np.uint64(width)
     halves = [upper, cells - upper * np.uint64(width)]
     for i, key in enumerate(keys):
@@ -196,11 +191,11 @@ OF_SAMPLERS = 53
 
 
 class SampleGenerators:
-    """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
+    """A random generator for each sample, keyed by the seed, the epoch and its position.
 
-    The position is counted over all ranks. A batch uses the position of its first sample, and
-    another stream. All samples use the same Philox generator object (J. Salmon et al., 2011), which
-    gets a new key for each sample: setting the state takes 1 µs, creating a generator 13 µs.
+    The position counts all ranks. A batch uses that of its first sample, and another stream. All
+    share one Philox generator (J. Salmon et al., 2011): setting its state takes 1 µs, creating a
+    generator 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -213,13 +208,13 @@ class SampleGenerators:
         self._epoch, self._epoch_key = -1, 0
 
     def key(self, epoch: int, position: int) -> int:
-        """Return the 64-bit key of a sample, which can be used to seed any generator."""
+        """Return the 64-bit key of a sample, to seed any generator."""
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._stream, self._seed, epoch)
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
-        """Return the generator of a sample. It is valid until the next call of `at` or `keyed`."""
+        """Return the generator of a sample, valid until the next call of `at` or `keyed`."""
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:

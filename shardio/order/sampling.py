@@ -1,12 +1,9 @@
 """Choose the samples of an epoch: shuffling, samplers, and weighted draws.
 
-Weighted draws with replacement are independent of each other: a random number below the sum of all
-weights is looked up in the cumulative sums of the weights. Without replacement, every row gets the
-sort key -log(u) / weight with a random number u, and the rows are sorted by these keys, which is
-equivalent to drawing one row after another from the rows that are left (P. Efraimidis and P.
-Spirakis, 2006). The last bits of a library's logarithm differ between machines. This module
-therefore has its own logarithm, which only uses operations that IEEE 754 rounds in the same way on
-all machines.
+A draw with replacement looks up a random number in the cumulative weights. Without replacement,
+rows are sorted by -log(u) / weight with a random u, which is equivalent to drawing from the rows
+that are left (P. Efraimidis and P. Spirakis, 2006). Libraries' logarithms differ between machines;
+the one here only uses operations that IEEE 754 rounds exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ ORDERS: Final[dict[bool | str, type[Order]]] = {
     "blocks": BlockShuffle,
     "shards": ShardShuffle,
 }
-"""The registry of orders: maps each value of the option `shuffle` to the order that it chooses."""
+"""The order of each value of the option `shuffle`."""
 Shuffle = bool | str
 """The type of a key of `ORDERS`."""
 _MAX_DRAWS: Final = 1 << 48
@@ -45,14 +42,13 @@ class WeightedSampler:
     Draws depend only on the loader's seed, the epoch and the position.
 
     Args:
-        weights: the relative probability of each sample, from 0 up.
+        weights: the relative probability of each sample, from 0 up; the loader checks them.
         replacement: True if a sample may be drawn more than once in an epoch.
         n_draws: the number of draws in an epoch; by default the number of samples or, without
             replacement, the number of samples with a weight above 0.
 
     Raises:
-        InvalidArgument: an argument is not valid. The loader checks the weights, because it has
-            the number of samples.
+        InvalidArgument: an argument is not valid.
     """
 
     weights: Any
@@ -77,14 +73,12 @@ class WeightedSampler:
 
 
 Sampler = WeightedSampler | Collection[int] | Callable[[int], Collection[int]]
-"""The types of the option `sampler`: weighted draws; a collection of positions in the view; a torch
-sampler, which is iterated again for each epoch; or a function that gets the number of an epoch,
-counted from 0, and returns the positions for this epoch.
-"""
+"""Weighted draws; a collection of positions in the view; a torch sampler, iterated for each epoch;
+or a function from the number of an epoch, from 0, to its positions."""
 
 
 def check_shuffle(name: str, value: Any) -> Shuffle:
-    """Return the value if it is a key of `ORDERS`; otherwise raise InvalidArgument."""
+    """Return the value; raise InvalidArgument unless it is a key of `ORDERS`."""
     if not isinstance(value, bool | str) or value not in ORDERS:
         known = ", ".join(map(repr, ORDERS))
         raise InvalidArgument(f"{name} must be one of {known}; found {value!r}")
@@ -108,10 +102,7 @@ def check_sampler(name: str, sampler: Any) -> Any:
 
 
 def holds_positions(sampler: Any) -> bool:
-    """Return True if a sampler is a container, which has the same positions in every epoch.
-
-    Any other iterable, such as a torch sampler, may draw new positions each time it is iterated.
-    """
+    """Return True if a sampler is a container, which has the same positions in every epoch."""
     if callable(sampler):
         return False
     return isinstance(sampler, Sequence | Set | Mapping) or any(
@@ -159,8 +150,7 @@ _LN_2: Final = 0.6931471805599453
 _SQRT_HALF: Final = 0.7071067811865476
 _AT_ONCE: Final = 1 << 14
 _N_TERMS: Final = 12
-"""The number of terms of the series in `natural_log`. The sum of all further terms is below 2^-60
-of the first term."""
+"""The terms of the series in `natural_log`; all further ones are below 2^-60 of the first."""
 
 
 class WeightedOrdering:
@@ -195,7 +185,7 @@ class Listed(Order):
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Raise InvalidArgument for a mixture, because the mixture's weights decide the order."""
+        """Raise InvalidArgument for a mixture, whose weights decide the order."""
         if samples.is_mixture:
             raise InvalidArgument(
                 "sampler decides the order of an epoch, and so does a mixture: pass weights to "
@@ -203,11 +193,11 @@ class Listed(Order):
             )
 
     def n_positions(self, samples: Samples) -> int:
-        """Return the number of positions of an epoch, which the sampler decides."""
+        """Return the number of positions, which the sampler decides."""
         return self.n
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return this object, because it has the samples of the epoch."""
+        """Return this object."""
         return self
 
     def at(self, positions: Positions) -> Positions:
@@ -228,7 +218,7 @@ class Weighted(Listed):
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
-    """Return n rows in the order in which they are drawn; rows with weight 0 are never drawn."""
+    """Return n rows in the order in which they are drawn, never one with weight 0."""
     rows = np.flatnonzero(weights)
     keys = np.empty(len(rows))
     key = derive_key(21, seed, epoch)
@@ -243,7 +233,7 @@ def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int)
 
 
 def _fractions(numbers: Positions, key: int) -> Numbers:
-    """Return a random number from 0 to 1 - 2^-53 for each of `numbers`; `key` is the seed."""
+    """Return a random number from 0 to 1 - 2^-53 for each of `numbers`."""
     found: Numbers = (keyed_hashes(numbers, key) >> np.uint64(11)).astype(np.float64)
     return found * 2.0**-53
 

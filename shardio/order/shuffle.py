@@ -1,17 +1,13 @@
 """Block shuffle and shard shuffle: orders for datasets larger than memory, or larger than a cache.
 
-Both orders compute the row at any position directly.
+Block shuffle cuts rows into *runs* of a few MiB and permutes them. Every 64 runs of this sequence
+form a *window*, within which rows are permuted: storage reads complete runs, the page cache holds
+one window, and neighbouring samples come from 64 parts of the dataset. A window of 2^k positions is
+permuted by a Feistel network over the k bits of a position (constants: MurmurHash3, A. Appleby, and
+the golden ratio).
 
-Block shuffle cuts the rows of a view into *runs*: consecutive rows of a few MiB in total. The runs
-are permuted. Every 64 consecutive runs of the permuted sequence form a *window*, and the rows
-within each window are permuted. Storage can then read complete runs, the page cache needs to hold
-only one window at a time, and neighbouring samples come from 64 different parts of the dataset. The
-permutation of a window of 2^k positions is a Feistel network over the k bits of a position; its key
-depends on the window. The constants are from MurmurHash3 (A. Appleby) and the golden ratio.
-
-Shard shuffle permutes the shards that contain samples of the view. Every 8 consecutive shards of
-the permuted sequence form a window, and the samples within each window are permuted. Therefore an
-epoch needs each shard in only one window. Memory use is proportional to the number of shards.
+Shard shuffle permutes the shards. Every 8 of this sequence form a window, within which samples are
+permuted: an epoch needs each shard in one window. Memory is proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -33,19 +29,15 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The number of rounds of the Feistel network in windows below `_SMALL`, and in larger windows.
-
-With one round less, the results are not random enough: statistics of pairs of positions that are
-half a window apart reveal 7 rounds in windows of 64 positions, and 5 rounds in windows of 1024.
-"""
+"""The number of rounds of the Feistel network in windows below `_SMALL`, and in larger ones: one
+less, and statistics of positions half a window apart reveal it (in windows of 64 and 1024)."""
 _AT_ONCE: Final = 4096
-"""The number of positions that are computed at a time. With twice this number, each call needs 600
-new pages of memory for its arrays, and getting these pages takes a fifth of the call's time."""
+"""The number of positions computed at a time. Twice as many need 600 new pages of memory in each
+call, which is a fifth of its time."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
 _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(max(_ROUNDS)))
-"""The factor by which each round of the Feistel network multiplies."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +114,9 @@ class BlockShuffle(Order):
 
 
 class WindowedOrdering:
-    """The order of one epoch of a block shuffle of n rows: the row at each position.
+    """The order of one epoch of a block shuffle of n rows.
 
-    A *place* is an index in the sequence of permuted runs, before the rows within each window are
-    permuted.
+    A *place* is an index in the sequence of permuted runs.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -138,7 +129,7 @@ class WindowedOrdering:
         self._to_short = n_runs * window.run - self._short_starts
         self._windows_key = derive_key(18, seed, epoch)
         self._last = n - n % window.window_rows
-        """The start of the last window if this window is shorter than the others, otherwise n."""
+        """The start of the last window if it is shorter than the others, otherwise n."""
         self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
@@ -166,7 +157,6 @@ class WindowedOrdering:
         return self._row_of(places)
 
     def _row_of(self, places: Positions) -> Positions:
-        """Return the row at each place."""
         n_short = self._n_short
         if not n_short:
             return self._in_runs(places)
@@ -179,7 +169,7 @@ class WindowedOrdering:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """Return the row at each place of a complete run; an arbitrary row at other places."""
+        """Return the row at each place of a complete run; arbitrary elsewhere."""
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run
@@ -192,7 +182,7 @@ class WindowedOrdering:
 class GroupedOrdering:
     """The order of one epoch of a block shuffle in which groups of k samples stay together.
 
-    The n % k samples that are left over come at the end of the epoch.
+    The n % k samples that are left over come last.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -209,10 +199,10 @@ class GroupedOrdering:
 
 
 def permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
-    """Permute positions within windows of `size` positions, which must be a power of two.
+    """Permute positions within windows of `size` positions, a power of two.
 
-    `starts` has the start of each position's window, and `within` the position relative to it. The
-    permutation is a Feistel network over the upper and the lower bits of `within`.
+    `within` is relative to the start of the window, in `starts`. The Feistel network permutes its
+    upper and lower bits.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
@@ -242,7 +232,7 @@ class ShardShuffle(Order):
     """Shard shuffle: the shards are permuted, then the samples within each window of shards.
 
     A window has `n_shards` shards, and `n_in_window` samples on average. `layout` is a hash of the
-    cumulative sample counts of the shards: a state is only valid while the shards are the same.
+    shards' cumulative sample counts: a state is only valid while these are the same.
     """
 
     name = "shards"
@@ -253,7 +243,7 @@ class ShardShuffle(Order):
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return the order with windows of SHARDS_PER_WINDOW shards."""
+        """Return the order for the current shards."""
         return cls.of(samples.shard_ends(), samples.n, SHARDS_PER_WINDOW)
 
     @classmethod
@@ -310,7 +300,7 @@ class ShardShuffle(Order):
 
 
 def ends_within(ends: Positions, n: int) -> Positions:
-    """Return `ends` limited to the first n samples, without shards that have none of them."""
+    """Return `ends` of the first n samples, without shards that have none."""
     clipped = np.minimum(ends, n)
     return clipped[np.diff(clipped, prepend=0) > 0]
 
@@ -318,9 +308,8 @@ def ends_within(ends: Positions, n: int) -> Positions:
 class ShardOrdering:
     """The order of one epoch of a shard shuffle of the first n samples of a view.
 
-    `ends` is the cumulative sum of the number of samples that the view has in each shard. A *place*
-    is an index in the sequence of permuted shards, before the samples within each window are
-    permuted.
+    `ends` are the shards' cumulative counts. A *place* is an index in the sequence of permuted
+    shards.
     """
 
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:
@@ -330,7 +319,7 @@ class ShardOrdering:
         self._stops: Positions = np.cumsum(sizes[shards])
         """The place at which each of the permuted shards ends."""
         self._shifts: Positions = ends[shards] - self._stops
-        """For each permuted shard: adding this number to a place gives the index of its sample."""
+        """For each of these, the difference between a sample's index and its place."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
         self._n_shards = n_shards

@@ -20,10 +20,9 @@ OUTPUTS: Final = get_args(Output)
 
 
 class TensorAdapter(Protocol):
-    """A converter from arrays to tensors. The arrays are views of a block, the memory of a batch.
+    """A converter from arrays, views of a batch's block, to tensors.
 
-    If `aliases` is True, tensors share the memory of their arrays, so later writes to the block
-    change the tensors. If it is False, tensors are copies.
+    If `aliases` is True, tensors share the memory of their arrays, so later writes change them.
     """
 
     aliases: bool
@@ -31,9 +30,8 @@ class TensorAdapter(Protocol):
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
         """Return an array as a tensor, or raise InvalidArgument if the framework lacks its dtype.
 
-        If `dtype` is not None, the bits of the array are reinterpreted as values of this dtype,
-        which NumPy lacks. `owner` owns the memory of the array; a tensor that shares this memory,
-        and its views, keep `owner` alive.
+        `dtype`, if not None, reinterprets the bits as values that NumPy lacks. A tensor that shares
+        the array's memory, and its views, keep `owner` alive.
         """
 
     def fixed(
@@ -41,7 +39,7 @@ class TensorAdapter(Protocol):
     ) -> Callable[[npt.NDArray[Any]], Any]:
         """Return a function that copies arrays of this shape and dtype into a tensor.
 
-        If the framework supports this, every call returns the same tensor.
+        Where supported, every call returns the same tensor.
         """
 
     def synchronize(self) -> None:
@@ -69,7 +67,6 @@ def create_adapter(output: str, device: Any) -> TensorAdapter | None:
 
 
 def __getattr__(name: str) -> object:
-    """Import `yuv420_to_rgb` on first use (PEP 562), because its module imports tinygrad."""
     if name not in __all__:
         raise AttributeError(f"module 'shardio.outputs' has no attribute {name!r}")
     from shardio.outputs.tinygrad import yuv420_to_rgb

@@ -1,7 +1,6 @@
-"""Convert arrays to JAX arrays, which share the memory of the NumPy arrays if JAX supports this.
+"""Convert arrays to JAX arrays, which share the NumPy arrays' memory if JAX supports this.
 
-JAX then keeps the NumPy array alive, and with it the block whose memory the array uses, as long as
-anything needs the memory, such as queued computations.
+JAX then keeps a NumPy array, and with it its block, alive as long as anything needs the memory.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Ndarray = npt.NDArray[Any]
 class JaxAdapter:
     """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; None for JAX's default.
 
-    JAX arrays are immutable, so `fixed` creates a new array for each batch, and `aliases` is False.
+    JAX arrays are immutable, so `fixed` creates a new one for each batch, and `aliases` is False.
     Without the option `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
     """
 
@@ -46,7 +45,7 @@ class JaxAdapter:
 
 
 def _find_device(jax: Any, name: str) -> Any:
-    """Return a device by its name: a platform, or a platform, a colon and the device's index."""
+    """Return a device by its name: a platform, also with a colon and the device's index."""
     platform, _, number = name.partition(":")
     try:
         if number.startswith("-"):  # a negative index would count from the last device

@@ -1,8 +1,6 @@
-"""Convert arrays to tinygrad tensors.
+"""Convert arrays to tinygrad tensors: shared memory on the CPU device, copies on others.
 
-On the CPU device, tensors share the memory of the arrays; on other devices, they are copies.
-`tinygrad_internals` has fast ways to create tensors. If these do not work with the installed
-version of tinygrad, tinygrad's public API is used.
+If the fast ways of `tinygrad_internals` fail with the installed version, its public API is used.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ class TinygradAdapter:
 
     `device` is the name of a device, None for tinygrad's default, or a tuple of names, over which
     tensors are sharded along axis 0. tinygrad is not thread-safe, so use the adapter only in the
-    thread that uses tinygrad. If `aliases` is False, the memory of an array may be overwritten once
-    `wrap` has returned.
+    thread that uses tinygrad.
     """
 
     def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
@@ -69,14 +66,12 @@ class TinygradAdapter:
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
-        """Return an array as a Tensor.
+        """Return an array as a Tensor, sharded over equal numbers of rows with several devices.
 
-        With several devices, the number of rows must be a multiple of their number.
-
-        If `aliases` is True, the Tensor and its views keep `owner` alive until they are released;
-        tensors computed from them, until they are released or realized. Do not write to the memory
-        meanwhile. Arrays that are empty, not C-contiguous, not in native byte order, or not
-        aligned to 64 bytes are always copied.
+        If `aliases` is True, the Tensor and its views keep `owner` alive, and tensors computed from
+        them do until they are realized; do not write to the memory meanwhile. Arrays that are
+        empty, not C-contiguous, not in native byte order, or not aligned to 64 bytes are always
+        copied.
         """
         native = _DTYPES.get(array.dtype)
         address: int = array.__array_interface__["data"][0]
@@ -91,7 +86,7 @@ class TinygradAdapter:
         """Return a function that copies an array into a Tensor, the same in every call.
 
         Work that was queued before a call still reads the old values. If the device does not
-        support overwriting a Tensor, each call returns a new Tensor.
+        support overwriting, each call returns a new Tensor.
         """
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:
@@ -108,15 +103,14 @@ class TinygradAdapter:
     def synchronize(self) -> None:
         """Wait until the devices have finished all queued work.
 
-        Call this after the owner of shared memory was released and before the memory is
-        overwritten, because queued kernels may still read it.
+        Queued kernels may read shared memory until then, also after its owner was released.
         """
         for wait in self._waits:
             wait()
         self._n_staged_bytes = 0
 
     def _copy(self, array: Ndarray) -> Tensor:
-        """Return a copy of an array on the devices. When this returns, the array has been read."""
+        """Return a copy of an array, which has been read when this returns."""
         native = array.dtype.newbyteorder("=")
         if native not in _DTYPES:
             raise InvalidArgument(
@@ -152,7 +146,7 @@ class TinygradAdapter:
             return tensor.shard(self._devices, axis=0).realize()
 
     def _wait_if_needed(self, array: Ndarray) -> None:
-        """Synchronize after a copy if a device may still read `array`, or keeps pinned memory."""
+        """Synchronize if a device may still read `array`, or keeps pinned memory."""
         kinds = set(_kinds(self._devices))
         self._n_staged_bytes += array.nbytes if kinds & _KEEPS_STAGING else 0
         if not kinds <= _READS_AT_ONCE or self._n_staged_bytes > _STAGING_BYTES:
@@ -165,7 +159,7 @@ def _writeable(array: Ndarray) -> Ndarray:
 
 
 def _as_dtype(tensor: Tensor, array: Ndarray, dtype: str | None) -> Tensor:
-    """Return the tensor; if `dtype` is not None, with its bits reinterpreted as this dtype."""
+    """Return the tensor, with its bits reinterpreted if `dtype` is another dtype."""
     if dtype is None or dtype == array.dtype.name:
         return tensor
     target = getattr(dtypes, dtype, None)
@@ -175,12 +169,10 @@ def _as_dtype(tensor: Tensor, array: Ndarray, dtype: str | None) -> Tensor:
 
 
 def _kinds(devices: tuple[str, ...]) -> list[str]:
-    """Return the device names without their numbers."""
     return [name.partition(":")[0] for name in devices]
 
 
 def _open(name: str | None) -> str:
-    """Open a device and return its canonical name."""
     try:
         canonical = Device.canonicalize(name)
         if canonical.partition(":")[0] in _HOLDS_ONLY:
@@ -232,22 +224,18 @@ def yuv420_to_rgb(
 ) -> Tensor:
     """Convert frames of YUV 4:2:0 to RGB of (..., H, W, 3).
 
-    The result is lazy, so the function can be used in a TinyJit. Colours outside of the range of
-    RGB are clipped. Chroma is interpolated linearly between its samples; at the edges, the
-    outermost samples are repeated.
+    The result is lazy, so the function can be used in a TinyJit. Colours outside of RGB are
+    clipped. Chroma is interpolated linearly; at the edges, the outermost samples are repeated.
 
     Args:
         frames: a Tensor of uint8 (..., H * 3 / 2, W), where H and W are even. The first H rows are
-            luma. Each of the H / 2 rows below has a row of U in its left half, and the same row of
-            V in its right half.
+            luma. Each of the H / 2 rows below has a row of U in its left half, and V in its right.
         matrix: the matrix by which RGB was converted to luma and chroma.
         range: "limited" for luma from 16 to 235 and chroma from 16 to 240; "full" for 0 to 255.
-        siting: the horizontal position of a chroma sample relative to its two pixels. "left" means
-            the position of the left pixel, which is the default of H.264, HEVC, MPEG-2 and MPEG-4.
-            "center" means the middle between the pixels, as in JPEG and MPEG-1. The vertical
-            position of a chroma sample is always the middle.
-        dtype: the dtype of the result. Its values are from 0 to 255 with every dtype; they are
-            rounded only for "uint8".
+        siting: the horizontal position of a chroma sample: "left" is that of the left of its two
+            pixels (the default of H.264, HEVC, MPEG-2 and MPEG-4), "center" is between them (JPEG,
+            MPEG-1). Vertically, it is always between them.
+        dtype: the dtype of the result, with values from 0 to 255, rounded only for "uint8".
 
     Raises:
         InvalidArgument: an argument or the shape is invalid.
@@ -270,7 +258,7 @@ def yuv420_to_rgb(
 
 
 def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Tensor:
-    """Convert Y, U and V to RGB, which is not clipped, by the inverse of the matrix."""
+    """Convert Y, U and V to unclipped RGB."""
     red, blue = _WEIGHTS[matrix]
     green = 1 - red - blue
     grey, colour = (1.0, 1.0) if range == "full" else (255 / 219, 255 / 224)
@@ -281,7 +269,6 @@ def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Ten
 
 
 def _wider(chroma: Tensor, siting: Siting) -> Tensor:
-    """Return chroma with twice as many columns, interpolated according to `siting`."""
     if siting == "center":
         return _doubled(chroma, -1)
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
@@ -299,7 +286,6 @@ def _doubled(chroma: Tensor, axis: int) -> Tensor:
 
 
 def _size(frames: Tensor) -> tuple[int, int]:
-    """Return the height and width of the pictures; raise InvalidArgument for a wrong shape."""
     if frames.dtype != dtypes.uint8 or frames.ndim < 2:
         raise InvalidArgument(
             f"frames must be uint8 of (..., H * 3 / 2, W); found {frames.dtype.name} "

@@ -1,19 +1,15 @@
-"""Fast ways to create tensors, which use tinygrad's internals.
+"""Fast ways to create tensors, which use tinygrad's internals. Each is tested when it is created.
 
-Each way is tested when it is created. If it fails, the public API is used, which copies.
+A view shares the memory of a block on the CPU device. The owner of the memory is attached to
+tinygrad's `Buffer`, to which a slice or lazy sum of the tensor also refers. The public
+`Tensor.from_blob` takes more than ten times as long: 160 µs.
 
-Views are tensors on the CPU device that share the memory of a block. The owner of the memory is
-attached to tinygrad's `Buffer`. Everything that needs the memory, such as a slice or a lazy sum of
-the tensor, refers to the `Buffer`, and so keeps the owner alive. The public `Tensor.from_blob`
-takes more than ten times as long: 160 µs.
+A copy is made by the allocator's `_copyin`. The public `Tensor(array).to(device).realize()` takes
+milliseconds, because it builds and runs a schedule.
 
-Copies are tensors on devices that do not share the host's memory. The public
-`Tensor(array).to(device).realize()` builds and runs a schedule for every copy. This takes
-milliseconds, although in the end only the allocator's method `_copyin` is called.
-
-tinygrad builds and checks a small graph for each tensor, which is the same for all tensors of one
-shape and dtype. A *template* is such a graph over a buffer without memory. To create a tensor, only
-the buffer of the template is replaced.
+A *template* is the small graph that tinygrad builds and checks for each tensor, over a buffer
+without memory; it is the same for one shape and dtype. To create a tensor, only its buffer is
+replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ INTERNALS_CHANGED: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that may occur if tinygrad's internals differ from those of the known versions."""
+"""The exceptions of an unknown version of tinygrad's internals."""
 
 
 class TensorTemplates:
@@ -68,7 +64,7 @@ class TensorTemplates:
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
-        """Return a tensor of `shape` over a buffer; the tensor then owns the buffer."""
+        """Return a tensor of `shape` over a buffer, which it then owns."""
         over = self._templates.get((shape, dtype))
         if over is None:
             if len(self._templates) >= self.MAX_TEMPLATES:
@@ -77,7 +73,7 @@ class TensorTemplates:
         return over(buffer)
 
     def _template(self, shape: tuple[int, ...], dtype: DType) -> Callable[[Any], Tensor]:
-        """Return a function that replaces the buffer of a new template by another buffer."""
+        """Return a function that replaces the buffer of a new template by another."""
         template = Tensor.empty(*shape, dtype=dtype, device=self._device)
         graph: Any = template.uop
         leaf, buffers, uop, derive = graph.base, self._buffers, self._uop, self._derive
@@ -99,9 +95,9 @@ class TensorTemplates:
     def _numbered(self, leaf: Any) -> Callable[[], Any]:
         """Return a function that copies a buffer's node, with a number that no node has had before.
 
-        tinygrad keeps only one node for each number, and finds the memory of a buffer by its node.
-        tinygrad's own `UOp.from_buffer` uses the address of the Buffer object as the number. This
-        is not safe: another Buffer object may get the same address while the node still exists.
+        tinygrad finds the memory of a buffer by its node, and keeps one node for each number. Its
+        own `UOp.from_buffer` numbers by the address of the Buffer object, which another object may
+        get while the node still exists.
         """
         uop = self._uop
         if not hasattr(leaf.arg, "slot"):  # before tinygrad 0.14
@@ -115,14 +111,14 @@ class TensorTemplates:
 
 
 class DeviceCopies:
-    """A factory of tensors with their own memory on a device, which can also be overwritten."""
+    """A factory of tensors with their own memory on a device, which can be overwritten."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._graphs = TensorTemplates(device)
 
     def new(self, array: Ndarray, dtype: DType) -> Tensor:
-        """Return a new tensor with the values of an array, C-contiguous and not empty."""
+        """Return a new tensor with the values of a C-contiguous, not empty array."""
         buffer: Any = self._graphs.Buffer(self._device, math.prod(array.shape), dtype).allocate()
         self._fill(buffer, array)
         return self._graphs.tensor(array.shape, dtype, buffer)
@@ -153,7 +149,7 @@ def find_copies(device: str) -> DeviceCopies | None:
 
 
 def _is_realized_on(device: str, tensor: Tensor) -> bool:
-    """Return True if a tensor is realized, on the device, and has 2 rows of 3 float32."""
+    """Return True for a realized tensor of 2 rows of 3 float32 on the device."""
     found = tensor.shape, tensor.dtype, tensor.device
     return found == ((2, 3), dtypes.float32, device) and bool(tensor.uop.base.is_realized)
 
@@ -167,7 +163,7 @@ class GraphViews:
         self._allocator: Any = Device[device].allocator
 
     def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
-        """Make a tensor over the memory at `address`; it keeps `owner` alive."""
+        """Return a tensor over the memory at `address`, which keeps `owner` alive."""
         size = math.prod(shape)
         spec = self._graphs.BufferSpec(external_ptr=address)
         # Do not use the method `alloc`, which caches an entry for each address forever.
@@ -178,7 +174,7 @@ class GraphViews:
 
 
 def find_view(device: str) -> GraphViews | None:
-    """Return a factory of views for a device; None if views do not work with this tinygrad.
+    """Return a factory of views for a device; None if they do not work with this tinygrad.
 
     A view must keep its owner alive exactly while the memory is needed.
     """

@@ -1,7 +1,6 @@
 """Convert arrays to torch tensors: shared memory on the CPU, copies on other devices.
 
-A tensor on the CPU keeps the NumPy array alive, and with it the block whose memory the array uses.
-So do the views of the tensor, and NumPy arrays that are created from it.
+A tensor on the CPU, its views, and NumPy arrays made from it keep the array alive, and its block.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ Ndarray = npt.NDArray[Any]
 
 
 class TorchAdapter:
-    """An adapter for torch tensors on a device; the default is the CPU.
-
-    On the CPU, tensors share the memory of their arrays. On other devices, they are copies, and the
-    array has been read when `wrap` returns.
-    """
+    """An adapter for torch tensors on a device; the default is the CPU."""
 
     def __init__(self, device: str | None = None) -> None:
         self._torch = import_extra("output='torch' needs torch", "torch", "torch")
@@ -30,14 +25,14 @@ class TorchAdapter:
         self.aliases: bool = self._device.type == "cpu"
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor. On the CPU, the tensor keeps the array alive."""
+        """Return an array as a tensor, which keeps it alive on the CPU; else it has been copied."""
         tensor = self._cpu_tensor(array, dtype)
         return tensor if self.aliases else tensor.to(self._device)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
         """Return a function that copies an array into a tensor, the same in every call.
 
-        Work that was queued on torch's current stream before a call still reads the old values.
+        Work queued before on torch's current stream still reads the old values.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
         return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
@@ -46,10 +41,7 @@ class TorchAdapter:
         """Do nothing, because a call of torch has read memory of the CPU when it returns."""
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
-        """Return a tensor on the CPU that shares the memory of an array.
-
-        If the byte order of the array is not native, the tensor is a copy.
-        """
+        """Return a tensor that shares an array's memory; a copy unless its byte order is native."""
         torch = self._torch
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":
@@ -64,7 +56,6 @@ class TorchAdapter:
 
 
 def _open(torch: Any, name: str) -> Any:
-    """Return a device, after checking that memory can be allocated on it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -1,9 +1,8 @@
-"""Open a shard: validate its structure. This takes the same time for any number of samples.
+"""Open a shard: validate its structure, in the same time for any number of samples.
 
-When `open_sections` has returned, every section is inside of the file and has the size, the number
-of items and the stride that the schema and the number of samples require. The file contains nothing
-else, except for sections of optional kinds. Readers rely on this: later, they check only hashes and
-the values in tables, such as index entries.
+After `open_sections`, every section is inside of the file and has the size, count and stride that
+the schema and the number of samples require, and there are no others except of optional kinds.
+Readers therefore check only hashes and values in tables, such as index entries.
 """
 
 from __future__ import annotations
@@ -36,18 +35,14 @@ from shardio.storage.content import Content
 _KINDS: Final = frozenset(Kind)
 
 _SCHEMA_FEATURES: Final = BUILT & ~RECORD_FEATURES
-"""The features of a shard that depend only on its schema."""
+"""The features that depend only on the schema."""
 
 _parsed = functools.lru_cache(maxsize=64)(Schema.from_json)
 """Parse a schema. The result is cached, because all shards of a dataset have the same schema."""
 
 
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
-    """Validate the structure of a shard; return its header, its schema, and its sections by key.
-
-    The checks include the first page, its copy at the end of the file, the section table, the
-    schema, and the offset and size of every section.
-    """
+    """Validate the structure of a shard; return its header, its schema, and its sections by key."""
     size = content.nbytes
     if size < PAGE:
         if not any(content[:size]):
@@ -109,9 +104,8 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
     """Raise ShardCorrupt unless the sections of a shard match its schema and number of samples.
 
-    A section that the schema requires must not be missing, and must have the right count, stride
-    and size. (The number of packets and chunks may be any number.) Any other section must be of an
-    optional kind. Raises ShardUnsupported for an unknown kind that a reader must not skip.
+    The numbers of packets and chunks may be any. Raises ShardUnsupported for an unknown kind that a
+    reader must not skip.
     """
     for section in sections.values():
         if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:

@@ -24,23 +24,19 @@ from shardio.storage.file_access import Access, check_length
 class ShardReader(Closing):
     """A reader of one shard. Owns the memory map of the file, or a descriptor if it is not mapped.
 
-    If the file is mapped, uncompressed arrays are views of the map. They stay valid after
-    `close()`: the file is unmapped when the last view is gone. If the file is not mapped, all
-    values are copies.
+    If the file is mapped, uncompressed arrays are read-only views of the map. They stay valid after
+    `close()`: the file is unmapped when the last view is gone. Otherwise, all values are copies.
 
     Args:
         path: the path of the file.
-        verify: "first" checks a hash when the bytes that it covers are first read. "always" checks
-            it each time that they are read, and "off" never checks it. The structure of the file is
-            validated in any case.
-        access: "mmap" maps the file. "pread" reads the file by offset. "auto" maps the file unless
-            it is on a network file system. If a mapped file is truncated, this process may be
-            killed.
+        verify: "first" checks a hash when the bytes that it covers are first read, "always" each
+            time, and "off" never. The structure of the file is validated in any case.
+        access: "mmap" maps the file; truncating it may then kill this process. "pread" reads it by
+            offset. "auto" maps it unless it is on a network file system.
         content: an open file from which to read; None to open the file at `path`.
 
     Raises:
-        ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: as described in
-            `shardio.errors`.
+        ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
     """
 
     def __init__(
@@ -55,7 +51,7 @@ class ShardReader(Closing):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._wholes: dict[str, npt.NDArray[Any]] = {}
-        """Columns of which a row was read, as arrays that are views of the map, by name."""
+        """Columns of which a row was read, as views of the map."""
         self._absolute = os.path.abspath(path)  # still valid after a chdir
         found: Content
         if content is None:
@@ -73,7 +69,6 @@ class ShardReader(Closing):
         self.access: Access = "mmap" if isinstance(found, memoryview) else "pread"
         """The access method in use: "mmap" or "pread"."""
         self.records = Records(self.units)
-        """The records: the values of those fields that are not stored as columns."""
 
     def __repr__(self) -> str:
         return f"ShardReader({self.path!r}: {len(self)} samples of {len(self.schema)} fields)"
@@ -83,7 +78,7 @@ class ShardReader(Closing):
 
     @property
     def id(self) -> str:
-        """The id of the shard in hex. It is a hash, and thus depends only on the content."""
+        """The id of the shard in hex: a hash of its content."""
         return self.header.id.hex()
 
     @property
@@ -92,33 +87,25 @@ class ShardReader(Closing):
         return self.units.content
 
     def check_length(self) -> None:
-        """Raise ShardChanged if the file is mapped and was truncated.
-
-        Reading a map beyond the end of a truncated file kills the process. This call does not
-        detect that the file is truncated later.
-        """
+        """Raise ShardChanged if a mapped file was truncated: reading it could kill the process."""
         if self.access == "mmap":
             check_length(self._absolute, self.file)
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The entries of the section table. The sections have the same order in the file."""
+        """The entries of the section table, in file order."""
         return tuple(self.units.sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return the sample in a row: the value of each field, by the dotted name of the field.
-
-        A missing value of an optional field is None. Arrays are read-only. If the file is mapped,
-        uncompressed arrays are views of the map.
-        """
+        """Return the sample in a row: each field's value by its dotted name; None if missing."""
         return self.sample(row, self.schema)
 
     def sample(
         self, row: int, names: Iterable[str], *, check_truncated: bool = True
     ) -> dict[str, Any]:
-        """Return the fields `names` of the sample in a row, without reading its other fields.
+        """Return the fields `names` of the sample in a row, without reading others.
 
-        If `check_truncated` is True, raise ShardChanged if a mapped file was truncated.
+        With `check_truncated`, raise ShardChanged if a mapped file was truncated.
         """
         self._check_open()
         row, n = operator.index(row), len(self)
@@ -138,7 +125,6 @@ class ShardReader(Closing):
         return sample
 
     def _value(self, name: str, row: int) -> Any:
-        """Return the value of any field, stored as a column or as records, in one row."""
         field, rows = self.schema.get(name), np.array([row], np.int64)
         if field is None:
             known = ", ".join(self.schema)
@@ -165,17 +151,13 @@ class ShardReader(Closing):
     def column(
         self, name: str, rows: Sequence[int] | npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """Return the values of a field in many samples as one array.
+        """Return the values of a column (an uncompressed array of fixed shape) as one array.
 
-        The field must be stored as a column: it is an array of fixed shape that is not compressed.
+        Without `rows`, return the whole column read-only: a view of the map, or a copy if the file
+        is not mapped. It is **unverified** unless the reader was opened with verify="always".
 
-        Without `rows`, return the whole column as a read-only array: a view of the map, or a copy
-        if the file is not mapped. The array is **unverified** unless the reader was opened with
-        verify="always".
-
-        With `rows`, return a verified copy of these rows, of shape (len(rows), *field.shape). In
-        this copy, the rows of missing values are zero, whatever the file contains; `present` finds
-        these rows.
+        With `rows`, return a verified copy of shape (len(rows), *field.shape), in which the rows of
+        missing values are zero; `present` finds them.
 
         Raises:
             InvalidArgument: there is no such column.
@@ -203,7 +185,6 @@ class ShardReader(Closing):
         return found
 
     def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
-        """Raise ShardCorrupt if the row of a missing value is not zero."""
         absent = np.flatnonzero(~self.present(name))
         for row in absent.tolist():
             if any(whole[row].tobytes()):
@@ -217,7 +198,7 @@ class ShardReader(Closing):
                 )
 
     def _indices(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Validate the row indices of a user; return them with negative ones replaced."""
+        """Validate a user's row indices; replace negative ones."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             shown = f"{given.dtype}, {given.ndim} dimensions"
@@ -230,9 +211,7 @@ class ShardReader(Closing):
         return indices
 
     def present(self, name: str, rows: Sequence[int] | Rows | None = None) -> Present:
-        """Return a mask of `rows`: True if the row has a value of the field `name`.
-
-        By default, the mask is for all rows. The bytes from which it is read are verified.
+        """Return a verified mask of `rows`, by default all: True if a row has a value of the field.
 
         Raises:
             InvalidArgument: there is no such field.
@@ -257,13 +236,10 @@ class ShardReader(Closing):
         return self.units.sections[Kind.COLUMN, self.schema.field_id(name), 0]
 
     def hashes_section(self, name: str) -> Section:
-        """Return the section that contains the hashes of a column's units."""
+        """Return the section of the hashes of a column's units."""
         return self.units.sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
 
     def close(self) -> None:
-        """Release the content of the file. Idempotent.
-
-        A mapped file is unmapped when the last view of the map is gone.
-        """
+        """Release the content; a mapped file is unmapped with the last view. Idempotent."""
         self._wholes.clear()
         self.units.release()

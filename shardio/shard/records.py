@@ -1,12 +1,9 @@
-"""Read and verify records: the stored values of those fields that are not stored as columns.
+"""Read and verify records: the values that are not stored in columns.
 
-The records are in the payload section. The index section has an entry for each record, with the
-offset, the codec, the sizes and the hash of the record.
-
-The record of a video or of audio is a *stream* of packets. Tables in sections of their own describe
-the streams and their packets. The tables are verified block by block, and a stream is verified
-chunk by chunk, so that a part of a stream can be read without the rest. A *line* is a row of the
-table of streams (the section STREAMS), which has a line for each sample.
+The index has an entry for each record of the payload, with its offset, codec, sizes and hash. A
+video or audio is a *stream* of packets with tables in sections of their own, verified chunk by
+chunk, so that a part can be read without the rest. A *line* is a stream's row in the table of
+streams.
 """
 
 from __future__ import annotations
@@ -51,9 +48,8 @@ _BITS_DTYPE: Final = np.dtype(np.uint8)
 class Records:
     """The records of one open shard.
 
-    `units` has the content of the shard and the verification state. If data was changed or is
-    invalid, the methods raise ChecksumMismatch or ShardCorrupt. The error has the name of the
-    field, the offset and, unless data about all samples was changed, the index of the sample.
+    The methods raise ChecksumMismatch or ShardCorrupt for changed or invalid data, with the field,
+    the offset and, if only one sample is affected, the sample.
     """
 
     def __init__(self, units: VerifiedUnits) -> None:
@@ -70,10 +66,7 @@ class Records:
         return self.units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
-        """Return a bool for each of `rows`: True if the sample has a value of the field.
-
-        The bools are read from the validity bits of the shard, which are verified.
-        """
+        """Return a bool for each of `rows`, from verified bits: True if the sample has a value."""
         if not self._schema[name].optional:
             return np.ones(len(rows), np.bool_)
         stored = self.units.items(Kind.VALIDITY, name, _BITS_DTYPE, rows >> 3)
@@ -99,10 +92,9 @@ class Records:
         return found
 
     def read(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
-        """Yield the record of each row, in order, verified and decompressed.
+        """Yield the record of each row, verified and decompressed.
 
-        `entries` are the index entries of the field for `rows`. If the file is mapped, uncompressed
-        records are views of the map.
+        `entries` are the index entries for `rows`. Uncompressed records of a mapped file are views.
         """
         payload = self.offset
         content = self.units.content  # keep the content, also if the reader is closed meanwhile
@@ -143,10 +135,7 @@ class Records:
             yield record
 
     def _dictionary(self, name: str) -> Dictionary | None:
-        """Return the dictionary of a field, which is read on first use.
-
-        Return None if the codec of the field uses no dictionary, or if the stored one is empty.
-        """
+        """Return the dictionary of a field, read on first use; None without one or if empty."""
         if not SPECS[self._schema[name].codec].has_dictionary:
             return None
         if name not in self._dictionaries:
@@ -160,11 +149,9 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored dimensions of a field's values in `rows`.
+        """Return the verified stored dimensions of the values in `rows`, as (len(rows), n).
 
-        The result has the shape (len(rows), n). For a field of arrays, n is the number of varying
-        dimensions; for images, n is 3: height, width and channels; for other fields, n is 0. The
-        dimensions are verified.
+        n is the number of varying dimensions of an array, 3 for images, and 0 for other fields.
         """
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:
@@ -174,11 +161,10 @@ class Records:
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
-        """Yield the value of a field for each row, in order; None for a missing value.
+        """Yield the value of a field of records for each row; None if missing.
 
-        The field must be stored as records. If the file is mapped, uncompressed arrays are views of
-        the map. The value of a video or audio is an EncodedStream; its packets are read and
-        verified only when its attribute `data` is sliced.
+        Uncompressed arrays are views of a mapped file. A video or audio is an EncodedStream; its
+        packets are read and verified only when its `data` is sliced.
         """
         field = self._schema[name]
         entries = self.entries(name, rows)
@@ -208,10 +194,9 @@ class Records:
             yield value
 
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """Return the positions in `rows` of the samples that have no value of the field.
+        """Return the positions in `rows` of missing values.
 
-        `entries` are the index entries of the field for `rows`. Raises ShardCorrupt if the record
-        of a missing value is not empty, or if a record is empty that must not be empty.
+        Raises ShardCorrupt if their records are not empty, or others are that must not be.
         """
         field = self._schema[name]
         if not field.optional:
@@ -232,10 +217,7 @@ class Records:
         return error.at(path=self.units.path, field=field, sample=row, offset=offset)
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the verified and valid lines in the table of streams, one for each of `rows`.
-
-        `entries` are the index entries of the field for `rows`.
-        """
+        """Return the verified and valid lines of `rows`; `entries` are their index entries."""
         found: Streams = self.units.items(Kind.STREAMS, name, STREAM_DTYPE, rows)
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
@@ -254,10 +236,9 @@ class Records:
         return found
 
     def streams(self, name: str, rows: Rows, entries: Entries) -> Iterator[EncodedStream]:
-        """Yield the stream of each row, in order; for a missing value, yield an empty stream.
+        """Yield the stream of each row, an empty one if missing.
 
-        `entries` are the index entries of the field for `rows`. The bytes of the packets
-        are read only when the attribute `data` of a stream is sliced.
+        Packets are read only when its `data` is sliced.
         """
         lines = self.lines(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
@@ -269,10 +250,9 @@ class Records:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """Yield the tables of the stream of each row, in order.
+        """Yield the tables of each row's stream, the same for the same stream in every shard.
 
-        In the tables, the indices of the stream's first packet and first chunk are set to 0, so
-        that the same stream has the same tables in every shard.
+        The indices of the first packet and the first chunk are set to 0.
         """
         lines = self.lines(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
@@ -319,18 +299,16 @@ class Records:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StreamData:
-    """The packets of one stream: bytes that are read and verified when they are sliced.
+    """The packets of one stream: bytes that are read and verified, chunk by chunk, when sliced.
 
-    A slice verifies only the chunks that it touches. Slicing needs an open reader. The resulting
-    memoryview stays valid after the reader is closed.
+    Slicing needs an open reader; the resulting memoryview stays valid after it is closed.
 
     Args:
         units: the verification state of the shard.
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
-        first_chunk: the index of the record's first chunk among the chunks of the field.
-        skipped: the number of bytes of the record that come before the packets: the parameters and
-            the extradata.
+        first_chunk: the index of its first chunk among those of the field.
+        skipped: the number of bytes before the packets: the parameters and the extradata.
     """
 
     units: VerifiedUnits
@@ -361,8 +339,8 @@ class StreamData:
     def _checked(self, content: Content, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop` of the record, verified.
 
-        If the file is not mapped, bytes that must be verified are read only once, so that the
-        verified bytes and the returned bytes cannot differ.
+        Without a map, bytes are read only once, so that the verified and the returned bytes are the
+        same.
         """
         units, base = self.units, self.offset
         first, last = start // CHUNK_BYTES, n_chunks(stop)
@@ -382,5 +360,4 @@ class StreamData:
         return bytes(self[:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as plain bytes."""
         return bytes, (bytes(self),)

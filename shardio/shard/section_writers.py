@@ -1,12 +1,9 @@
 """Writers of the sections of a shard: columns, validity bits, records with their index, streams.
 
-Each writer collects one part of every sample in buffers. `ShardWriter` decides where a buffer keeps
-its bytes (in memory, in a temporary file or in the shard file), and closes the buffers.
-`SectionTable` appends the finished sections to the shard file, and writes the section table and the
-header pages.
-
-If a field is compressed with a dictionary, the records of the first rows are held back: they stay
-in memory until there is enough data to train the dictionary.
+`ShardWriter` decides where their buffers keep the bytes: in memory, a temporary file or the shard
+file. `SectionTable` appends finished sections to the shard file, and writes the section table and
+the header pages. If a field is compressed with a dictionary, the first rows are held back in memory
+until there is enough data to train it.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 
 
 class SectionBuffer:
-    """The bytes of a section that is being written: in memory or, after `move_to`, in a file."""
+    """The bytes of a section in memory or, after `move_to`, in a file."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.n_bytes = len(content)
@@ -64,7 +61,7 @@ class SectionBuffer:
         self.n_bytes += len(data) if type(data) is bytes else memoryview(data).nbytes
 
     def move_to(self, file: IO[bytes]) -> None:
-        """Move the bytes from memory to `file`; bytes that are appended later are written there."""
+        """Move the bytes to `file`, to which all further bytes are written."""
         file.write(self._memory)
         self._memory = bytearray()
         self._file = file
@@ -95,10 +92,9 @@ class SectionBuffer:
 
 
 class SectionTable:
-    """The section table of a borrowed shard file, to which the object appends sections.
+    """The section table of a borrowed shard file, to which sections are appended.
 
-    Initially, the file must have the first page. A section that was already streamed into the file
-    must follow; call `adopt` for this section first.
+    The file must have the first page, and may have one streamed section: `adopt` it first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -107,10 +103,7 @@ class SectionTable:
         self._sections: list[Section] = []
 
     def adopt(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
-        """Add the entry of a section whose bytes are already at the end of the file; add padding.
-
-        `hash_` is the hash of the section, and `n_bytes` its size without padding.
-        """
+        """Add the entry of a section of `n_bytes` that ends the file, and its padding."""
         section = Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
         self._sections.append(section)
         self._file.write(bytes(section.end - self._offset - n_bytes))
@@ -125,10 +118,7 @@ class SectionTable:
         self.adopt(spec, n_bytes, hash_)
 
     def add_blocked(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
-        """Append an index section and, behind it, the section of its block hashes.
-
-        `chunks` are the bytes of the index section, in pieces of whole hash blocks (4 KiB).
-        """
+        """Append an index section, given in whole hash blocks, and the section of its hashes."""
         hashes: list[bytes] = []
         n_bytes = 0
         for chunk in chunks:
@@ -160,16 +150,11 @@ class SectionTable:
 
 
 GATHERED: Final = 256
-"""The maximum number of small rows that are kept as separate objects before they are joined and
-hashed."""
+"""The maximum number of small rows that are kept as objects before they are joined and hashed."""
 
 
 class ColumnWriter:
-    """A buffer of the rows of one column, padded to the stride, and of the column's hashes.
-
-    Small rows (below ROW_HASH_MIN bytes) are kept as separate objects until there are GATHERED of
-    them, or until `flush` is called.
-    """
+    """A buffer of the rows of one column, padded to the stride, and of the column's hashes."""
 
     def __init__(self, field: Array) -> None:
         row_bytes = field.row_bytes or 0
@@ -199,7 +184,7 @@ class ColumnWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Join the rows that are kept as separate objects; hash them and write them to `data`."""
+        """Join the small rows; hash and write them."""
         if not self._rows:
             return
         joined = self._fill.join(self._rows) + self._fill
@@ -224,7 +209,7 @@ class ColumnWriter:
 
 
 class ValidityWriter:
-    """A buffer of the validity bits of one field: 1 for each sample that has a value."""
+    """A buffer of validity bits: 1 for each sample that has a value."""
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
@@ -253,7 +238,7 @@ WAITING_BYTES: Final = 32 << 20
 
 
 class StreamWriter:
-    """A buffer of three tables of one field: its streams, their packets, and chunk hashes."""
+    """A buffer of a field's streams, their packets, and chunk hashes."""
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
@@ -276,8 +261,6 @@ class StreamWriter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordLayout:
-    """The properties of a field's records that are the same for all samples."""
-
     name: str
     codec: int
     raw_alignment: int
@@ -294,16 +277,15 @@ class PayloadWriter:
         self.streams = {n: StreamWriter() for n, f in schema.records.items() if f.is_streamed}
         self._tables = [spool for stream in self.streams.values() for spool in stream.spools]
         self.spools = [self.data, self.index, *self.shapes.values(), *self._tables]
-        """The buffers of this writer."""
         self.dictionaries: dict[str, Dictionary | None] = {
             n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
-        """For each field that is compressed with a dictionary: the dictionary. None before it is
-        trained, and if there is too little data to train it."""
+        """For each field that has one; None until it is trained, and if there is too little data.
+        """
         self.required = Required(0)
         """The features that a reader needs for the records written so far."""
         self.n_spooled = 0
-        """The number of bytes written to all buffers together."""
+        """The number of bytes in all buffers together."""
         self._layouts = [
             _RecordLayout(n, SPECS[f.codec].code, f.alignment, self.shapes.get(n), f.stored_dims)
             for n, f in schema.records.items()
@@ -314,7 +296,7 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """The number of payload bytes so far, including uncompressed records that are held back."""
+        """The payload bytes so far, with uncompressed records that are held back."""
         return self.data.n_bytes + self._n_waiting_bytes
 
     def append(self, records: Sequence[Record]) -> None:
@@ -330,7 +312,7 @@ class PayloadWriter:
             self.finish()
 
     def least_bytes(self, records: Sequence[Record]) -> int:
-        """Return a lower bound of the number of bytes that a row adds to `data`."""
+        """Return a lower bound of the bytes that a row adds to `data`."""
         if self._is_learning:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))
@@ -385,7 +367,6 @@ class PayloadWriter:
 
 
 def _kept(record: Record) -> Record:
-    """Return a copy of a record that owns its memory."""
     if isinstance(record, StreamRecord):
         return record.kept()
     return bytes(record[0]), record[1]

@@ -1,14 +1,9 @@
-"""The verification state of a shard: for each unit, one byte that is called the mark of the unit.
+"""The verification state of a shard: one byte, the *mark*, for each unit.
 
-A unit is a piece of a shard that has its own hash: a 4 KiB block of an index section, a large row
-or a run of small rows of a column, a record, or a 64 KiB chunk of a stream. `format/checksum`
-defines the bytes that each hash covers. *Index sections* are the small sections that locate and
-describe the data, such as the index of the records and the sections of hashes.
-
-The marks have the order of the sections that contain the hashes of the units. A mark is 1 if the
-unit has been verified. A loader keeps the marks of all its shards in one table, which its processes
-share without a lock. If a process does not see the mark that another process just set, it only
-verifies the unit once more. With verify="always", marks are ignored.
+`format/checksum` defines units; *index sections* are those that locate and describe data, such as
+the index and the sections of hashes. Marks have the order of the sections with the units' hashes; 1
+means verified. A loader's processes share the marks of all shards without a lock: at worst, a unit
+is verified once more.
 """
 
 from __future__ import annotations
@@ -45,20 +40,16 @@ _HASHED_BY: Final[dict[int, int]] = {
     Kind.INDEX: Kind.PAYLOAD,
     Kind.CHUNK_HASHES: Kind.PAYLOAD,
 }
-"""The kind of the section that is hashed, by the kind of the section that contains the hashes.
-
-A section of the kind BLOCK_HASHES states the hashed kind itself.
-"""
+"""The kind of the hashed section, by the kind of the section of hashes; BLOCK_HASHES states it
+itself."""
 
 
 class VerifiedUnits:
-    """The units of one open shard, the marks of the units, and the content of the file.
+    """The units of one open shard, their marks, and the content of the file.
 
-    The content is borrowed until `release`. `open_sections` has validated `schema`, `sections` and
-    `n_samples`. With verify="first", a check verifies the units whose mark is 0, and sets the mark
-    to 1. With verify="always", a check verifies all units. With verify="off", a check does nothing.
-    If the bytes of a unit do not match its hash, a check raises ChecksumMismatch with the field,
-    the sample and the offset; for an index section, with the section and no sample.
+    The content is borrowed until `release`. With verify="first", a check verifies the units whose
+    mark is 0, and sets it to 1; "always" ignores marks, and "off" checks nothing. ChecksumMismatch
+    has the field, the sample and the offset; for an index section, the section and no sample.
     """
 
     def __init__(
@@ -75,17 +66,13 @@ class VerifiedUnits:
         self.schema, self.sections, self.path = schema, sections, path
         self._n_samples, self._verify = n_samples, verify
         self.corrupt = functools.partial(ShardCorrupt, path=path)
-        """ShardCorrupt with the argument `path` filled in already."""
         self._n_records = len(schema.records)
         self._marks_at: dict[tuple[int, int], int] = {}
-        """For each section that consists of units: the index of the mark of its first unit.
+        """The mark of the first unit of a section, by kind and field.
 
-        The keys are the kind and the field of a section. The records have the key (PAYLOAD,
-        NO_FIELD), and the chunks of a field of streams have the key (PAYLOAD, field). If the units
-        are blocks, the mark before the first one belongs to the section with the blocks' hashes.
-        """
+        The records have (PAYLOAD, NO_FIELD), a field's chunks (PAYLOAD, field). The mark before the
+        first block of an index section is that of the section with the blocks' hashes."""
         self.n_marks = 0
-        """The number of units, and thus of marks."""
         for (_, field, of_kind), hashes in sections.items():
             if hashes.kind in HASHED_UNITS:
                 self.n_marks += HASHED_UNITS[hashes.kind]
@@ -93,8 +80,8 @@ class VerifiedUnits:
                 self._marks_at[kind, field] = self.n_marks
                 self.n_marks += hashes.count
         self._columns: dict[str, tuple[int, int, int, int, int]] = {}
-        """For each column: the index of the mark of its first unit, its offset, the size of a row,
-        the stride, and the number of rows per unit."""
+        """For each column: the mark of its first unit, its offset, the size of a row, the stride,
+        and the number of rows per unit."""
         for name, column in schema.columns.items():
             offset = sections[Kind.COLUMN, schema.field_id(name), 0].offset
             row_bytes, stride = column.row_bytes or 0, column.stride
@@ -102,8 +89,7 @@ class VerifiedUnits:
             self._columns[name] = *place, row_bytes, stride, rows_per_unit(row_bytes, stride)
         self._records_mark = self._marks_at.get((Kind.PAYLOAD, NO_FIELD), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
-        """The mark of each unit: 1 if the unit has been verified, otherwise 0. A loader replaces
-        this array by an array of `n_marks` bytes in shared memory."""
+        """A loader replaces this array by one in shared memory."""
 
     @property
     def content(self) -> Content:
@@ -117,18 +103,15 @@ class VerifiedUnits:
         self._content = None
 
     def mark_of(self, kind: Kind, name: str) -> int:
-        """Return the index of the first mark of a section of the field `name`.
-
-        The section is a column, an index section, or (PAYLOAD) all chunks of a field of streams.
-        """
+        """Return the first mark of a field's column, index section, or (PAYLOAD) chunks."""
         return self._marks_at[kind, self.schema.field_id(name)]
 
     def is_checked(self, name: str, unit: int) -> bool:
-        """Return True if the unit with the index `unit` of a column has been verified."""
+        """Return True if unit `unit` of a column has been verified."""
         return bool(self.marks[self.mark_of(Kind.COLUMN, name) + unit])
 
     def check_column(self, name: str, rows: Rows) -> None:
-        """Verify the units of a column that contain the rows at the indices `rows`."""
+        """Verify the units of a column that contain `rows`."""
         if self._verify == "off" or not len(rows):
             return
         mark, column_offset, row_bytes, stride, per_unit = self._columns[name]
@@ -153,7 +136,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_row(self, name: str, row: int) -> None:
-        """Do the same as `check_column` for one row, but faster if the unit was verified before."""
+        """Do the same as `check_column` for one row, faster if its unit was verified before."""
         if self._verify == "off":
             return
         mark, _, _, _, per_unit = self._columns[name]
@@ -161,13 +144,13 @@ class VerifiedUnits:
             self.check_column(name, np.array([row]))
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
-        """Return the verified hashes of the units of a column at the indices `units`."""
+        """Return the verified hashes of `units` of a column."""
         return self.items(Kind.COLUMN_HASHES, name, HASH_DTYPE, units)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
-        """Return True if `check_record` would verify none of the records of a field for `rows`.
+        """Return True if `check_record` would verify none of the records for `rows`.
 
-        `k` is the position of the field among the fields of the schema that are stored as records.
+        `k` is the position of the field among those stored as records.
         """
         if self._verify != "first":
             return self._verify == "off"
@@ -176,11 +159,9 @@ class VerifiedUnits:
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify the record of one field of one row.
+        """Verify the `stored` bytes of a record, at `offset` in the file; `expected` is their hash.
 
-        `name` is the name of the field, and `k` its position among the fields of the schema that
-        are stored as records. `stored` has the bytes of the record, which begin at `offset` in the
-        file. `expected` is the hash of these bytes according to the index.
+        `k` is the position of the field among those stored as records.
         """
         if self._verify == "off":
             return
@@ -198,10 +179,7 @@ class VerifiedUnits:
         self.marks[mark] = 1
 
     def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
-        """Return the indices of the chunks that must be verified, among `n` chunks from `first` on.
-
-        The index of a chunk is its position among all chunks of the field.
-        """
+        """Return the chunks to verify, among `n` from `first` on, counted over the field."""
         chunks = np.arange(first, first + n)
         if self._verify == "off":
             return chunks[:0]
@@ -210,11 +188,7 @@ class VerifiedUnits:
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify a chunk of the stream of a row.
-
-        `chunk` is the position of the chunk among all chunks of the field. `stored` has the bytes
-        of the chunk, which begin at `offset` in the file. `expected` is the stored hash.
-        """
+        """Verify the `stored` bytes of a chunk, at `offset` in the file, by their hash."""
         start_ns = now_ns()
         found = hash_bytes(stored)
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
@@ -223,10 +197,9 @@ class VerifiedUnits:
         self.marks[self.mark_of(Kind.PAYLOAD, name) + chunk] = 1
 
     def items(self, kind: Kind, name: str, dtype: np.dtype[Any], numbers: Rows) -> npt.NDArray[Any]:
-        """Return verified copies of the items at the indices `numbers` of an index section.
+        """Return verified copies of the items `numbers` of an index section of a field.
 
-        `name` is the field to which the items belong. There is one section of each kind per field;
-        only the section of the kind INDEX has the items of all fields. `dtype` is an item's type.
+        The section of the kind INDEX has the items of all fields.
         """
         content, size = self.content, dtype.itemsize  # raises ClosedError after `release`
         number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
@@ -234,11 +207,9 @@ class VerifiedUnits:
         return _take(content, self.sections[kind, number, 0], dtype, numbers, name)
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
-        """Verify the 4 KiB blocks of an index section that contain some items of the section.
+        """Verify the blocks of an index section that contain items of `n_bytes`, at most a block.
 
-        `kind` and `field` (a field id or NO_FIELD) are those of the section. The items begin at
-        `starts`, in bytes from the start of the section, and have `n_bytes` each. An item must not
-        be larger than a block.
+        `starts` are offsets in the section; `field` is a field id or NO_FIELD.
         """
         if self._verify == "off" or not len(starts):
             return
@@ -264,10 +235,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def read_whole(self, section: Section) -> bytes:
-        """Return the bytes of a section without marks, such as a dictionary.
-
-        The bytes are read and verified at each call (unless `verify` is "off").
-        """
+        """Return the bytes of a section without marks, such as a dictionary; verify each time."""
         end = section.offset + section.size
         if self._verify == "off":
             return bytes(self.read(section, section.offset, end))
@@ -281,10 +249,7 @@ class VerifiedUnits:
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
     def _check_bytes(self, section: Section, start: int, end: int, expected: int) -> memoryview:
-        """Return a part of a section; raise ChecksumMismatch unless its hash is `expected`.
-
-        `start` and `end` are offsets in the file.
-        """
+        """Return a section's bytes from `start` to `end` in the file, verified by their hash."""
         stored = self.read(section, start, end)
         if (found := hash_bytes(stored)) != expected:
             field = self._field_of(section)
@@ -292,7 +257,7 @@ class VerifiedUnits:
         return stored
 
     def read(self, section: Section, start: int, end: int) -> memoryview:
-        """Return a part of a section without verifying it; `start` and `end` are file offsets."""
+        """Return a part of a section, unverified; `start` and `end` are file offsets."""
         try:
             return self.content[start:end]
         except ShardChanged as error:
@@ -311,11 +276,7 @@ class VerifiedUnits:
         found: int,
         section: str | None = None,
     ) -> ChecksumMismatch:
-        """Return the error for bytes that do not match their hash.
-
-        `row` is the index of the sample to which the bytes belong, and `section` is None. For bytes
-        of an index section, `row` is None, and `section` is the name of the section.
-        """
+        """Return the error for bytes of a sample or, with `section`, of an index section."""
         what = "the data of a sample does not match its hash"
         return ChecksumMismatch(
             what if section is None else "the bytes of an index do not match their hash",
@@ -332,10 +293,7 @@ class VerifiedUnits:
 def _take(
     content: Content, section: Section, dtype: np.dtype[Any], numbers: Rows, field: str | None
 ) -> npt.NDArray[Any]:
-    """Return copies of the items at the indices `numbers` of an index section, unverified.
-
-    Raises ShardChanged, with the names of the section and the field, if the file was truncated.
-    """
+    """Return copies of the items `numbers` of an index section, unverified."""
     if isinstance(content, memoryview):
         return np.frombuffer(content, dtype, section.count, section.offset)[numbers]
     out = np.empty((len(numbers), dtype.itemsize), np.uint8)

@@ -1,14 +1,10 @@
 """Write samples to one shard file, in one pass.
 
-The file has a temporary name until it is finished and renamed; after that, it never changes. The
-package `format` has the rules that this module and `reader` follow.
-
-The sections of the shard grow in buffers in memory. When the buffers have `SPOOL_BYTES` together,
-the largest section of data (a column or the payload) moves to the shard file. From then on it is
-*streamed*: its further data is written directly to the shard file. The other buffers stay in
-memory. Each time that they have `MEMORY_BYTES` together, the largest of them moves to a temporary
-file without a name. When the shard is closed, all sections but the streamed one are appended to the
-shard file. Thus memory stays bounded, and the data of the streamed section is written only once.
+Sections grow in buffers in memory. When these have `SPOOL_BYTES`, the largest section of data (a
+column or the payload) is *streamed*: its data goes directly to the shard file, which has a
+temporary name. Each time that the others have `MEMORY_BYTES`, the largest moves to a temporary file
+without a name. Closing appends all sections but the streamed one, and renames the file. Thus memory
+is bounded, and the largest section is written only once.
 """
 
 from __future__ import annotations
@@ -41,9 +37,9 @@ from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, s
 
 
 def encode_media(name: str, field: Field, value: Any) -> Any:
-    """Return the EncodedImage or EncodedStream for the bytes of a media file; see `field.medium`.
+    """Return the EncodedImage or EncodedStream for a media file's bytes; other values unchanged.
 
-    Return all other values unchanged. Raises MediaError if the bytes are not a readable media file.
+    Raises MediaError if the bytes are not a readable media file.
     """
     if isinstance(value, EncodedImage | EncodedStream):
         return value
@@ -63,8 +59,7 @@ def encode_media(name: str, field: Field, value: Any) -> Any:
 SPOOL_BYTES: Final = 8 << 20
 """The number of bytes in memory at which the largest section of data starts to be streamed."""
 MEMORY_BYTES: Final = 64 << 20
-"""The number of bytes in memory at which the largest buffer moves to a temporary file, once a
-section is streamed."""
+"""The number of bytes in memory at which the largest buffer moves to a temporary file, later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +75,15 @@ class ShardSummary:
 class ShardWriter(Publishing):
     """A writer of one shard. Until `close()`, it owns a hidden file in the folder of the shard.
 
-    `close()`, or the end of a `with` block, finishes the hidden file, syncs it and renames it. Only
-    then does the shard appear under its name. `abort()`, or an exception in the `with` block,
-    removes the hidden file. An invalid sample is refused before any part of it is written, and the
-    writer stays usable.
+    `close()`, or the end of a `with` block, syncs and renames this file; only then does the shard
+    appear. `abort()`, or an exception in the block, removes it. An invalid sample is refused before
+    any part of it is written, and the writer stays usable.
 
     Raises:
         ShardExists: the file exists; shards are never overwritten.
         SchemaError: (from `append`) the sample does not match the schema.
         MediaError: (from `append`) the bytes of an image, video or audio file are damaged.
-        OSError: a write failed, for example because the disk is full. The temporary file is
-            removed, and nothing is published.
+        OSError: a write failed, for example because the disk is full. Nothing is published.
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
@@ -131,9 +124,8 @@ class ShardWriter(Publishing):
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add a sample: a dict with a value for every field of the schema, and no other keys.
 
-        The value of an optional field may be None or omitted. Fields of a nested record are passed
-        as a nested dict or by their dotted names. An image is passed as the bytes of an image file.
-        A video or audio is passed as the bytes of a media file, or as an EncodedStream.
+        An optional value may be None or omitted. Nested records are dicts, or their fields have
+        dotted names. Media is the bytes of a file; a video or audio may be an EncodedStream.
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
@@ -164,7 +156,6 @@ class ShardWriter(Publishing):
         self.n_samples += 1
 
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
-        """Validate a whole sample; return its rows for the columns, and its records."""
         if sample.keys() != self.schema.keys():
             self._check_names(sample)
         rows = [encode(sample.get(name)) for name, encode in self._rows_of]
@@ -185,9 +176,9 @@ class ShardWriter(Publishing):
         return [*columns, *self._payload.spools, *bits]
 
     def _place_payload(self, records: list[Record]) -> None:
-        """Start to stream the payload if adding `records` will make it the largest section.
+        """Start to stream the payload if `records` will make it the largest section.
 
-        Large records are thus written directly to the shard file, and never added to memory.
+        Large records then go to the shard file without being kept in memory.
         """
         n_more = self._payload.least_bytes(records) if self._streamed is None else 0
         self._flush_columns()
@@ -208,7 +199,7 @@ class ShardWriter(Publishing):
     def _place_spools(self) -> None:
         """Move a section out of memory if the buffers are too large.
 
-        The decision depends only on the samples, so that the same samples give the same file.
+        This depends only on the samples: the same samples give the same file.
         """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
@@ -234,8 +225,7 @@ class ShardWriter(Publishing):
     def close(self) -> ShardSummary:
         """Write the remaining sections, sync the file, and rename it to the name of the shard.
 
-        Raises:
-            OSError: a write failed; the temporary file is removed and nothing is published.
+        Raises OSError if a write failed; nothing is published then.
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
@@ -255,7 +245,6 @@ class ShardWriter(Publishing):
         return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())
 
     def _finish(self, file: IO[bytes]) -> Header:
-        """Append all sections that are not in the file yet, and write table and header."""
         self._payload.finish()
         for column in self._columns.values():
             column.finish()
@@ -297,7 +286,7 @@ class ShardWriter(Publishing):
             table.add(spec, buffer.chunks(), hash_)
 
     def _buffers(self) -> dict[Key, SectionBuffer]:
-        """Return the buffer of each section, by key; sections of block hashes have no buffer."""
+        """Return the buffer of each section, by key; sections of block hashes have none."""
         ids, payload = self.schema.field_id, self._payload
         found: dict[Key, SectionBuffer] = {}
         for name, column in self._columns.items():

@@ -1,7 +1,6 @@
 """Convert the values that users pass for fields of arrays to the arrays that are stored.
 
-Tensors of torch are converted; masked arrays are refused. This module does not import torch: it
-recognizes a tensor by the name of its class.
+Tensors are recognized by the name of their class, without importing torch.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
     from shardio.format.types.arrays import Array
 
 PLAIN_TYPES: Final = frozenset((np.ndarray, str, bytes, bool, int, float, dict, type(None)))
-"""The types of most values. A value whose exact type is one of these is neither a masked array nor
-a tensor."""
+"""The types of most values, which are neither masked arrays nor tensors."""
 _BFLOAT16_BITS: Final = np.dtype("<u2", metadata={"bits of": "bfloat16"})
-"""The dtype of arrays that were made from bfloat16 tensors: uint16, with metadata which says that
-the integers are the bits of bfloat16 numbers."""
+"""The dtype of arrays with the bits of bfloat16 tensors."""
 
 
 def is_of(value: object, package: str, name: str) -> bool:
@@ -39,15 +36,15 @@ def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
 
 
 def format_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype for messages; "bfloat16" for the dtype of bfloat16 bits."""
+    """Return the name of a dtype for messages; "bfloat16" for its bits."""
     return "bfloat16" if is_bfloat16_bits(dtype) else str(dtype)
 
 
 def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
     """Return an array that shares the memory of a torch tensor on the CPU.
 
-    A tensor of bfloat16 becomes an array of uint16 with the bits of the numbers, which
-    `is_bfloat16_bits` recognizes. Raises SchemaError for a tensor without a corresponding array.
+    bfloat16 becomes uint16 bits; see `is_bfloat16_bits`. Raises SchemaError for a tensor that no
+    array represents.
     """
     device, layout = tensor.device.type, str(tensor.layout)
     if device != "cpu":
@@ -81,10 +78,7 @@ def is_masked(value: object) -> bool:
 
 
 def refuse_masked(place: str, value: object, depth: int = 1) -> None:
-    """Raise SchemaError if a value, or a list down to `depth` levels in it, has a masked array.
-
-    The message begins with `place`, which names the field.
-    """
+    """Raise SchemaError if a value, or a list down to `depth` levels in it, has a masked array."""
     if is_masked(value):
         raise SchemaError(
             f"{place}: a masked array would lose its mask; fill it, x.filled(0), or give the mask "
@@ -96,10 +90,9 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
 
 
 def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
-    """Return a value in which the tensors of torch are replaced by arrays.
+    """Return a value whose torch tensors are replaced by arrays, also in lists `depth` levels deep.
 
-    Lists and tuples are searched `depth` levels deep, and replaced by new lists if they contain a
-    tensor. Raises SchemaError for a tensor that cannot become an array, and for a masked array.
+    Raises SchemaError for a masked array, or a tensor that cannot become an array.
     """
     refuse_masked(f"field {name!r}", value, 0)
     if is_of(value, "torch", "Tensor"):
@@ -113,8 +106,8 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Raises SchemaError if the value has another shape, or if storing it would change a number.
-    However, a field of floating-point numbers rounds Python numbers to its precision.
+    Raises SchemaError for another shape, or if a number would change, except that Python numbers
+    are rounded to floating-point fields.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(
@@ -179,9 +172,9 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 
 
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Return the array `found`, which NumPy made of Python numbers, with the field's dtype.
+    """Return an array that NumPy made of Python numbers, with the field's dtype.
 
-    Raises an exception if a number is out of range, which NumPy itself might wrap.
+    Raises an exception for a number out of range, which NumPy might wrap.
     """
     wanted = field.numpy
     if found.size == 0 and found.dtype.kind == "f":

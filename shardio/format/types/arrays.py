@@ -1,14 +1,13 @@
 """The field types of numbers: arrays, and lists of arrays.
 
-The functions that `row_encoder` and `record_encoder` return encode values of common types
-directly. `encode_array`, which they call for other values, takes ten times as long.
+The functions of `row_encoder` and `record_encoder` encode common types directly; `encode_array`,
+for all others, takes ten times as long.
 
 The record of a list of arrays is
 
     | count: u64 | each array's varying dimensions: u64 each | zeros to a multiple of 64 | arrays |
 
-The arrays are stored back to back, in C order. The record contains the shapes of its arrays, so
-that it can be copied and decoded without any other section.
+with the arrays back to back, in C order.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ if TYPE_CHECKING:
 
 MAX_DIMS: Final = 16
 COLUMN_ALIGNMENT: Final = 64
-"""The alignment of the rows of a column, in bytes, unless the rows are smaller."""
 RECORD_ALIGNMENT: Final = 64
-"""The alignment of uncompressed records of arrays, in bytes; views of the records need it."""
+"""The alignment of uncompressed records of arrays, in bytes, which their views need."""
 VARYING: Final = -1
-"""The code of a varying dimension in the stored schema."""
 
 
 class DType(IntEnum):
@@ -84,14 +81,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 _COPIED_BYTES: Final = 4 << 10
-"""Arrays with fewer bytes are copied, because this is faster than creating a view."""
+"""Copying fewer bytes is faster than creating a view."""
 _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     **{"bool": (bool, "<?"), "float32": (float, "<f"), "float64": (float, "<d")},
     **{f"int{8 << i}": (int, f"<{letter}") for i, letter in enumerate("bhiq")},
     **{f"uint{8 << i}": (int, f"<{letter}") for i, letter in enumerate("BHIQ")},
 }
-"""For most dtypes: a type of Python numbers, and the format with which `struct` packs such a number
-into the same bytes as NumPy. `struct` refuses numbers that are out of range."""
+"""By dtype: a type of Python numbers, and the `struct` format with NumPy's bytes for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +95,11 @@ class Array(Field):
     """A field of numbers.
 
     Args:
-        dtype: one of `DTYPES`. NumPy has no bfloat16: its arrays are uint16 and contain the bits of
-            the numbers. Tensors of torch, JAX and tinygrad are bfloat16.
+        dtype: one of `DTYPES`. NumPy arrays of bfloat16 are uint16 with the bits of the numbers;
+            tensors of torch, JAX and tinygrad are bfloat16.
         shape: dimensions from 1 up; None for a dimension that varies between samples and may be 0.
-        codec: "raw", "zstd" or "zstd_dictionary". Each value is compressed separately. If the codec
-            is "raw" and the shape is fixed, the field is stored as a column. One gather per batch
-            reads a column, and does not touch the other fields.
+        codec: "raw", "zstd" or "zstd_dictionary". Each value is compressed separately. A "raw"
+            field of fixed shape is a column, which one gather per batch reads.
         optional: True if a sample may lack a value of the field; the value is None then.
 
     Raises:
@@ -177,7 +172,7 @@ class Array(Field):
 
     @property
     def stride(self) -> int:
-        """The size of a row in bytes; if it is above 64, rounded up to a multiple of 64."""
+        """The size of a row in bytes; from 64 up, rounded up to a multiple of 64."""
         n_bytes = self.row_bytes
         if n_bytes is None:
             raise SchemaError("an array of varying shape has no stride")
@@ -217,7 +212,7 @@ class Array(Field):
         return (0,) * len(self.shape)
 
     def filled_shape(self, dims: Dims) -> tuple[int, ...]:
-        """Return the shape, with its varying dimensions replaced by `dims`; no check is made."""
+        """Return the shape with `dims` as its varying dimensions, unchecked."""
         rest = iter(dims.tolist())
         return tuple(next(rest) if d is None else d for d in self.shape)
 
@@ -236,10 +231,7 @@ class Array(Field):
         return shape
 
     def _extent(self, shape: tuple[int, ...]) -> int:
-        """Return the size in bytes that an array of this shape would have if each 0 were 1.
-
-        NumPy applies its size limit to this number, even for empty arrays.
-        """
+        """Return the size in bytes if each 0 in the shape were 1; NumPy limits this size."""
         return self.numpy.itemsize * math.prod(d or 1 for d in shape)
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
@@ -260,7 +252,7 @@ class Array(Field):
     def row_encoder(self, name: str) -> Callable[[Any], Content | None]:
         """Return a function that encodes a value as a row of a column; a missing value gives None.
 
-        Rows of fewer than ROW_HASH_MIN bytes are copies of the value; other rows may be views.
+        Rows of fewer than ROW_HASH_MIN bytes are copies; others may be views.
         """
         if (self.row_bytes or 0) >= ROW_HASH_MIN:
             return self._large_rows(name)
@@ -331,7 +323,6 @@ class Array(Field):
 
 
 def _dtype_name(dtype: Any) -> str | None:
-    """Return the name of a dtype; None if NumPy cannot make a dtype from the object `dtype`."""
     if isinstance(dtype, str):
         return dtype
     try:
@@ -352,9 +343,7 @@ def _view(array: npt.NDArray[Any]) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class List(Field):
-    """A field of lists of arrays. A list may have any number of arrays.
-
-    All arrays have the same dtype and the same number of dimensions.
+    """A field of lists of any number of arrays of one dtype and number of dimensions.
 
     Args:
         element: the type of each array; its shape may have varying dimensions.
@@ -411,7 +400,7 @@ class List(Field):
         return unpack_list(self.element, record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the lists; for the empty record of a missing value, return an empty list."""
+        """Return the lists; an empty list for the empty record of a missing value."""
         return [unpack_list(self.element, record) if len(record) else [] for record in records]
 
     def check_record(self, record: Content, dims: Dims) -> None:
@@ -438,10 +427,7 @@ def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[Any]]:
-    """Return the arrays in the record of a list, as views of the record.
-
-    Raises ShardCorrupt, without path, field and offset, if the record is invalid.
-    """
+    """Return the arrays in the record of a list, as views; raise ShardCorrupt, without a place."""
     place, dims = _head(element, record)
     arrays = []
     for varying in dims:

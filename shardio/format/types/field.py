@@ -1,8 +1,7 @@
-"""`Field`, the base class of all field types: it declares everything that depends on the type.
+"""`Field`, the base class of all field types.
 
-A field type is a frozen dataclass that is derived from `Field` and has an entry in
-`types.FIELD_TYPES`. Other code only uses the methods and attributes of `Field`, so that a new type
-needs no change elsewhere.
+Other code only uses the methods and attributes of `Field`: a new type is a frozen dataclass derived
+from it, with an entry in `types.FIELD_TYPES`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from shardio.format.types.streams import Record
 
 MAX_RECORD_BYTES: Final = (1 << 48) - 1
-"""The maximum size of a record, of a packet, and of a row of a column, in bytes. The format stores
-these sizes in 48 bits."""
+"""The maximum size in bytes of a record, a packet and a row: the format stores sizes in 48 bits."""
 CODECS: Final = tuple(SPECS)
 """The codec names of the public API."""
 
@@ -50,10 +48,9 @@ class FieldType(IntEnum):
 class Field(ABC):
     """The type of a field, which validates, encodes, decodes and verifies the field's values.
 
-    A value is stored as a row of a column or as a record. A value of an optional field may be
-    missing; it is None then. Methods that take a value raise SchemaError if the value does not fit
-    the field. Methods that take a decompressed record raise ShardCorrupt if the record is invalid;
-    the caller adds path, field, sample and offset to this error.
+    A value is stored as a row of a column or as a record; None is the missing value of an optional
+    field. Methods raise SchemaError for a value that does not fit, and ShardCorrupt, without a
+    place, for an invalid record.
     """
 
     __slots__ = ()
@@ -63,13 +60,11 @@ class Field(ABC):
     required: ClassVar[Required] = Required(0)
     """The features that a reader needs for fields of this type."""
     medium: ClassVar[str | None] = None
-    """The kind of media that the values are: "image", "video" or "audio"; None if the values are
-    not media. The values of media are the bytes of encoded files, or are made from such files."""
+    """"image", "video" or "audio" if values are encoded media, or made from such files."""
     is_streamed: ClassVar[bool] = False
-    """True if the records are streams of packets. Tables in sections of their own then describe the
-    streams and their packets."""
+    """True if records are streams of packets, described by tables in sections of their own."""
     has_frames: ClassVar[bool] = False
-    """True if each packet of a stream is a frame to show, unless the packet is hidden (video)."""
+    """True if each packet is a frame to show, unless it is hidden (video)."""
     is_utf8: ClassVar[bool] = False
     """True if records are valid exactly when they are valid UTF-8."""
     is_json: ClassVar[bool] = False
@@ -77,8 +72,7 @@ class Field(ABC):
     is_opaque: ClassVar[bool] = False
     """True if values are bytes without a format."""
     alignment: ClassVar[int] = 1
-    """The alignment, in bytes, of uncompressed records in a shard, and of values in the memory of a
-    batch."""
+    """The alignment, in bytes, of uncompressed records, and of values in a batch."""
 
     @property
     @abstractmethod
@@ -91,12 +85,12 @@ class Field(ABC):
         """True if a sample may lack a value of the field; the value is None then."""
 
     def as_optional(self, optional: bool = True) -> Self:  # noqa: FBT001, FBT002
-        """Return the same field with another value of `optional`."""
+        """Return the field with another value of `optional`."""
         return replace(self, optional=optional)  # type: ignore[type-var]
 
     @classmethod
     def word(cls) -> str:
-        """Return the name of the type, such as "image", in field specifications of converters."""
+        """Return the name of the type in field specifications, such as "image"."""
         return cls.__name__.lower()
 
     @property
@@ -116,18 +110,12 @@ class Field(ABC):
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """The positions, in the shape of a value, of the dimensions that the shard stores.
-
-        The section SHAPES has these dimensions for each sample.
-        """
+        """The positions, in a value's shape, of the dimensions that the section SHAPES stores."""
         return ()
 
     @property
     def record_bytes(self) -> int | None:
-        """The size in bytes that all records have; None if the size varies.
-
-        The records of missing values are empty in any case.
-        """
+        """The size in bytes of all records of present values; None if it varies."""
         return None
 
     @property
@@ -136,13 +124,13 @@ class Field(ABC):
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:
-        """Return the members that only this type has in a stored schema, such as a dtype."""
+        """Return the members of this type alone in a stored schema, such as a dtype."""
         return {}
 
     @classmethod
     @abstractmethod
     def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
-        """Return the field that an entry of a stored schema describes.
+        """Return the field for an entry of a stored schema.
 
         Raises SchemaError for an invalid entry, and ShardUnsupported for an unknown code.
         """
@@ -156,7 +144,7 @@ class Field(ABC):
         return lambda value: self.encode_record(name, value)
 
     def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
-        """Return a value's record and shape: for a missing value, an empty record and zeros."""
+        """Return a value's record and shape; a missing value has an empty record and zeros."""
         if value is None and self.optional:
             return memoryview(b""), self._missing_shape()
         return self._encode(name, value)
@@ -173,17 +161,14 @@ class Field(ABC):
         return ()
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
-        """Return the value that is encoded in a record; arrays are views of the record.
+        """Return the value in a record; arrays are views of it.
 
-        Raises ValueError or RecursionError if the record does not contain a value of this type.
+        Raises ValueError or RecursionError for an invalid record.
         """
         return bytes(record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the values of several records, for fields without stored dimensions.
-
-        The value for the empty record of a missing value is unspecified.
-        """
+        """Return the values of records without stored dimensions; arbitrary for a missing value."""
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
@@ -191,24 +176,21 @@ class Field(ABC):
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Raise ShardCorrupt unless a record is the canonical encoding of a value.
-
-        `dims` has the stored dimensions of the value.
-        """
+        """Raise ShardCorrupt unless a record with the stored dimensions `dims` is canonical."""
         try:
             self.decode(record, self.shape_of(dims, len(record)))
         except (ValueError, RecursionError) as error:
             raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return bytes that identify a value: different values give different bytes."""
+        """Return bytes that differ for different values."""
         record, shape = self.encode_record("", value)
         return f"{shape}".encode() + record
 
 
 @dataclass(frozen=True, slots=True)
 class RecordField(Field):
-    """A field that is stored as records and has no options besides `codec` and `optional`."""
+    """A field that is stored as records, without further options."""
 
     codec: str = "raw"
     _: KW_ONLY
@@ -237,10 +219,9 @@ def refuse(name: str, expected: str, value: object) -> SchemaError:
 
 
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
-    """Return the meaning of a code in a stored schema; raise ShardUnsupported for an unknown code.
+    """Return the meaning of a code, or raise ShardUnsupported.
 
-    `known` has the meanings by code. For messages, `what` is the kind of the code, and `name` is
-    the name of the field.
+    The message has `what`, the kind of the code, and `name`, that of the field.
     """
     if code not in known:
         raise ShardUnsupported(

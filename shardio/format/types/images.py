@@ -37,10 +37,10 @@ class EncodedMedia(Field):
 
 
 class EncodedImage(bytes):
-    """The bytes of an image file, with the image's dimensions as attributes.
+    """The bytes of an image file with its dimensions.
 
-    `height` and `width` are in pixels, as displayed (after rotation); `channels` is the number of
-    channels as encoded, 1 to 4.
+    `height` and `width` are in pixels, as displayed (after rotation); `channels` is 1 to 4, as
+    encoded.
     """
 
     height: int
@@ -69,8 +69,8 @@ class EncodedImage(bytes):
 class Image(EncodedMedia):
     """A field of images. Each value is the bytes of an image file (JPEG, PNG, …).
 
-    The height and width of the displayed image, and its number of channels, are stored too, so that
-    they are known without decoding the image. See `Array` for the option `optional`.
+    Displayed height and width and the number of channels are stored too. See `Array` for
+    `optional`.
     """
 
     code: ClassVar[int] = FieldType.IMAGE

@@ -1,13 +1,11 @@
 """The field types of videos and audio, and the tables that locate the packets of their streams.
 
-The package `media` demuxes a file into a stream of packets, and decodes streams. In a field of
-`Video` or `Audio`, a shard stores one stream per sample; the packets are stored unchanged. The
-record of a stream is
+A shard stores one stream of unchanged packets per sample, which `media` demuxes and decodes. Its
+record is
 
     | parameters: canonical JSON | extradata | packets, back to back |
 
-Two tables in sections of their own have a row for each stream (`STREAM`) and a row for each packet
-(`PACKET`). In this module, a *line* is a packed row of the table of streams.
+Two tables have a row for each stream (`STREAM`, packed: a *line*) and for each packet (`PACKET`).
 """
 
 from __future__ import annotations
@@ -30,19 +28,17 @@ from shardio.format.types.images import EncodedMedia
 from shardio.format.types.text import canonical_json, check_json
 
 PACKET: Final = struct.Struct("<QQqQ")
-"""A row of the table of packets: the offset of the packet, counted from the first packet of the
-stream; the size and the flags (bytes | flags << 48); the presentation time and the duration, in
-ticks."""
+"""A row of the table of packets: offset from the first packet of the stream; bytes | flags << 48;
+presentation time and duration in ticks."""
 PACKET_DTYPE: Final = np.dtype(
     [("offset", "<u8"), ("stored", "<u8"), ("pts", "<i8"), ("duration", "<u8")]
 )
 Packets = npt.NDArray[np.void]
 
 STREAM: Final = struct.Struct("<QQQQIIIIIIQ")
-"""A row of the table of streams: index of the first packet, number of packets, index of the first
-chunk, number of frames, numerator and denominator of the time base, width, height, bytes of the
-parameters, bytes of the extradata, duration. The indices count the packets and chunks of all
-streams of the field."""
+"""A row of the table of streams: first packet, number of packets, first chunk, number of frames,
+time base's numerator and denominator, width, height, bytes of parameters, bytes of extradata,
+duration. Packets and chunks are counted over all streams of the field."""
 STREAM_DTYPE: Final = np.dtype(
     [
         ("first_packet", "<u8"),
@@ -58,28 +54,26 @@ STREAM_DTYPE: Final = np.dtype(
         ("duration", "<u8"),
     ]
 )
-"""The dtype of a row of the table of streams. `EncodedStream` explains `n_frames`, `width`,
-`height`, `duration` and the time base, which is numerator / denominator."""
+"""The dtype of a row of the table of streams; see `EncodedStream`."""
 Streams = npt.NDArray[np.void]
 MAX_PARAMETER_BYTES: Final = 1 << 20
 
 _OF_STREAM: Final = [name for name in STREAM_DTYPE.names or () if not name.startswith("first")]
-"""The numbers in a row of the table of streams that must be 0 if the sample has no stream."""
+"""The numbers of a line that must be 0 if the sample has no stream."""
 PIECE_BYTES: Final = 16 * CHUNK_BYTES
-"""The number of bytes of a record that are hashed and written at a time."""
+"""The number of bytes that are hashed and written at a time."""
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
 
 
 class PacketFlag(IntFlag):
-    """Properties of a packet that are known without decoding it."""
+    """Properties of a packet that are known without decoding."""
 
     KEY = 1
     """Decoding can begin at this packet."""
     HIDDEN = 2
-    """The frame of this packet is never shown: an edit list excludes it, or it is only a reference
-    for other frames."""
+    """The frame is never shown: an edit list excludes it, or other frames only refer to it."""
     DISPOSABLE = 4
     """No other frame depends on the frame of this packet."""
 
@@ -88,7 +82,7 @@ _FLAGS: Final = int(PacketFlag.KEY | PacketFlag.HIDDEN | PacketFlag.DISPOSABLE)
 
 
 class PacketData(Protocol):
-    """Bytes that can be sliced: a bytes-like object, or an object that verifies each slice."""
+    """A bytes-like object, or an object that verifies each slice."""
 
     def __len__(self) -> int: ...
 
@@ -140,9 +134,9 @@ def packet_flags(packets: Packets) -> npt.NDArray[np.int64]:
 def pack_packets(
     sizes: npt.ArrayLike, flags: npt.ArrayLike, pts: npt.ArrayLike, durations: npt.ArrayLike
 ) -> Packets:
-    """Return the table of packets that are stored back to back, in decoding order.
+    """Return the table of packets stored back to back, in decoding order.
 
-    `sizes` are in bytes; `pts` and `durations` (0 if unknown) in ticks; `flags` are `PacketFlag`s.
+    `sizes` are in bytes, `pts` and `durations` (0 if unknown) in ticks, `flags` are `PacketFlag`s.
     """
     n_bytes = np.asarray(sizes, np.uint64)
     found = np.zeros(len(n_bytes), PACKET_DTYPE)
@@ -155,11 +149,7 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """The rows of one stream in the table of streams and in the table of packets.
-
-    `line` is the row of the stream, packed by `STREAM`, with 0 as the indices of the stream's first
-    packet and first chunk. `packets` has the rows of the stream's packets, packed by `PACKET`.
-    """
+    """A stream's packed line, with 0 for its first packet and chunk, and its packed packets."""
 
     line: bytes = bytes(STREAM.size)
     packets: bytes = b""
@@ -168,8 +158,8 @@ class StreamTables:
 class StreamRecord:
     """The record of a stream and its tables, to be written to a shard.
 
-    `head` has the bytes of the parameters and the extradata, and `data` has the bytes of the
-    packets. The two are never joined into one object, because hours of video are gigabytes.
+    Parameters and extradata (`head`) and packets (`data`) are never joined: hours of video are
+    gigabytes.
     """
 
     __slots__ = ("_data", "_head", "nbytes", "tables")
@@ -195,8 +185,8 @@ class StreamRecord:
 
 
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""A record to be written to a shard: the bytes and the shape of a value, or a stream. The shape is
-empty unless the value is an array or an image."""
+"""A record to be written: the bytes and the shape (of an array or image, else empty), or a stream.
+"""
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
@@ -207,8 +197,6 @@ def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Streams(EncodedMedia):
-    """A field of streams. Each stream is stored as a record; its tables are in other sections."""
-
     is_streamed: ClassVar[bool] = True
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
@@ -216,7 +204,7 @@ class _Streams(EncodedMedia):
         return lambda value: self.encode_stream(name, value)
 
     def encode_stream(self, name: str, value: object) -> StreamRecord:
-        """Return the record of a stream with its tables; both are empty for a missing value."""
+        """Return the record and tables of a stream; empty for a missing value."""
         if value is None and self.optional:
             return StreamRecord(b"", b"", StreamTables())
         if not isinstance(value, EncodedStream):
@@ -244,8 +232,7 @@ class _Streams(EncodedMedia):
 class Video(_Streams):
     """A field of videos. Each value is the packets of one video stream.
 
-    Any span of packets can be found, read and verified without the other packets. See `Array` for
-    the option `optional`.
+    Any span of packets can be read and verified without the others. See `Array` for `optional`.
     """
 
     code: ClassVar[int] = FieldType.VIDEO
@@ -256,10 +243,7 @@ class Video(_Streams):
 
 @dataclass(frozen=True, slots=True)
 class Audio(_Streams):
-    """A field of audio. Each value is the packets of one audio stream, stored as for `Video`.
-
-    See `Array` for the option `optional`.
-    """
+    """A field of audio, each value the packets of one audio stream. See `Array` for `optional`."""
 
     code: ClassVar[int] = FieldType.AUDIO
     required: ClassVar[Required] = Required.AUDIO
@@ -269,11 +253,10 @@ class Audio(_Streams):
 def stream_tables(
     name: str, stream: EncodedStream, n_parameters: int, *, has_frames: bool
 ) -> StreamTables:
-    """Return the tables of a stream that a user passed to a writer; raise SchemaError if invalid.
+    """Return the tables of a user's stream; raise SchemaError if it is invalid.
 
-    `name` is the name of the field. `n_parameters` is the size of the stream's parameters as
-    canonical JSON, in bytes. If `has_frames` is True, `stream.n_frames` must be the number of shown
-    packets.
+    `n_parameters` is the size of the parameters as canonical JSON. With `has_frames`, `n_frames`
+    must be the number of shown packets.
     """
     packets = np.ascontiguousarray(stream.packets)
     if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
@@ -326,10 +309,7 @@ def n_shown(packets: Packets) -> int:
 
 
 def packets_error(packets: Packets, n_bytes: int) -> str | None:
-    """Return the reason why a table of packets is invalid; None if it is valid.
-
-    The flags must be known, and the packets must cover n_bytes without gaps or overlaps.
-    """
+    """Return the reason why a packet table of n_bytes of packets is invalid, or None."""
     if not len(packets):
         return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
     if (packet_flags(packets) & ~_FLAGS).any():
@@ -349,9 +329,8 @@ def invalid_streams(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
-    For each row, `sizes` has the size of the stream's record in bytes: below 2^48, and 0 if the
-    sample has no stream. `n_packets` and `n_chunks` are the numbers of packets and chunks of all
-    streams of the field.
+    `sizes` has the size of each stream's record, below 2^48, or 0. `n_packets` and `n_chunks` count
+    those of all streams of the field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
@@ -371,7 +350,6 @@ def invalid_streams(
 def _reaches_beyond(
     first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the spans (of `n` items, from the item `first` on) that exceed `n_all`."""
     everything = np.uint64(n_all)
     found: npt.NDArray[np.bool_] = first > everything
     found |= n > everything - np.minimum(first, everything)

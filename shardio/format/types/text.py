@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bytes(RecordField):
-    """A field of bytes of any length. See `Array` for the options `codec` and `optional`."""
+    """A field of bytes of any length. See `Array` for `codec` and `optional`."""
 
     code: ClassVar[int] = FieldType.BYTES
     is_opaque: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Bytes(RecordField):
 
 @dataclass(frozen=True, slots=True)
 class Text(RecordField):
-    """A field of text, stored as UTF-8. See `Array` for the options `codec` and `optional`."""
+    """A field of text, stored as UTF-8. See `Array` for `codec` and `optional`."""
 
     code: ClassVar[int] = FieldType.TEXT
     is_utf8: ClassVar[bool] = True
@@ -81,10 +81,9 @@ class Text(RecordField):
 
 @dataclass(frozen=True, slots=True)
 class Json(RecordField):
-    """A field of JSON values, stored as canonical JSON in UTF-8.
+    """A field of JSON values, stored as canonical JSON. See `Array` for `codec` and `optional`.
 
-    In an optional field, None is a missing value; in other fields, None is JSON's null. See `Array`
-    for the options `codec` and `optional`.
+    In an optional field, None is a missing value; in others, JSON's null.
     """
 
     code: ClassVar[int] = FieldType.JSON
@@ -142,15 +141,13 @@ read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 MAX_JSON_DEPTH: Final = 256
-"""The maximum nesting depth of a JSON value, far below the depth at which Python's stack
-overflows."""
+"""The maximum nesting depth of a JSON value, far below Python's limit."""
 
 
 def check_json(value: object) -> None:
-    """Raise SchemaError unless a value survives a round trip through JSON.
+    """Raise SchemaError unless a value survives a round trip through JSON, also on a small stack.
 
-    Keys must be strings, because JSON would turn the key 1 into "1". A deeply nested value is
-    refused, because reading it could fail if little of the stack is free.
+    A key 1 would become "1", so keys must be strings.
     """
     waiting, depth = [value], -1
     while waiting:
@@ -161,11 +158,9 @@ def check_json(value: object) -> None:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-"""The most common types of values that contain no other values, which are tested first."""
 
 
 def _nested(values: list[object]) -> list[object]:
-    """Return the items of all lists and dicts in `values`; raise SchemaError for an invalid key."""
     waiting: list[object] = []
     for found in values:
         if type(found) in _PLAIN:
