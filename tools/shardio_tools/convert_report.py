@@ -10,6 +10,7 @@ from typing import Any, Final
 import shardio
 from shardio.conversion import BUILT_IN
 from shardio.measuring import StoredReport, source_bytes
+from shardio_tools.inspect.report import schema_facts, type_text
 from shardio_tools.output import (
     OUTCOMES,
     escaped,
@@ -88,7 +89,8 @@ def describe_report(
         return
     if report.kind not in MEDIA:
         with shardio.open(report.dataset) as dataset:
-            fields = ", ".join(_field(*each) for each in dataset.schema.items())
+            kinds = schema_facts(dataset.schema).items()
+        fields = ", ".join(f"{name} {type_text(kind)}" for name, kind in kinds)
         yield f"a sample has {escaped(fields)}"
     yield from _describe_stored(report, stored)
     noun, total = _sample_noun(report), report.n_samples_before + report.n_samples
@@ -154,17 +156,6 @@ def _psnr_text(psnr_db: Mapping[str, float]) -> str:
         return f"{text}, of 1 file"
     worst = min(psnr_db, key=lambda name: psnr_db[name])
     return f"{text} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"
-
-
-def _field(name: str, field: Any) -> str:
-    """Return a field as text, in the notation of the --schema file."""
-    is_optional = "?" if field.optional else ""
-    if field.item:
-        return f"{_field(f'{name} list of', field.item)}{is_optional}"
-    if not field.array:
-        return f"{name} {field.word()}{is_optional}"
-    dims = ",".join("*" if n is None else str(n) for n in field.shape)
-    return f"{name} {field.dtype}{f'[{dims}]' if dims else ''}{is_optional}"
 
 
 def _describe_samples(report: shardio.ConversionReport, *, has_label_file: bool) -> Iterator[str]:

@@ -23,6 +23,7 @@ from shardio_tools.inspect.report import (
     inspect_dataset,
     inspect_shard,
     is_dataset,
+    type_text,
 )
 from shardio_tools.output import (
     OUTCOMES,
@@ -159,20 +160,12 @@ def _fields(schema: Facts) -> Iterator[str]:
     if not schema:
         yield "  cannot be read"
         return
-    yield format_table([[escaped(name), _type(kind)] for name, kind in schema.items()], indent="  ")
+    rows = [[escaped(name), type_text(kind)] for name, kind in schema.items()]
+    yield format_table(rows, indent="  ")
 
 
-def _type(kind: Mapping[str, Any]) -> str:
-    extra = "" if kind["codec"] == "raw" else f", {kind['codec']}"
-    extra += ", optional" if kind.get("optional") else ""
-    if "dtype" not in kind:
-        return f"{kind['type'].lower()}{extra}"
-    array = f"{kind['dtype']} {_shape(kind['shape'])}".replace(" scalar", "")
-    return f"{'list of ' if kind['type'] == 'List' else ''}{array}{extra}"
-
-
-def _shape(shape: list[int | None]) -> str:
-    return " × ".join("any" if d is None else str(d) for d in shape) or "scalar"
+def _shape(shape: list[int]) -> str:
+    return " × ".join(map(str, shape)) or "scalar"
 
 
 def _sample(facts: Facts) -> Iterator[str]:

@@ -197,6 +197,16 @@ def schema_facts(schema: shardio.Schema | None) -> Facts:
     return facts
 
 
+def type_text(kind: Facts) -> str:
+    """Return a field's type, given its facts, in the notation of `shardio add-column --field`."""
+    text: str = kind["type"].lower()
+    if "dtype" in kind:
+        dims = ",".join("any" if n is None else str(n) for n in kind["shape"])
+        text = "list of " * (text == "list") + kind["dtype"] + (f"[{dims}]" if dims else "")
+    text += "" if kind["codec"] == "raw" else f",{kind['codec']}"
+    return f"{text},optional" if kind.get("optional") else text
+
+
 def shard_facts(survey: Survey) -> Facts:
     """Return the facts in a shard's header."""
     header = survey.header
