@@ -89,6 +89,8 @@ def test_classes_that_cannot_be_told_or_renumbered_are_refused(tmp_path: Path) -
     d = write(tmp_path / "d", 1, schema=bare, samples=values, classes=["y"])
     with pytest.raises(InvalidArgument, match="no field 'label' of whole numbers"):
         merge(tmp_path / "out", c, d, workers=0)
+    with pytest.raises(InvalidArgument, match="at least one source"):
+        merge(tmp_path / "out")
     e = write(tmp_path / "e", 1, schema=bare, samples=values)
     merge(tmp_path / "fine", c, e, workers=0)
     assert load(tmp_path / "fine").classes == ("x",)
@@ -125,14 +127,6 @@ def test_what_all_sources_say_is_kept(tmp_path: Path) -> None:
     merge(tmp_path / "more", a, c, workers=0)
     assert load(tmp_path / "more").converter == {}
     assert "av" not in load(tmp_path / "more").versions
-
-
-def test_empty_sources_give_an_empty_dataset(tmp_path: Path) -> None:
-    a = small(tmp_path / "a", 0)
-    assert merge(tmp_path / "out", a, a, workers=0).n_samples == 0
-    assert samples_of(tmp_path / "out") == []
-    with pytest.raises(InvalidArgument, match="at least one source"):
-        merge(tmp_path / "more")
 
 
 # Reshard.

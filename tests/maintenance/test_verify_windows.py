@@ -31,10 +31,12 @@ def forgery_of_texts(folder: Path) -> Forgery:
     return Forgery.of(content_of(folder / "texts.shard", schema, samples))
 
 
-@pytest.mark.parametrize("chunk_entries", [8, 4096])
+@pytest.mark.parametrize(("chunk_entries", "has_segments"), [(8, True), (4096, True), (8, False)])
 def test_each_text_that_is_none_is_placed_among_those_that_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_entries: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_entries: int, *, has_segments: bool
 ) -> None:
+    if not has_segments:
+        monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
     monkeypatch.setattr(payload, "CHUNK_ENTRIES", chunk_entries)
     forgery = forgery_of_texts(tmp_path)
     for row in (3, 40, N_ROWS - 1):
@@ -56,19 +58,6 @@ def test_a_character_in_two_records_is_in_neither(tmp_path: Path) -> None:
     forgery.change_record("text", 11, b"\xa9text 0001")
     findings = verify_bytes(memoryview(forgery.seal()), "texts").findings
     assert [(f.sample, f.code) for f in findings] == [(10, "value"), (11, "value")]
-
-
-def test_findings_are_the_same_without_zstandards_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forgery = forgery_of_texts(tmp_path)
-    forgery.change_record("text", 10, b"\xff" * 10)
-    forgery.change_entry("blob", 20, hash_=1)
-    damaged = memoryview(forgery.seal())
-    findings = verify_bytes(damaged, "texts").findings
-    assert [(f.sample, f.code) for f in findings] == [(20, "checksum"), (10, "value")]
-    monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
-    assert verify_bytes(damaged, "texts").findings == findings
 
 
 @pytest.mark.parametrize("has_segments", [True, False])
