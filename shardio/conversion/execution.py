@@ -224,8 +224,7 @@ class _Run:
                 "shard_bytes": job.shard_bytes,
             },
         }
-        """The entry about the converter that a generation records: its name, its version, and all
-        options that affect the data."""
+        """The entry about the converter that a generation records."""
         self._settings = conversion_settings(self.converter, job.source.libraries())
         # Adjacent shards smaller than this size are merged; see `compact_shards`.
         least_bytes = min(MIN_SHARD_BYTES, job.shard_bytes // 2)
@@ -364,8 +363,7 @@ class _Run:
 
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""The size that merged shards reach, if there are enough small shards. Tables and padding take
-about 50 kB of each shard, so that much smaller shards would waste space."""
+"""The size that merged shards reach if possible: tables and padding take 50 kB of each shard."""
 COMPACTED: Final = "compacted"
 """The name of the folder of merged shards, in the work folder."""
 

@@ -37,17 +37,13 @@ from shardio.storage.fs import read_checksummed_json, to_checksummed_json, write
 MIN_UNIT_BYTES: Final = 1 << 20
 """The minimum target size of a unit. Shards of smaller units would be too small to read fast."""
 MAX_UNIT_BYTES: Final = 128 << 20
-"""The maximum target size of a unit, which its last input may exceed. With larger units, workers
-would wait long for the last unit."""
+"""The maximum target size of a unit: workers would wait long for the last of larger units."""
 N_UNITS: Final = 64
-"""The number of units to divide the inputs into, if the limits of the size permit it. With many
-units, all workers finish at about the same time."""
+"""The number of units at sizes within these limits: enough to keep all workers busy to the end."""
 MIN_INPUT_BYTES: Final = 4096
-"""The minimum size of an input in the plan. A smaller input is planned as if it had this size,
-because opening a file takes time too."""
+"""The minimum size of an input in the plan, because opening a file takes time too."""
 MAX_UNIT_ITEMS: Final = 4096
-"""The maximum number of items in a unit. If a conversion is interrupted, the work on unfinished
-units is lost; with smaller units, less work is lost."""
+"""The maximum number of items in a unit, whose work is lost if it is interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +150,9 @@ UnitEvent = InputDone | UnitDone
 
 
 WORK_FOLDER: Final = ".conversion"
-"""The name of the work folder in `out`, which holds the journal and the unpublished shards."""
 PLAN_FILE: Final = "plan.json"
 PUBLISHED_FILE: Final = "published.json"
-"""The new name of the plan after the dataset is published. If a file of this name exists, all other
-files in the work folder can be removed."""
+"""The name of the plan after the dataset is published: all other files can then be removed."""
 RECORD_FILE: Final = "unit.json"
 _VERSION: Final = 2
 

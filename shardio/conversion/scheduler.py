@@ -158,7 +158,6 @@ class ConversionState:
 
 
 NextUnit = Callable[[], Unit | None]
-"""A function that returns the next unit to start; None if there are no more."""
 
 
 def run_in_workers(

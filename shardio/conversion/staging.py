@@ -70,10 +70,8 @@ _OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|published)\.json"
     r"|\.plan\.json\.[0-9a-f]+\.tmp"
 )
-"""Matches the names of the files and folders that a conversion creates in the work folder."""
 LOCK_PATIENCE_S: Final = 2.0
-"""The time to wait for a lock. If a conversion is killed, its workers hold the lock until they have
-exited too."""
+"""The time to wait for a lock: workers of a killed conversion hold it until they have exited."""
 
 
 class Staging:

@@ -72,7 +72,6 @@ _POLL_S: Final = 0.25  # the maximum length of one wait, so that Ctrl-C can inte
 _SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
 """Matches the names of shards, to find uploaded shards that the dataset does not need."""
 LEASE_OBJECT: Final = "conversion.json"
-"""The name of the lease object."""
 
 
 def upload_shard(
@@ -223,7 +222,6 @@ class Upload(Closing):
         self._objects, self._start_s = ObjectStore(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
         self.folder = os.path.join(remote.cache_folder, "converting", f"{name:016x}")
-        """The path of the local folder in which the dataset is converted."""
         self._hint = (
             f"to start again, remove {self.folder} and everything below {self._objects.url}"
         )

@@ -241,12 +241,10 @@ class _RollingShardWriter:
 
 
 BUFFER_BYTES: Final = 64 << 20
-"""When the samples in memory have this size, they are written to a file."""
 _N_PICKLES: Final = 64
-"""The maximum number of pickles into which the samples in memory are divided when they are written
-to the file. Only one pickle at a time is read into memory again."""
+"""The number of pickles for BUFFER_BYTES; only one is read into memory at a time."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
-"""The types of values that contain no other values. Most values of samples have such a type."""
+"""The types of values that contain no other values."""
 Sample = Mapping[str, Any]
 
 
@@ -359,10 +357,8 @@ def _memory_bytes(value: object) -> int:
 
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
-"""The signal that kills a process that exceeds its CPU time limit."""
 _BYTES_PER_S: Final = 1 << 20
-"""The number of bytes of an input for which a step may take one more second of CPU time. A step may
-process a whole file, and then takes longer for a larger file."""
+"""A step may process a whole file: it may take a second more per this many bytes."""
 
 
 def cpu_limit_s(step_s: float, source: Input) -> float:

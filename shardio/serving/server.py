@@ -95,18 +95,14 @@ class Gatekeeper:
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
-"""The time in seconds for which the server keeps the loader of a lost client. A client that
-reconnects in time continues where it stopped."""
+"""The time for which a lost client may reconnect and continue where it stopped."""
 _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
 """The maximum number of messages that the main thread reads before it does other work."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
-"""The maximum number of messages that ZeroMQ queues for one client. A server sends only the batches
-that the client has granted as credit, so a client that works is always far below this limit. A
-client that reads no messages reaches the limit, and is then considered lost."""
+"""The queue of ZeroMQ for a client: one that reads no messages fills it, and counts as lost."""
 _MAX_UNREAD: Final = 16
-"""The maximum number of messages of one client that the server has not read yet. Each message has
-up to 4 MiB."""
+"""The maximum number of messages of one client that the server has not read yet."""
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -138,14 +134,13 @@ class Server(Closing):
         self._make_loader, self._served = make_loader, served
         self._most_clients = most_clients
         self._sessions: dict[str, Session] = {}
-        """The sessions by the tokens of their clients."""
         self._tokens: dict[bytes, str] = {}
         """The tokens by the identities that ZeroMQ gives to connections."""
         self._ending: list[Session] = []
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
         self._run_lock = threading.Lock()
-        """The lock that `run` holds, so that no other thread closes the sockets meanwhile."""
+        """Held by `run`, so that no other thread closes the sockets meanwhile."""
         # A reentrant lock, because a signal handler may acquire it while its thread holds it.
         self._wakeup_lock = threading.RLock()
         check_files(OWN_FILES)

@@ -27,18 +27,13 @@ from shardio.serving.client.protocol import (
 )
 
 MAX_UNTAKEN_BYTES: Final = 256 << 20
-"""The limit, in bytes, of the batches that the client's loop has not taken yet, and also of the
-batches that wait in ZeroMQ. While either total has reached the limit, the session sends no further
-batch. A total may exceed the limit by at most one batch."""
+"""No batch is sent while this many bytes wait in ZeroMQ, or for the client's loop to take them."""
 MAX_AHEAD: Final = 1 << 10
-"""The maximum number of sent batches that the client's loop has not taken, even if the client asks
-for more."""
+"""The maximum number of sent batches that the client's loop has not taken."""
 _MAX_INBOX: Final = 16
-"""The maximum number of the client's messages that wait in the session. A correct client has few
-messages here, because it waits for the answer to most messages before it sends the next one."""
+"""A correct client has few messages here: it waits for the answer to most of them."""
 _POLL_S: Final = 0.05
-"""The interval in seconds at which a waiting session checks whether ZeroMQ has sent the session's
-blocks."""
+"""The interval at which a waiting session checks whether ZeroMQ has sent its blocks."""
 
 Head = dict[str, Any]
 Frames = list[Any]
@@ -61,8 +56,7 @@ class Session:
         self.identity = b""
         """The identity that ZeroMQ gives to the client's connection. The server sets it."""
         self.gone_s: float | None = None
-        """The time at which the client was lost or the session was ended; None while the client is
-        connected. The server sets it. While it is set, the server sends the client no messages."""
+        """The time at which the client was lost or the session ended; set by the server."""
         self._options = member(head, "options", dict)
         self._most_bytes = number(head, "most_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
@@ -71,20 +65,15 @@ class Session:
         self._is_leaving = False
         self._initial_state: dict[str, Any] = {}
         self._next_state: dict[str, Any] = {}
-        """The state from which the loader's next iteration begins, unless another state is loaded.
-        Empty if it is unknown."""
+        """The state after the last iteration, if known: the loader need not load it again."""
         self._number: int | None = None
-        """The number by which the client identifies the current iteration; None between
-        iterations."""
+        """The client's number of the current iteration, if any."""
         self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
-        """The step and the size of each batch that was sent but that the client's loop has not
-        taken yet."""
+        """The step and size of each sent batch that the client's loop has not taken yet."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
-        """For each sent block, a weak reference and the size of the block. The reference is dead
-        once ZeroMQ has sent the block and released it. Some blocks may be from earlier
-        iterations."""
+        """A weak reference to each sent block, dead once ZeroMQ has released it, and its size."""
         self.n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         try:

@@ -79,16 +79,14 @@ class Stream(Closing):
         self.n_losses = 0
         self.opened: Opened | None = None
         self._pending_check: bytes | None = None
-        """The "check" message that the server has not answered yet, or None. The message is sent
-        again after a reconnection."""
+        """The "check" message without an answer, if any; sent again after a reconnection."""
         self._number = 0
         """The number that identifies the current iteration in messages."""
         self._is_iterating = False
         """True while the stream has not received all batches of the current iteration."""
         self._begun: State | None = None
         self._state: State = {}
-        """The loader's state after the last received batch. After a reconnection, the iteration
-        resumes from this state."""
+        """The loader's state after the last received batch, from which a reconnection resumes."""
         self._next = 0
         """The step of the next batch that the stream will receive."""
         self._n_batch_bytes = 0

@@ -168,10 +168,9 @@ SILENCE_MS: Final = 10_000
 """If no message arrives for this time in milliseconds, the connection is considered lost."""
 
 ASK_AGAIN: Final = 300
-"""The ZAP status code for a temporary error. The server sends it if it cannot read the keys."""
+"""The ZAP status code with which a server answers if it cannot read the keys."""
 
 _LEAVE_MS: Final = 200
-"""The maximum time in milliseconds to wait until the last message was sent."""
 _EVENT: Final = struct.Struct("=HI")
 _NO_HANDSHAKE: Final = (
     "the handshake failed: this client's server.public is not the key of the server, or only one "
@@ -298,7 +297,6 @@ class Link(Closing):
 
 
 _PATIENCE_S: Final = 60.0
-"""If no server has been reachable for this time in seconds, an error is raised by default."""
 _MIN_BACK_OFF_S, _MAX_BACK_OFF_S = 0.05, 2.0
 
 
@@ -312,7 +310,6 @@ class Servers:
         self._reasons: dict[Address, str] = {}
         """For each server, the reason of its latest loss since a server last made progress."""
         self._first_loss_s: float | None = None
-        """The time of the first loss since a server last made progress, or None."""
         self._back_off_s, self._next_try_s = _MIN_BACK_OFF_S, 0.0
 
     @property

@@ -28,8 +28,7 @@ from shardio.serving.client.protocol import (
 )
 
 RECORDS: Final[dict[str, type[Clip | Pack]]] = {"clips": Clip, "pack": Pack}
-"""The options that select a view of the dataset. The value of such an option is a dict with the
-arguments of the dataset's method of the same name."""
+"""The options that select a view of the dataset, given as dicts of the view's arguments."""
 
 KNOWN: Final = RECORDS.keys() | frozenset(
     "batch_size shuffle seed tail rank world_size verify on_error max_skips subset"
@@ -46,8 +45,7 @@ ELSEWHERE: Final = {
     "start_method": "the server starts the workers",
     "reuse": "every received batch has its own memory",
 }
-"""The options that a remote loader does not accept. For each of them, the text says what decides it
-instead."""
+"""The options that a remote loader does not accept, and what decides them instead."""
 
 
 def as_json(options: Mapping[str, Any]) -> dict[str, Any]:

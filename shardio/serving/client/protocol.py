@@ -97,7 +97,6 @@ def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
 
 
 VERSION: Final = 1
-"""The version of the protocol, which must be the same on both sides."""
 
 MAX_HEAD_BYTES: Final = 4 << 20
 _Kind = TypeVar("_Kind", str, dict[str, Any], list[Any])

@@ -59,8 +59,7 @@ _HABITS: Final = (
         "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
     }
 )
-"""Options of other loaders, of datasets and of views. For each, the text says what to write
-instead."""
+"""Options of other loaders, of datasets and of views, and what to write instead."""
 
 
 class RemoteLoader(Closing):

@@ -21,13 +21,12 @@ from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioEr
 from shardio.serving.client.remote_loader import RemoteIteration, RemoteLoader
 
 _BATCH_SIZE: Final = 32
-"""The default number of samples per batch. Each message has one batch."""
 _STEP_MS: Final = 100
 _RESERVED: Final = (
     *("output", "device", "rank", "world_size", "tail", "collate"),
     *("keys", "memory_bytes", "timeout_s"),
 )
-"""The options of a loader that RemoteSamples sets itself, so the user must not pass them."""
+"""The options of a loader that RemoteSamples sets itself."""
 
 
 class RemoteSamples(Closing):
