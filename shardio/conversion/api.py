@@ -152,9 +152,6 @@ def convert(
     if not (isinstance(out, str) and is_url(out)):
         return convert_into(out, options_given)
     with Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite) as upload:
-        if upload.is_converted and not upload.has_plan:
-            # An earlier process wrote Python samples, but was killed before it published them.
-            return upload.publish()
         report = convert_into(upload.folder, replace(options_given, uploader=upload.uploader))
         return upload.publish(report) if report.generation else upload.discard(report)
 

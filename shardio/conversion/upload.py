@@ -28,9 +28,8 @@ from typing import Any, Final
 
 from shardio._base.classes import Closing
 from shardio.conversion.journal import WORK_FOLDER, plan_path, uploaded_name, write_upload_note
-from shardio.conversion.report import ConversionReport, InputReport
+from shardio.conversion.report import ConversionReport
 from shardio.conversion.staging import LOCK_PATIENCE_S
-from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import GENERATIONS, POINTER, holds_dataset, load
 from shardio.errors import (
     DataError,
@@ -231,13 +230,17 @@ class Upload(Closing):
         """The path to which the local folder is renamed after the dataset is published."""
         self._lease = UploadLease(self._objects, Path(f"{self.folder}.json"))
         self._has_lease = False
-        self.is_converted = False
+        self._is_converted = False
         """True if an earlier process has completed the conversion, but has not published it."""
         try:
             make_folder(remote.cache_folder)
             self._lock_locally(f"{remote.cache_folder}/converting.lock", name >> 2)
             self._clean_up()
-            self.is_converted = holds_dataset(self.folder)
+            if plan_path(Path(self.folder, WORK_FOLDER)) is None:
+                # An earlier process was killed while it wrote Python samples, which have no journal
+                # from which the conversion could be resumed.
+                remove_tree(self.folder)
+            self._is_converted = holds_dataset(self.folder)
             self._has_lease = self._lease.is_held()
             self._begin(resume=resume)
         except BaseException:
@@ -259,7 +262,7 @@ class Upload(Closing):
     def _begin(self, *, resume: bool) -> None:
         """Check that the URL has no data except that of this upload, and acquire the lease."""
         url = self._objects.url
-        if not resume and self.is_converted:
+        if not resume and self._is_converted:
             raise DatasetExists(
                 f"{self.folder}: the conversion for {url} is complete but not published; resume "
                 f"(--resume) publishes it; {self._hint}"
@@ -272,16 +275,7 @@ class Upload(Closing):
             self._lease.acquire()
             self._has_lease = True
             self._is_published()  # Another upload may have published since the first check.
-        if not self.is_converted and not self.has_plan:
-            # An earlier process was killed while it wrote Python samples, which have no journal
-            # from which the conversion could be resumed.
-            remove_tree(self.folder)
         make_folder(os.path.dirname(self.folder))
-
-    @property
-    def has_plan(self) -> bool:
-        """True if the local folder has a plan; conversions of iterables of samples have none."""
-        return plan_path(Path(self.folder, WORK_FOLDER)) is not None
 
     def _is_published(self) -> bool:
         """Return True if this dataset is already published; raise DatasetExists if another is."""
@@ -289,16 +283,15 @@ class Upload(Closing):
             pointer = self._objects.read(POINTER)
         except ShardNotFound:
             return False
-        if self.is_converted and pointer == Path(self.folder, POINTER).read_bytes():
+        if self._is_converted and pointer == Path(self.folder, POINTER).read_bytes():
             return True
         raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another URL")
 
-    def publish(self, report: ConversionReport | None = None) -> ConversionReport:
+    def publish(self, report: ConversionReport) -> ConversionReport:
         """Upload the remaining shards and then the generation, and return the report.
 
-        `report` is None if an earlier process wrote Python samples and was killed before it
-        published them. Raise an error if a request fails, if an uploaded shard is missing or
-        replaced, or if another writer has published a dataset.
+        Raise an error if a request fails, if an uploaded shard is missing or replaced, or if
+        another writer has published a dataset.
         """
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
@@ -307,14 +300,12 @@ class Upload(Closing):
         def upload_or_check(shard: ShardSummary) -> None:
             if shard.name in here:
                 upload_shard(self._objects, os.path.join(root, shard.name), shard)
-            elif self.is_converted:  # An earlier process has uploaded the shard.
+            elif self._is_converted:  # An earlier process has uploaded the shard.
                 check_uploaded(self._objects, shard, self._hint)
 
         run_parallel(_MAX_CONCURRENT, upload_or_check, shards)
         for part in found.external_lists:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
-        # Make the report before the dataset is published: reading the inputs from a file may fail.
-        report = report or _report_from(found)
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
         # The dataset is published now. Shards that it does not list cannot belong to another
@@ -353,19 +344,6 @@ class Upload(Closing):
         for name in self._objects.list_names():
             if _SHARD_NAME.fullmatch(name) and name not in names:
                 self._objects.remove(name)
-
-
-def _report_from(found: Generation) -> ConversionReport:
-    return ConversionReport(
-        dataset="",
-        kind=str(found.converter.get("name")),
-        n_samples=found.n_samples,
-        n_bytes=found.shards.n_bytes,
-        elapsed_s=0,
-        inputs=tuple(InputReport.of_json(dict(entry), {}) for entry in found.inputs),
-        classes=found.classes,
-        view=found.view,
-    )
 
 
 class UploadLease:
