@@ -597,12 +597,6 @@ def test_an_append_compares_recorded_sizes_and_hashes(out: Path, key: str, value
         load(out)
 
 
-def test_another_folder_can_be_appended(lines: Path, out: Path, tmp_path: Path) -> None:
-    write(tmp_path / "other", {"b/9.txt": "twelve", "y/9.txt": "thirteen"})
-    append(tmp_path / "other", out)
-    assert texts(out) == [*OLD, "twelve", "thirteen"] and labels(out)[7:] == [1, 4]
-
-
 def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, out: Path) -> None:
     leave_killed(lines, out, execution, "publish_next", append=True)
     with pytest.raises(
@@ -610,19 +604,3 @@ def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, o
     ):
         append(lines, out, resume=True, shard_bytes=77)
     append(lines, out, resume=True)
-
-
-def test_only_one_conversion_appends_at_a_time(
-    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
-    found = []
-
-    def meanwhile(state: Progress) -> None:
-        if state.n_inputs_done == 1:
-            with pytest.raises(DatasetConflict, match="another conversion is writing here"):
-                append(lines, out, resume=True)
-            found.append(state)
-
-    append(lines, out, progress=meanwhile)
-    assert found and texts(out) == OLD + NEW

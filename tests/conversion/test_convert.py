@@ -158,13 +158,6 @@ def test_without_samples_nothing_is_published(
     assert texts(out) == ["one"] and report.generation == 1
 
 
-def test_shards_roll_over_at_shard_bytes(lines: Path, tmp_path: Path) -> None:
-    report = convert(lines, tmp_path / "out", repeat=4, shard_bytes=20_000)
-    names = [shard.name for shard in shardio.open(tmp_path / "out").shards]
-    assert names == sorted(names) and "000000-001.shard" in names
-    assert report.n_samples == 28
-
-
 @pytest.mark.parametrize("buffer_bytes", [1, 12_000])
 def test_the_samples_of_a_long_input_are_spilled_to_a_file(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
@@ -215,13 +208,6 @@ def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_pat
     assert contents(tmp_path / "out") == before
     with pytest.raises(DatasetExists):
         convert(lines, lines / "top.txt")
-
-
-def test_leftovers_of_a_killed_conversion_are_removed(lines: Path, tmp_path: Path) -> None:
-    write(tmp_path / "out" / ".conversion", {"0123456789abcdef/000.shard": "half"})
-    convert(lines, tmp_path / "out")
-    assert len(texts(tmp_path / "out")) == 7
-    assert not (tmp_path / "out" / ".conversion").exists()
 
 
 def test_a_running_conversion_is_not_disturbed(

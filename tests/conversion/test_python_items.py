@@ -397,20 +397,6 @@ def test_an_error_names_the_sample_and_field_of_an_iterable(tmp_path: Path) -> N
             assert dataset.generation == 1
 
 
-def test_a_torch_tensor_that_is_not_an_array_breaks_only_its_item(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
-    odd = {
-        "sparse": torch.eye(2).to_sparse(),
-        "meta": torch.empty(2, device="meta"),
-        "float8": torch.zeros(2).to(torch.float8_e4m3fn),
-    }
-    for name, tensor in odd.items():
-        source = [{"x": tensor}, {"x": torch.zeros(2)}]
-        report = shardio.convert(source, tmp_path / name, workers=0)
-        assert [one.name for one in report.broken] == ["0"], name
-        assert "sample 0: field 'x': a torch.Tensor cannot be" in report.broken[0].reason
-
-
 def test_a_function_that_cannot_be_pickled_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
 

@@ -348,52 +348,6 @@ print(sum(batch.n_rows for batch in loader), flush=True)
     _assert_gone(stage)
 
 
-def test_interrupts_at_any_moment_cost_a_loader_nothing(stage: Scene, folder: str) -> None:
-    then = """
-loader = load()
-list(loader)
-n_interrupts, stop, is_over = 0, False, False
-
-def strike(number, frame):
-    if not is_over: raise KeyboardInterrupt
-signal.signal(signal.SIGINT, strike)
-
-def interrupt():
-    while not stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.003)
-
-def bother():
-    global n_interrupts, stop
-    stop = False
-    thread = threading.Thread(target=interrupt)
-    while True:
-        try:
-            thread.start()
-            for _ in range(10): [batch for batch in loader]
-            break
-        except KeyboardInterrupt:
-            n_interrupts += 1
-            break
-    while thread.is_alive():
-        try:
-            stop = True
-            thread.join()
-        except KeyboardInterrupt: pass
-
-for _ in range(100):
-    try: bother()
-    except KeyboardInterrupt: pass
-is_over = True  # a thread that bother() lost to an interrupt may still be there
-found = [[i for batch in loader for i in batch.indices.tolist()] for _ in range(5)]
-print(found == [list(range(64))] * 5, n_interrupts > 10, flush=True)
-"""
-    main = stage.start(_program(folder, then))
-    assert line(main) == "True True"
-    assert main.wait(PATIENCE_S) == 0
-    _assert_gone(stage)
-
-
 @pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
 def test_after_the_end_of_the_zygote_other_workers_do_what_was_lost(
     stage: Scene, folder: str, busy: str

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -233,26 +232,6 @@ def test_a_fork_can_neither_use_a_loader_nor_end_it(loader: RemoteLoader) -> Non
         with pytest.raises(ClosedError, match="forked"):
             iter(loader)
     assert len(list(loader)) == before
-
-
-def test_a_client_says_that_it_has_taken_what_its_loop_has(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send, taken = Link.send, list[int]()
-
-    def note(self: Link, message: bytes) -> None:
-        head = json.loads(message)
-        if head["kind"] == "credit":
-            taken.append(head["taken"])
-        send(self, message)
-
-    monkeypatch.setattr(Link, "send", note)
-    far: Any = shardio.connect(server.address, 4, **HOW)
-    with far:
-        batches = iter(far)
-        far._stream._wait(lambda: len(far._stream.queue) >= 2, "two batches")
-        next(batches)
-        assert taken == [1]
 
 
 def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:

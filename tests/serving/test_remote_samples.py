@@ -17,7 +17,7 @@ from shardio import InvalidArgument, MultiLoader
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
 from shardio.serving import Server
-from shardio.serving.client.connection import Link, Lost, Servers
+from shardio.serving.client.connection import Lost, Servers
 from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import Gate, refuse_sample_7, serving
@@ -229,19 +229,6 @@ def test_keys_and_options_are_for_an_address(more: dict[str, Any]) -> None:
     said = "keys and options are for a server: pass its address as address="
     with pytest.raises(InvalidArgument, match=said):
         MultiLoader(range(3), **more)
-
-
-def test_a_server_that_says_nothing_more_is_an_error_without_any_timeout(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardio.serving.client.connection._PATIENCE_S", 0.1)
-    with MultiLoader(address=server.address, options={"batch_size": 1, "prefetch": 0}) as far:
-        samples = iter(far)
-        next(samples)
-        monkeypatch.setattr("shardio.serving.client.batch_stream._SILENCE_S", 0.05)
-        monkeypatch.setattr(Link, "receive", lambda self, wait_s: None)
-        with pytest.raises(ServerUnreachable, match="the server has sent nothing"):
-            list(samples)
 
 
 def test_samples_that_do_not_come_are_overdue(

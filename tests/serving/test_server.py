@@ -19,7 +19,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio._workers.tasks.zeromq import zeromq
-from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
+from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 from shardio.serving import Server, make_server
 from shardio.serving.client.connection import Link
 from shardio.serving.client.protocol import VERSION, MalformedMessage, pack, parse
@@ -374,23 +374,6 @@ def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
     hear("batch")
     session.leave()
     session.join(PATIENCE_S)
-
-
-def test_a_loader_that_says_nothing_of_itself_is_closed_and_told(path: str) -> None:
-    said, made = list[bytes](), list[ShardLoader]()
-
-    def make_loader(options: dict[str, Any]) -> ShardLoader:
-        made.append(ShardLoader(path, 2, num_workers=0, output="numpy"))
-        made[0].dataset.close()
-        made[0].state_dict = lambda: {1: {2}}  # type: ignore[method-assign, dict-item]
-        return made[0]
-
-    asked = {"options": {}, "most_bytes": 1}
-    session = Session(asked, make_loader, {}, lambda _, frames: said.extend(frames))
-    session.join(PATIENCE_S)
-    assert b'"failed"' in said[-1] and not session.is_running
-    with pytest.raises(ClosedError):
-        iter(made[0])
 
 
 def test_a_client_for_whom_there_is_no_thread_is_told_so(
