@@ -89,9 +89,7 @@ def test_new_samples_follow_the_existing_ones(lines: Path, out: Path) -> None:
     assert verify_dataset(out, workers=0).findings == ()
 
 
-def test_only_inputs_without_samples_are_converted_and_new_ones_listed(
-    lines: Path, out: Path, read: list[str]
-) -> None:
+def test_only_inputs_without_samples_are_converted(lines: Path, out: Path, read: list[str]) -> None:
     before = shardio.open(out).inputs
     report = append(lines, out)
     after = shardio.open(out).inputs
@@ -175,7 +173,7 @@ def test_an_append_that_stops_is_continued_by_the_next(lines: Path, out: Path) -
         ("one two more", "12 bytes, 7 when it was converted"),
     ],
 )
-def test_modified_inputs_are_not_replaced(
+def test_modified_inputs_stay_as_they_are(
     lines: Path, out: Path, content: str, reason: str
 ) -> None:
     (lines / "a" / "1.txt").write_text(content)
@@ -188,7 +186,7 @@ def test_modified_inputs_are_not_replaced(
     assert entries["a/1.txt"]["bytes"] == 7
 
 
-def test_a_file_that_grew_after_the_listing_is_recorded_as_read(
+def test_a_grown_file_is_recorded(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def grow(source: Input) -> None:
@@ -252,7 +250,7 @@ def test_shard_bytes_and_on_error_may_differ(lines: Path, out: Path) -> None:
         ({"kind": "videos"}, "converter was 'lines', is 'videos'"),
     ],
 )
-def test_other_options_are_refused_with_a_hint(
+def test_other_options_are_refused(
     lines: Path, out: Path, options: dict[str, Any], named: str
 ) -> None:
     before = contents(out)
@@ -263,7 +261,7 @@ def test_other_options_are_refused_with_a_hint(
     assert contents(out) == before
 
 
-def test_another_version_of_the_converter_is_refused(
+def test_another_converter_version_fails(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Lines, "version", "8")
@@ -271,7 +269,7 @@ def test_another_version_of_the_converter_is_refused(
         append(lines, out)
 
 
-def test_other_versions_of_libraries_are_recorded(
+def test_library_versions_are_recorded(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Lines, "libraries", lambda _: {"alphabet": "27"})
@@ -294,7 +292,7 @@ def test_other_versions_of_libraries_are_recorded(
         ),
     ],
 )
-def test_another_schema_is_refused_with_every_field_that_differs(
+def test_differing_fields_are_named(
     lines: Path, tmp_path: Path, fields: dict[str, Any], named: str
 ) -> None:
     DatasetWriter(tmp_path / "out", Schema(fields)).close()
@@ -447,7 +445,7 @@ def test_a_generation_published_meanwhile_is_kept(lines: Path, out: Path) -> Non
     assert shardio.open(out).subsets == {"train": 4, "val": 3}
 
 
-def test_a_concurrent_commit_wins_and_the_work_is_kept(
+def test_a_concurrent_commit_wins(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, read: list[str]
 ) -> None:
     def late(*given: Any, **changes: Any) -> Any:
@@ -479,7 +477,7 @@ def test_classes_published_meanwhile_are_a_conflict(lines: Path, out: Path) -> N
 
 
 @pytest.mark.parametrize("of", ["files", "samples"])
-def test_a_commit_left_by_a_killed_writer_is_undone_first(
+def test_a_killed_commit_is_undone(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     with monkeypatch.context() as patch:

@@ -106,9 +106,7 @@ def test_a_broken_input_gives_no_samples_or_those_to_keep(lines: Path, tmp_path:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_on_error_stop_publishes_what_came_before(
-    lines: Path, tmp_path: Path, workers: int
-) -> None:
+def test_on_error_stop_publishes_what_came_first(lines: Path, tmp_path: Path, workers: int) -> None:
     (lines / "b" / "3.txt").write_text("three !")
     (lines / "c" / "4.txt").write_text("!")
     report = convert(lines, tmp_path / "out", on_error="stop", workers=workers)
@@ -169,7 +167,7 @@ def test_the_samples_of_a_long_input_are_spilled_to_a_file(
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")
 
 
-def test_the_samples_of_an_input_are_freed_before_the_next_is_read(
+def test_samples_are_freed_per_input(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[weakref.ref[Any]] = []
@@ -210,7 +208,7 @@ def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_pat
         convert(lines, lines / "top.txt")
 
 
-def test_a_running_conversion_is_not_disturbed(
+def test_a_running_one_is_locked(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "LOCK_PATIENCE_S", 0.0)
@@ -243,9 +241,7 @@ def test_errors_of_unknown_kinds_and_options_list_known_ones(lines: Path, tmp_pa
         ({"append": True, "overwrite": True}, "append and overwrite are mutually exclusive"),
     ],
 )
-def test_options_are_validated(
-    lines: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_options(lines: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         convert(lines, tmp_path / "out", **options)
 

@@ -192,7 +192,7 @@ def test_anything_that_exports_an_arrow_stream_is_a_data_frame(tmp_path: Path) -
         shardio.convert(columns["x"], tmp_path / "no")
 
 
-def test_without_pyarrow_the_extra_is_named(
+def test_without_pyarrow_its_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("shardio_converters.tabular")]:
@@ -286,9 +286,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("frame", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_refused_values_are_named_by_row_and_column(
-    tmp_path: Path, frame: Any, message: str
-) -> None:
+def test_refused_values_are_named_by_place(tmp_path: Path, frame: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         shardio.convert(frame, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -38,7 +38,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_parts_are_listed_and_give_no_samples(
+def test_parts_give_no_samples(
     lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = convert(lines, tmp_path / "out")
@@ -112,7 +112,7 @@ def test_an_append_reports_a_modified_part(lines: Path, tmp_path: Path) -> None:
     assert "bytes, 14 when it was converted" in report.modified[1].reason
 
 
-def test_a_resumed_conversion_has_the_current_parts(
+def test_resuming_reads_current_parts(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(state: Any) -> None:
@@ -131,9 +131,7 @@ def test_a_resumed_conversion_has_the_current_parts(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_parts_count_for_the_unit_reading_them(
-    lines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_count_for_the_unit_with_them(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(lines, {"dogs/2.many/1.txt": "x" * 100})
     joined = join_parts(list_inputs(str(lines)), Lines())
     monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 100)

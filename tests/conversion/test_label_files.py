@@ -100,7 +100,7 @@ def test_units_with_other_labels_are_converted_again(lines: Path, tmp_path: Path
     check_resumes(lines, tmp_path / "out", **options)
 
 
-def test_the_command_accepts_labels(
+def test_labels_of_the_command(
     lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels = str(written(tmp_path, "labels.csv", CSV))

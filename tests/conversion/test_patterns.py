@@ -88,9 +88,7 @@ def test_an_existing_path_is_never_a_pattern(tmp_path: Path) -> None:
     assert names(tmp_path / "ol[d] [x]" / "*.mp4") == ["old x/2.mp4"]
 
 
-def test_only_folders_that_may_match_are_listed(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_folders_that_may_match_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked, scandir = list[str](), os.scandir
 
     def noted(path: str) -> object:
@@ -119,9 +117,7 @@ def test_a_pattern_without_matches_is_refused_with_the_folder_searched(
     assert not (tmp_path / "out").exists()
 
 
-def test_patterns_give_the_dataset_of_a_folder(
-    lines: Path, tmp_path: Path, read: list[str]
-) -> None:
+def test_patterns_give_datasets_of_a_folder(lines: Path, tmp_path: Path, read: list[str]) -> None:
     report = convert(lines / "[ac]" / "*.txt", tmp_path / "out")
     assert outcomes(report) == {
         "a/1.txt": "converted",
@@ -148,9 +144,7 @@ def test_the_matches_of_another_pattern_can_be_appended(lines: Path, tmp_path: P
         convert(out / "*.shard", out, append=True)
 
 
-def test_the_command_accepts_a_pattern_and_guesses_its_kind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_accepts_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, {"in/1.csv": "x\n1\n2\n", "in/2.csv": "x\n3\n", "in/3.mp4": ""})
     source, out = f"{tmp_path}/in/*.csv", str(tmp_path / "out")
     assert cli.main(["convert", source, out, "--workers=0"]) == cli.OK

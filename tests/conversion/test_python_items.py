@@ -198,7 +198,7 @@ def test_the_schema_is_given_or_that_of_the_first_sample(tmp_path: Path) -> None
         ([open], {"samples": numbers, "workers": 0}, None),
     ],
 )
-def test_options_that_items_do_not_support_are_refused(
+def test_refused_options(
     tmp_path: Path, src: Any, options: dict[str, Any], message: str | None
 ) -> None:
     if message is None:
@@ -338,7 +338,7 @@ UNREADY = {
 @pytest.mark.parametrize("kind", UNREADY)
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("bad", [0, 2])
-def test_a_value_that_cannot_be_stored_breaks_only_its_item(
+def test_an_odd_value_breaks_only_its_item(
     tmp_path: Path, kind: str, n_workers: int, bad: int
 ) -> None:
     values = [UNREADY[kind][n != bad] for n in range(4)]

@@ -31,7 +31,7 @@ def calls(folder: str, out: Path, **options: Any) -> list[Any]:
     ]
 
 
-def test_without_ray_the_error_names_the_package(
+def test_without_ray_it_is_named(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -48,17 +48,13 @@ def test_without_ray_the_error_names_the_package(
         ({"address": "there:1"}, "address 'there:1': only with engine='ray'"),
     ],
 )
-def test_invalid_options_are_refused(
-    folder: str, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_options(folder: str, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     for call in calls(folder, tmp_path / "out", **options):
         with pytest.raises(InvalidArgument, match=message):
             call()
 
 
-def test_options_that_a_cluster_does_not_support_are_refused(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_options(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     with pytest.raises(InvalidArgument, match="workers is 0; with engine='ray' it must be 1"):
         shardio.convert(folder, tmp_path / "out", kind="arrays", engine="ray", workers=0)

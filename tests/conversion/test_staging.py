@@ -76,9 +76,7 @@ def test_a_conversion_killed_after_publishing_only_cleans_up(source: Path, tmp_p
 
 
 @pytest.mark.parametrize("is_tidied", [False, True])
-def test_a_refused_one_cleans_up_after_kill(
-    source: Path, tmp_path: Path, is_tidied: object
-) -> None:
+def test_a_refused_one_cleans_up_too(source: Path, tmp_path: Path, is_tidied: object) -> None:
     out = tmp_path / "out"
     leave_killed(source, out, Staging, "finish")
     if is_tidied:  # killed just before the empty folder is removed
@@ -103,7 +101,7 @@ def test_a_published_dataset_is_not_that_of_modified_inputs(source: Path, tmp_pa
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
-def test_a_dataset_deleted_before_the_clean_up_can_be_converted_again(
+def test_a_deleted_dataset_is_made_again(
     source: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     out = tmp_path / "out"

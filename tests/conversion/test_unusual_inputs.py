@@ -61,7 +61,7 @@ def create_unusual_inputs(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_unusual_input_is_converted_or_listed(
+def test_every_input_is_listed(
     tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = create_unusual_inputs(tmp_path / "odd")
@@ -89,7 +89,7 @@ def test_printed_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture
         assert all(char.isprintable() for line in output.split("\n") for char in line)
 
 
-def test_a_folder_that_cannot_be_listed_is_a_broken_input(
+def test_an_unlisted_folder_is_broken(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate the refusal of the system, since root may list every folder."""
@@ -163,7 +163,7 @@ def test_an_input_that_changes_while_it_is_read_gives_no_samples(
     assert texts(tmp_path / "out") == "one two four five six seven".split()
 
 
-def test_an_input_that_has_vanished_is_broken(
+def test_a_vanished_input_is_broken(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def removing(*_: object) -> None:

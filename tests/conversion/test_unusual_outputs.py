@@ -28,7 +28,7 @@ def create_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_foreign_folder_with_the_name_of_the_work_folder_is_not_emptied(
+def test_a_foreign_work_folder_is_kept(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     place = create_out(lines, tmp_path / "out", options)
@@ -40,7 +40,7 @@ def test_a_foreign_folder_with_the_name_of_the_work_folder_is_not_emptied(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_link_with_the_name_of_the_work_folder_is_not_followed(
+def test_a_linked_work_folder_is_kept(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     place = create_out(lines, tmp_path / "out", options)
@@ -118,9 +118,7 @@ def test_a_dataset_being_replaced_takes_no_append(lines: Path, killed_replacemen
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_no_dataset_is_its_own_source(
-    lines: Path, tmp_path: Path, options: dict[str, bool]
-) -> None:
+def test_none_is_its_own_source(lines: Path, tmp_path: Path, options: dict[str, bool]) -> None:
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
     with pytest.raises(InvalidArgument, match="out: is the output folder"):
@@ -136,7 +134,7 @@ def test_an_impossible_out_is_an_error(lines: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("source", ["files", "samples"])
 @pytest.mark.parametrize("out", ["", "a\0b", "a\ud800b"])
-def test_an_invalid_folder_name_is_refused(
+def test_invalid_folder_names(
     lines: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str
 ) -> None:
     (lines / "cwd").mkdir()
@@ -148,7 +146,7 @@ def test_an_invalid_folder_name_is_refused(
 
 
 @pytest.mark.parametrize("how", ["reshard", "merge", "export", "write"])
-def test_an_empty_name_is_never_the_current_folder(
+def test_an_empty_name_fails(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     made = tmp_path / "made"

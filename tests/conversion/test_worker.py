@@ -43,9 +43,7 @@ def comparable(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_spilling_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_spilling_keeps_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     given = [{"x": KINDS[kind](i), "text": f"{i}"} for i in range(300)]
     monkeypatch.setattr(worker, "BUFFER_BYTES", 1_000)
     with SampleBuffer(str(tmp_path)) as buffer:
@@ -76,7 +74,7 @@ def test_samples_of_other_fields_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=["numbers", "nested", "arrays"],
 )
-def test_buffered_values_count_with_their_size_in_memory(
+def test_buffers_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(worker, "BUFFER_BYTES", 1 << 17)

@@ -144,7 +144,7 @@ def fail_each(
     return n_failed
 
 
-def test_a_conversion_makes_every_kind_of_call(
+def test_every_kind_of_call_is_made(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = calls_of(lines, tmp_path / "out", monkeypatch)

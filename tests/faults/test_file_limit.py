@@ -103,7 +103,7 @@ def test_a_block_grows_as_far_as_the_limit_allows() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("n_bytes", [100, 8 << 10, 20 << 10])
-def test_a_conversion_says_so_and_goes_on_once_it_may(
+def test_a_conversion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, workers: int
 ) -> None:
     lines = install(tmp_path, monkeypatch)
@@ -130,9 +130,7 @@ def test_a_conversion_says_so_and_goes_on_once_it_may(
 
 
 @pytest.mark.parametrize("command", ["merge", "reshard", "repair", "stats", "export"])
-def test_a_command_that_writes_says_so_and_leaves_the_dataset_as_it_was(
-    tmp_path: Path, command: str
-) -> None:
+def test_a_command_that_writes_leaves_the_dataset_as_it_was(tmp_path: Path, command: str) -> None:
     source, out = tmp_path / "set", tmp_path / "out"
     write_dataset(source, 128, 2, TWO_FIELDS, two_fields(128))
     if command == "repair":  # the last page is restored from the first
@@ -157,7 +155,7 @@ def test_a_command_that_writes_says_so_and_leaves_the_dataset_as_it_was(
     assert _run(COMMAND, 1 << 30, *arguments).returncode == cli.OK
 
 
-def test_a_limit_met_by_a_converter_does_not_cost_the_input(
+def test_a_limit_met_by_a_converter_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = install(tmp_path, monkeypatch)

@@ -68,7 +68,7 @@ def test_a_conversion_that_fills_the_disk_is_resumed_when_there_is_room(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_dataset_that_an_append_fills_the_disk_of_is_as_it_was(
+def test_an_append_fills_the_disk(
     lines: Path, mount: Mount, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = mount("size=400k") / "out"

@@ -109,9 +109,7 @@ def test_after_an_interrupt_anywhere_the_next_epochs_are_whole(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_another_pass_goes_on_after_an_interrupt_of_the_first(
-    folder: str, num_workers: int
-) -> None:
+def test_another_pass_goes_on_after_an_interrupted_one(folder: str, num_workers: int) -> None:
     with ShardLoader(folder, 4, output="numpy", num_workers=num_workers) as loader:
         other = iter(loader)
         found = [int(label) for _ in range(3) for label in next(other)["label"]]
@@ -203,9 +201,7 @@ def test_an_interrupt_in_a_finalizer_is_not_lost_and_comes_when_that_is_through(
     assert not finalizer.alive
 
 
-def test_an_interrupt_in_a_finalizer_is_not_lost_where_threads_run_before_that_is_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupt_in_a_finalizer_beside_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     start = _thread.start_new_thread
 
     def start_and_let_run(call: Callable[..., object], given: tuple[Any, ...]) -> int:
@@ -254,9 +250,7 @@ def test_an_interrupt_where_a_finalizer_is_called_comes_from_there() -> None:
     ("owner", "num_workers"),
     [(backends.WorkerBackend, 2), (backends.InlineWorker, 0), (BlockPool, 0), (BlockPool, 2)],
 )
-def test_an_interrupt_while_a_loader_closes_leaves_nothing(
-    folder: str, owner: Any, num_workers: int
-) -> None:
+def test_an_interrupted_close_leaves_nothing(folder: str, owner: Any, num_workers: int) -> None:
     def n_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -304,9 +298,7 @@ def test_an_interrupt_while_a_block_is_made_or_sent_to_threads_leaves_nothing(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_threads_that_were_started_end_where_another_cannot_be(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_end_where_one_cannot_start(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     start = threading.Thread.start
 
@@ -321,9 +313,7 @@ def test_threads_that_were_started_end_where_another_cannot_be(
     assert set(threading.enumerate()) <= before
 
 
-def test_a_handler_that_closes_the_loader_in_the_middle_of_a_batch_ends_the_loop(
-    folder: str,
-) -> None:
+def test_a_handler_that_closes_the_loader_within_a_batch_ends_the_loop(folder: str) -> None:
     loader = ShardLoader(folder, 4, output="numpy", num_workers=0)
     with pytest.MonkeyPatch.context() as patch:
         at = Sequential.at

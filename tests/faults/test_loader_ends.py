@@ -166,9 +166,7 @@ def test_nothing_is_left_once_a_loader_was_left(told: Told, how: str) -> None:
 
 @pytest.mark.parametrize("busy", ["spawned", "a thread"])
 @pytest.mark.parametrize("how", ["break", "close in the body"])
-def test_nothing_is_left_of_a_loader_with_another_start_method(
-    stage: Scene, folder: str, how: str, busy: str
-) -> None:
+def test_nothing_is_left_of_other_workers(stage: Scene, folder: str, how: str, busy: str) -> None:
     # A thread that sleeps cannot be ended; one that waits for work can.
     then = (
         LEAVING[how].replace("load()", "load(transform=None)")
@@ -182,9 +180,7 @@ def test_nothing_is_left_of_a_loader_with_another_start_method(
 
 @pytest.mark.parametrize("first", [0, 13], ids=["first sample", "later sample"])
 @pytest.mark.parametrize("failure", ["raise ValueError('oops')", "os._exit(3)", "return None"])
-def test_nothing_is_left_after_an_error_of_the_loop(
-    stage: Scene, folder: str, failure: str, first: int
-) -> None:
+def test_nothing_is_left_after_errors(stage: Scene, folder: str, failure: str, first: int) -> None:
     then = f"""
 gc.disable()  # the loader goes by itself, not when the garbage collector happens to run
 
@@ -211,9 +207,7 @@ except RuntimeError as error: print(type(error).__name__, flush=True)
 
 @pytest.mark.cpu_device
 @pytest.mark.parametrize("how", ["break", "exception in the with", "return"])
-def test_nothing_is_left_once_a_loader_of_tensors_was_left(
-    stage: Scene, folder: str, how: str
-) -> None:
+def test_nothing_is_left_of_a_loader_of_tensors(stage: Scene, folder: str, how: str) -> None:
     main = stage.start(_program(folder, LEAVING[how] + STAY, output="tinygrad"))
     assert line(main).startswith("left")
     _assert_gone(stage, but={main.pid})
@@ -231,7 +225,7 @@ def test_nothing_is_left_once_a_loader_of_tensors_was_left(
         pytest.param("os.execv('/bin/true', ['true'])", 0, id="exec of another program"),
     ],
 )
-def test_nothing_is_left_when_the_program_ends_in_a_loop(
+def test_nothing_is_left_at_exit(
     stage: Scene, folder: str, end: str, exit_code: int, busy: str
 ) -> None:
     then = f"loader = load()\nfor batch in loader: {end}; break"
@@ -273,9 +267,7 @@ def test_nothing_is_left_after_a_signal_while_main_waits_for_a_batch(
 
 
 @pytest.mark.parametrize("busy", ["asleep", "a thread"])
-def test_ctrl_c_twice_in_quick_succession_leaves_nothing(
-    stage: Scene, folder: str, busy: str
-) -> None:
+def test_ctrl_c_twice_leaves_nothing(stage: Scene, folder: str, busy: str) -> None:
     main = stage.start(_program(folder, STAYING, busy))
     assert line(main) == "ready"
     os.killpg(main.pid, signal.SIGINT)
@@ -286,9 +278,7 @@ def test_ctrl_c_twice_in_quick_succession_leaves_nothing(
 
 
 @pytest.mark.parametrize("busy", ["ahead", "a thread"])
-def test_loaders_that_threads_make_and_iterate_leave_nothing(
-    stage: Scene, folder: str, busy: str
-) -> None:
+def test_loaders_in_threads_leave_nothing(stage: Scene, folder: str, busy: str) -> None:
     then = """
 def loop():  # a print is two pieces, and the threads print at once
     with load(transform=None) as loader:
@@ -305,9 +295,7 @@ gc.collect()
     _assert_gone(stage, but={main.pid})
 
 
-def test_a_cell_of_a_notebook_that_is_run_again_replaces_what_it_had(
-    stage: Scene, folder: str
-) -> None:
+def test_a_cell_of_a_notebook_run_again_replaces_its_loader(stage: Scene, folder: str) -> None:
     then = """
 cell = '''
 shift = 100 * n
@@ -349,9 +337,7 @@ print(sum(batch.n_rows for batch in loader), flush=True)
 
 
 @pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
-def test_after_the_end_of_the_zygote_other_workers_do_what_was_lost(
-    stage: Scene, folder: str, busy: str
-) -> None:
+def test_after_the_end_of_the_zygote_work_is_repeated(stage: Scene, folder: str, busy: str) -> None:
     then = """
 def is_running(pid):
     try:
@@ -392,9 +378,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("busy", ["asleep", "in C", "spawned"])
-def test_a_fork_of_main_keeps_no_worker_and_no_batch_alive(
-    stage: Scene, folder: str, busy: str
-) -> None:
+def test_a_fork_of_main_keeps_no_worker_alive(stage: Scene, folder: str, busy: str) -> None:
     then = """
 loader = load()
 for batch in loader:

@@ -59,7 +59,7 @@ def _assert_prints(stage: Scene, arguments: list[str], *expected: str, stdin: st
     ["prepare", 'lambda sample: {"label": sample["label"] + shift}'],
     ids=["function", "lambda"],
 )
-def test_a_script_without_an_import_guard_works(
+def test_scripts_need_no_guard(
     stage: Scene, tmp_path: Path, folder: str, transform: str, how: str
 ) -> None:
     script = UNGUARDED.format(folder=folder, transform=transform)
@@ -75,9 +75,7 @@ def test_a_script_without_an_import_guard_works(
     _assert_prints(stage, arguments, "imported", TOTAL, stdin=stdin)
 
 
-def test_a_transform_may_live_in_a_module_or_package_beside_the_script(
-    stage: Scene, tmp_path: Path, folder: str
-) -> None:
+def test_a_transform_may_live_beside_the_script(stage: Scene, tmp_path: Path, folder: str) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "shifts.py").write_text("SHIFT = 90\n")

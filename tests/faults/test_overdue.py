@@ -125,9 +125,7 @@ def test_without_workers_no_batch_is_overdue(folder: str) -> None:
             assert [int(i) for batch in loader for i in batch["label"]] == list(range(N))
 
 
-def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacks_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_dumps, "_PATIENCE_S", 0.05)
     files = [(tmp_path / str(worker)).open("wb+", buffering=0) for worker in range(4)]
 
@@ -158,9 +156,7 @@ def workers_of(loader: ShardLoader) -> backends.WorkerBackend:
     return found
 
 
-def test_a_worker_is_starting_until_it_has_opened_the_dataset(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_starts_until_it_opens(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ShardLoader(folder, BATCH, output="numpy", num_workers=1) as loader:
         workers = workers_of(loader)
         assert workers.is_starting
@@ -179,9 +175,7 @@ def test_a_worker_is_starting_until_it_has_opened_the_dataset(
             assert workers.wait() == []
 
 
-def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_starting_workers_are_waited_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ShardLoader(folder, BATCH, output="numpy", num_workers=1) as loader:
         next(iter(loader))
         dispatching = loader._engine.dispatcher

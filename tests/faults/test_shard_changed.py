@@ -60,9 +60,7 @@ def run_until_it_fails(loader: ShardLoader) -> tuple[list[int], BaseException]:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("verify", ["off", "first"])
-def test_a_worker_that_is_killed_by_a_shard_cut_short_is_an_error_of_the_shard(
-    folder: str, num_workers: int, verify: Any
-) -> None:
+def test_a_worker_killed_by_a_cut_blames_it(folder: str, num_workers: int, verify: Any) -> None:
     size = os.path.getsize(second(folder))
     with load_mapped(folder, num_workers, verify=verify, fields=["label", "image"]) as loader:
         for batch in loader:  # the workers have mapped all
@@ -95,9 +93,7 @@ def test_batches_that_lie_before_the_cut_still_arrive(folder: str, num_workers: 
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_later_epochs_end_with_the_error_of_the_file_though_new_workers_cannot_open_it(
-    folder: str, num_workers: int
-) -> None:
+def test_later_epochs_end_with_the_error_of_the_file(folder: str, num_workers: int) -> None:
     with load_mapped(folder, num_workers) as loader:
         assert len(list(loader)) == N // BATCH
         os.truncate(second(folder), CUT)
@@ -144,9 +140,7 @@ def test_a_cut_in_the_first_sample_is_named_when_its_schema_is_asked_for(folder:
     assert (caught.value.path, caught.value.sample) == (path, 0)
 
 
-def test_a_signal_7_with_all_files_whole_is_a_death_that_points_to_the_storage(
-    folder: str,
-) -> None:
+def test_a_signal_7_with_whole_files_points_to_the_storage(folder: str) -> None:
     def fail(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["label"] == 20:
             os.kill(os.getpid(), signal.SIGBUS)
@@ -182,9 +176,7 @@ def test_where_a_worker_left_no_claim_every_shard_is_looked_at(folder: str) -> N
 
 
 @pytest.mark.parametrize(("num_workers", "verify"), [(0, "first"), (1, "off"), (2, "first")])
-def test_without_maps_a_shard_cut_short_is_an_error_with_its_place(
-    folder: str, num_workers: int, verify: Any
-) -> None:
+def test_without_maps_a_cut_has_its_place(folder: str, num_workers: int, verify: Any) -> None:
     options = {"num_workers": num_workers, "access": "pread", "verify": verify}
     with make_loader(folder, BATCH, output="numpy", fields=["image"], **options) as loader:
         assert len(list(loader)) == N // BATCH
@@ -266,9 +258,7 @@ use(lambda: list(loader))""",
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_the_program_itself_notices_a_cut_before_it_reads(
-    stage: Scene, folder: str, how: str
-) -> None:
+def test_the_program_notices_a_cut_first(stage: Scene, folder: str, how: str) -> None:
     then = WAYS[how].format(row=PER_SHARD + 3)
     program = GUARDED.format(folder=folder, path=second(folder), cut=CUT, then=then)
     main = stage.start(["-c", program])
@@ -287,9 +277,7 @@ print(int(image.sum()), flush=True)
 
 
 @pytest.mark.parametrize(("access", "code"), [("mmap", -signal.SIGBUS), ("pread", 0)])
-def test_what_is_held_of_a_map_is_not_safe_and_what_was_read_is(
-    stage: Scene, folder: str, access: str, code: int
-) -> None:
+def test_only_what_was_read_is_safe(stage: Scene, folder: str, access: str, code: int) -> None:
     with ShardDataset(folder) as dataset:
         expected = int(dataset[PER_SHARD + 30]["image"].sum())
     main = stage.start(["-c", HELD, second(folder), access])
@@ -299,9 +287,7 @@ def test_what_is_held_of_a_map_is_not_safe_and_what_was_read_is(
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_shard_replaced_by_rename_disturbs_nobody_who_has_it_open(
-    folder: str, tmp_path: Path, access: Any
-) -> None:
+def test_an_open_shard_may_be_replaced(folder: str, tmp_path: Path, access: Any) -> None:
     black = ({"image": [[0] * 96] * 64, "label": -1} for _ in range(N))
     other = write_dataset(tmp_path / "other", N, 2, TWO_FIELDS, black)
     with ShardLoader(

@@ -85,9 +85,7 @@ def test_only_what_a_batch_uses_of_its_block_travels(batches: list[Batch]) -> No
             unpack_batch(head, block[:-1].tobytes())
 
 
-def test_a_claim_of_more_than_came_is_refused_before_anything_is_made_of_it(
-    batches: list[Batch],
-) -> None:
+def test_a_claim_of_more_than_came_is_refused(batches: list[Batch]) -> None:
     head, block = pack_batch(batches[0])
     layout = layout_text(batches[0].filled[0]).replace('"rows":5', '"rows":4000000000')
     with pytest.raises(MalformedMessage, match="its layout needs"):
@@ -184,9 +182,7 @@ _ERROR = ChecksumMismatch("a hash", code="hash", path="/d/0.shard", sample=3, fo
     ],
     ids=["question", "options", "opened", "error"],
 )
-def test_thousands_of_damaged_messages_are_refused_or_are_some(
-    whole: dict[str, Any], read: Callable[[Any], object]
-) -> None:
+def test_damaged_messages_are_refused(whole: dict[str, Any], read: Callable[[Any], object]) -> None:
     rng, n_taken = random.Random(9), 0
     for _ in range(3000):
         found = change_json(rng, whole)
@@ -207,9 +203,7 @@ def test_thousands_of_damaged_messages_are_refused_or_are_some(
         (KeyError("x"), "KeyError: 'x'"),
     ],
 )
-def test_an_error_of_ours_comes_back_as_the_same_and_another_by_its_name(
-    error: Exception, said: str | None
-) -> None:
+def test_errors_come_back(error: Exception, said: str | None) -> None:
     head = unpack([pack("failed", error=protocol.as_json(error))], FROM_SERVER)
     again = protocol.from_json(head["error"])
     assert (type(again), str(again)) == (ShardioError if said else type(error), said or str(error))

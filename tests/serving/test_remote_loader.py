@@ -60,9 +60,7 @@ def test_a_state_of_something_else_is_refused_at_once(loader: RemoteLoader) -> N
     assert loader.state_dict() == state
 
 
-def test_an_iteration_that_is_left_early_is_followed_by_the_next_epoch(
-    loader: RemoteLoader,
-) -> None:
+def test_an_iteration_left_early_is_followed_by_the_next(loader: RemoteLoader) -> None:
     left = iter(loader)
     next(left)
     assert loader.state_dict()["position"] == 4
@@ -99,9 +97,7 @@ def test_epochs_without_a_batch_are_warned_of_once(server: Server) -> None:
     ],
     ids=lambda options: " ".join(f"{k}={v}" if k == "sampler" else k for k, v in options.items()),
 )
-def test_options_that_are_data_mean_the_same_there(
-    path: str, server: Server, options: dict[str, Any]
-) -> None:
+def test_options_mean_the_same_there(path: str, server: Server, options: dict[str, Any]) -> None:
     with shardio.connect(server.address, 4, **{**HOW, **options}) as far:
         assert list(map(bits, far)) == local_bits(path, 4, **options)
 
@@ -127,9 +123,7 @@ def test_options_that_are_data_mean_the_same_there(
     ],
     ids=str,
 )
-def test_an_option_that_is_wrong_or_decided_there_is_refused(
-    server: Server, options: dict[str, Any], said: str
-) -> None:
+def test_wrong_options_are_refused(server: Server, options: dict[str, Any], said: str) -> None:
     with pytest.raises(shardio.ShardioError, match=said):
         shardio.connect(server.address, 4, **{"output": "numpy", **options})
 
@@ -153,9 +147,7 @@ def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: Remo
         ("length", 'write pack={"length": …}: the server makes the view of its dataset'),
     ],
 )
-def test_an_option_that_nobody_has_is_answered_with_ours(
-    server: Server, option: str, said: str
-) -> None:
+def test_an_unknown_option_is_answered(server: Server, option: str, said: str) -> None:
     options: dict[str, Any] = {option: 3}
     with pytest.raises(TypeError, match=re.escape(f"no option {option!r}: {said}")):
         shardio.connect(server.address, 4, **options)
@@ -187,7 +179,7 @@ def test_the_bar_counts_batches_and_the_figures_add_up(loader: RemoteLoader) -> 
     assert stats.latest.n_bytes > 4 * 6912 and stats.total.n_restarts == 0
 
 
-def test_after_an_interrupt_the_next_epochs_are_whole(
+def test_epochs_after_an_interrupt(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = itertools.count()

@@ -34,9 +34,7 @@ def _labels(samples: Any) -> list[int]:
     return [int(sample["label"]) for sample in samples]
 
 
-def test_every_sample_comes_once_from_several_servers_as_it_was_stored(
-    path: str, server: Server, second: Server
-) -> None:
+def test_every_sample_comes_once_as_stored(path: str, server: Server, second: Server) -> None:
     with MultiLoader(address=[server.address, second.address], options={"batch_size": 4}) as far:
         samples = list(far)
     assert sorted(_labels(samples)) == list(range(30))
@@ -72,9 +70,7 @@ def test_an_iteration_that_goes_on_beside_the_next_is_over(server: Server) -> No
             list(third)
 
 
-def test_threads_share_an_iteration_and_each_sample_comes_once(
-    server: Server, second: Server
-) -> None:
+def test_threads_share_an_iteration(server: Server, second: Server) -> None:
     options = {"batch_size": 2, "fields": ["label"]}
     with MultiLoader(address=[server.address, second.address], options=options) as far:
         samples = iter(far)
@@ -148,9 +144,7 @@ def test_kill_ends_the_wait_for_a_server_that_is_away(path: str) -> None:
             waiting.result()
 
 
-def test_a_server_that_is_lost_for_ever_is_named_with_what_has_come(
-    path: str, server: Server
-) -> None:
+def test_a_server_that_is_lost_for_ever_is_named(path: str, server: Server) -> None:
     with serving(path) as lost:
         address = lost.address
         options = {"batch_size": 1, "prefetch": 0, "fields": ["label"]}
@@ -198,9 +192,7 @@ def test_a_server_that_makes_other_batches_has_no_samples(path: str) -> None:
             iter(MultiLoader(address=server.address))
 
 
-def test_verbose_says_when_a_server_has_sent_its_part(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_names_servers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     with MultiLoader(address=server.address, verbose=True) as far:
         list(far)
     assert "server 0 has sent all of its share" in capsys.readouterr().err
@@ -217,9 +209,7 @@ def test_verbose_says_when_a_server_has_sent_its_part(
         ({"options": {"fields": ["no"]}}, "fields must be"),
     ],
 )
-def test_what_makes_no_sense_with_an_address_is_refused(
-    server: Server, arguments: dict[str, Any], said: str
-) -> None:
+def test_wrong_arguments_are_refused(server: Server, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         iter(MultiLoader(**{"address": server.address, **arguments}))
 
@@ -231,9 +221,7 @@ def test_keys_and_options_are_for_an_address(more: dict[str, Any]) -> None:
         MultiLoader(range(3), **more)
 
 
-def test_samples_that_do_not_come_are_overdue(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_samples_are_overdue(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with MultiLoader(address=server.address, timeout_s=0.2, options={"batch_size": 1}) as far:
         samples = iter(far)
         next(samples)

@@ -70,9 +70,7 @@ def _asks(address: str, keys: Path | None, **options: Any) -> RemoteLoader:
     return shardio.connect(address, 4, keys=keys, **{**HOW, **options})
 
 
-def test_a_server_that_is_killed_and_returns_gives_every_batch_once(
-    path: str, keys: Path, process: list[Process]
-) -> None:
+def test_a_killed_server_is_continued(path: str, keys: Path, process: list[Process]) -> None:
     address = process[-1].address
     found = []
     with _asks(address, keys / "ours" / "client", prefetch=1) as far:
@@ -86,9 +84,7 @@ def test_a_server_that_is_killed_and_returns_gives_every_batch_once(
     assert stats.n_restarts == 1
 
 
-def test_a_server_runs_a_function_of_its_folder_and_ctrl_c_ends_it_in_order(
-    path: str, tmp_path: Path
-) -> None:
+def test_a_server_runs_a_function_of_its_folder(path: str, tmp_path: Path) -> None:
     module = "def double(sample):\n    return {'label': sample['label'] * 2}\n"
     (tmp_path / "mine.py").write_text(module)
     more = ("--workers", "1", "--transform", "mine:double")
@@ -99,9 +95,7 @@ def test_a_server_runs_a_function_of_its_folder_and_ctrl_c_ends_it_in_order(
         assert server.end(signal.SIGINT) == 0
 
 
-def test_a_key_that_the_server_does_not_know_gets_nothing(
-    keys: Path, process: list[Process], tmp_path: Path
-) -> None:
+def test_an_unknown_key_gets_nothing(keys: Path, process: list[Process], tmp_path: Path) -> None:
     client = keys_between(tmp_path / "x", keys / "theirs" / "client", keys / "ours" / "client")
     with pytest.raises(ServerUnreachable, match="for 0 s: .* does not know this client's key"):
         _asks(process[-1].address, client)
@@ -143,7 +137,7 @@ def test_a_message_after_a_failed_handshake_does_not_block(keys: Path) -> None:
             link.close()
 
 
-def test_a_client_asks_again_where_the_server_cannot_read_its_keys(
+def test_unreadable_keys_are_retried(
     path: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knows, asked = ServerKeys.knows, list[bytes]()
@@ -294,9 +288,7 @@ def test_a_server_that_returns_with_other_batches_is_refused_by_name(
             list(batches)
 
 
-def test_another_version_of_the_messages_is_refused_on_either_side(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(path) as server:
         monkeypatch.setattr("shardio.serving.client.batch_stream.VERSION", 7)
         with pytest.raises(InvalidArgument, match="the client 7: install the same shardio"):

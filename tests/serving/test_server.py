@@ -70,7 +70,7 @@ def test_what_no_client_could_use_is_refused_at_once(
         make_server(path, bind or server.address, **options)  # of the other server: in use
 
 
-def test_without_zeromq_both_sides_say_how_to_get_it(
+def test_without_zeromq_it_is_named(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
@@ -111,9 +111,7 @@ def test_messages_that_are_none_are_dropped(peer: Any, server: Server, frames: l
     assert server.sessions == []
 
 
-def test_a_message_larger_than_any_is_not_even_received(
-    path: str, peer: Any, server: Server
-) -> None:
+def test_too_large_a_message_is_not_received(path: str, peer: Any, server: Server) -> None:
     before = server.n_garbled
     peer.send(bytes(5 << 20))
     _loads(path, server)
@@ -131,9 +129,7 @@ def test_a_message_larger_than_any_is_not_even_received(
     ],
     ids=range(5),
 )
-def test_options_that_no_loader_takes_are_answered_and_leave_nothing(
-    peer: Any, server: Server, options: dict[str, Any]
-) -> None:
+def test_wrong_options_are_answered(peer: Any, server: Server, options: dict[str, Any]) -> None:
     peer.send(pack("open", version=VERSION, token="2" * 32, most_bytes=1, options=options))
     assert _only_beats(_hear(peer, '"failed"'))
     peer.send(pack("close"))
@@ -171,9 +167,7 @@ def _only_beats(said: list[bytes]) -> bool:
     return all(b'"heartbeat"' in each for each in said)
 
 
-def test_a_session_that_ended_and_is_opened_with_nonsense_is_forgotten(
-    peer: Any, path: str, server: Server
-) -> None:
+def test_a_session_opened_with_nonsense_ends(peer: Any, path: str, server: Server) -> None:
     peer.send(_opening(3, options={"seed": -1}))
     _hear(peer, '"failed"')
     wait_until(lambda: not any(each.is_running for each in server.sessions))
@@ -192,9 +186,7 @@ def test_a_connection_has_one_session(peer: Any, server: Server) -> None:
     wait_until(lambda: not server.sessions)
 
 
-def test_a_session_that_has_a_new_connection_does_not_hear_the_one_before(
-    peer: Any, server: Server
-) -> None:
+def test_a_reconnected_session_leaves_its_old_peer(peer: Any, server: Server) -> None:
     peer.send(_opening(5))
     _hear(peer, '"opened"')
     with _peer(server.address) as second:
@@ -227,9 +219,7 @@ def test_a_session_keeps_so_many_questions_and_no_more() -> None:
     assert not session.is_running
 
 
-def test_sessions_that_are_about_to_end_are_bounded_as_well(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ending_sessions_are_bounded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     going = threading.Event()
     with serving(path, max_clients=1) as server, _peer(server.address) as peer:
         make_loader = server._make_loader
@@ -275,9 +265,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_client_that_is_killed_frees_its_session(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_client_frees_its_session(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.serving.server._GRACE_S", 0.0)
     monkeypatch.setattr("shardio.serving.server._BEAT_S", 0.05)
     with serving(path) as server:
@@ -312,7 +300,7 @@ def test_memory_of_a_client_bounds_what_is_under_way(server: Server) -> None:
         assert session.n_sent <= 4 + 100_000 // 20_000
 
 
-def test_bytes_that_no_loop_takes_bound_a_server_whatever_it_is_granted(
+def test_untaken_bytes_are_bounded(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.serving.session.MAX_UNTAKEN_BYTES", 50_000)
@@ -376,7 +364,7 @@ def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
     session.join(PATIENCE_S)
 
 
-def test_a_client_for_whom_there_is_no_thread_is_told_so(
+def test_a_missing_thread_is_told(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: threading.Thread) -> None:
@@ -390,9 +378,7 @@ def test_a_client_for_whom_there_is_no_thread_is_told_so(
 
 
 @pytest.mark.parametrize("n_more", [0, 3, 5])
-def test_too_few_files_are_an_error_on_either_side_and_end_no_program(
-    path: str, n_more: int
-) -> None:
+def test_too_few_files_are_an_error_on_either_side(path: str, n_more: int) -> None:
     makes: list[Callable[[], object]] = [
         lambda: Link(parse("tcp://127.0.0.1:1"), None, 1),
         lambda: Server(lambda _: None, {}, FREE, keys=None, most_clients=1),  # type: ignore[arg-type, return-value]
