@@ -16,7 +16,6 @@ import shardio
 from shardio import Array, EncodedStream, InvalidArgument, Json, Text, Video
 from shardio.media import ClipDecoder, demux, times_of
 from tests.converters.helpers import convert as convert_folder
-from tests.media_made import write_video
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
@@ -63,37 +62,6 @@ def pictures(stream: EncodedStream) -> np.ndarray:
 def seen(episode: int, length: int) -> list[np.ndarray]:
     """Return a camera frame: a grey that rises by 15 a frame."""
     return [np.full((64, 64, 3), 20 + 15 * n + 5 * episode, np.uint8) for n in range(length)]
-
-
-def as_version_2(arm: Path) -> None:
-    """Make it one of version 2: files of their own for each episode."""
-    table = pq.read_table(arm / DATA)
-    shutil.rmtree(arm / "data")
-    (arm / "data" / "chunk-000").mkdir(parents=True)
-    first = 0
-    for episode, length in enumerate(LENGTHS):
-        path = arm / f"data/chunk-000/episode_{episode:06d}.parquet"
-        pq.write_table(table.slice(first, length), path)
-        for camera in CAMERAS:
-            target = arm / f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_video(target, seen(episode, length), rate=FPS, codec_options={"crf": "1"})
-        first += length
-    for camera in CAMERAS:
-        shutil.rmtree(arm / "videos" / camera)
-    lines = [json.dumps({"episode_index": n, "length": one}) for n, one in enumerate(LENGTHS)]
-    (arm / "meta" / "episodes.jsonl").write_text("\n".join(lines) + "\n")
-    tasks = ["pick up the cube", "put it down \u2014 l\u00e4ngs"]
-    lines = [json.dumps({"task_index": n, "task": task}) for n, task in enumerate(tasks)]
-    (arm / "meta" / "tasks.jsonl").write_text("\n".join(lines) + "\n")
-    shutil.rmtree(arm / "meta" / "episodes")
-    (arm / "meta" / "tasks.parquet").unlink()
-    change_info(
-        arm,
-        codebase_version="v2.1",
-        data_path="data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        video_path="videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
-    )
 
 
 def check_samples(out: Path) -> None:
@@ -143,13 +111,6 @@ def test_the_frames_of_an_episode_are_those_of_the_file(tmp_path: Path) -> None:
     with shardio.open(tmp_path / "out") as dataset:
         episodes = [pictures(sample[CAMERAS[0]]) for sample in dataset]
     np.testing.assert_array_equal(np.concatenate(episodes), whole)
-
-
-def test_version_2_with_files_for_each_episode_gives_the_same(arm: Path, tmp_path: Path) -> None:
-    as_version_2(arm)
-    report = convert(arm, tmp_path / "out", check=True)
-    assert report.counts == {"converted": 3, "part": 6 + 4}
-    check_samples(tmp_path / "out")
 
 
 def test_data_sets_are_guessed_and_several_go_together(arm: Path, tmp_path: Path) -> None:
@@ -310,7 +271,7 @@ def test_a_damaged_file_is_named(harm: Harm, reason: str, arm: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"codebase_version": "v1.6"}, "codebase_version: expected v2.0 to v3.x, found 'v1.6'"),
+        ({"codebase_version": "v2.1"}, "found 'v2.1': convert it with LeRobot: python -m lerobot."),
         ({"fps": 0}, "fps: expected up to 1000, found 0"),
         ({"features": 3}, "expected an object with features"),
         ({"data_path": "../arm/" + DATA}, "is not a path below the folder of the dataset"),
@@ -341,11 +302,14 @@ def test_a_data_set_without_an_episode_says_so(arm: Path, tmp_path: Path) -> Non
         convert(arm, tmp_path / "out")
 
 
-def test_tasks_must_have_numbers_of_their_own(arm: Path, tmp_path: Path) -> None:
+def test_tasks_must_have_texts_and_numbers_of_their_own(arm: Path, tmp_path: Path) -> None:
     change_table(
         arm / "meta" / "tasks.parquet", lambda table: pa.concat_tables([table, table.slice(0, 1)])
     )
     with pytest.raises(InvalidArgument, match="tasks.parquet: two tasks have the same number"):
+        convert(arm, tmp_path / "out")
+    change_table(arm / "meta" / "tasks.parquet", lambda table: table.select(["task_index"]))
+    with pytest.raises(InvalidArgument, match="column 'task' is missing, found task_index"):
         convert(arm, tmp_path / "out")
 
 

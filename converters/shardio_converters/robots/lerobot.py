@@ -51,10 +51,8 @@ class Cameras:
             raise MediaError("a timestamp is not a number")
         half = 1 / (2 * self._fps)
         begin = footage.begin + Fraction(float(times[0])) - half
-        end = None
-        if footage.end is not None:
-            last = footage.begin + Fraction(float(times[-1]))
-            end = max(last + half, footage.end - half)
+        last = footage.begin + Fraction(float(times[-1]))
+        end = max(last + half, footage.end - half)
         stream = self._reader(camera, footage.name).cut(begin, end, footage.begin)
         self._refuse_other_times(stream, footage, times)
         return stream

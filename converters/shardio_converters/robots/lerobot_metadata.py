@@ -25,17 +25,11 @@ if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed w
 
 INFO: Final = "meta/info.json"
 EPISODE: Final = ("episode_index", "length")
-"""The columns that the list of episodes has in every version."""
-PLACE: Final = ("episode_chunk", "episode_index")
-"""The columns that determine the files of an episode in version 2."""
 DATA_PLACE: Final = ("data/chunk_index", "data/file_index")
 VIDEO_PLACE: Final = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-ONE_EACH: Final = 2  # the version in which each episode has separate files
 
 _EPISODES: Final = "meta/episodes"
-_EPISODE_LINES: Final = "meta/episodes.jsonl"
 _TASKS: Final = "meta/tasks.parquet"
-_TASK_LINES: Final = "meta/tasks.jsonl"
 _TASK_TEXTS: Final = ("task", "__index_level_0__")
 """The possible names of the text column in the table of tasks; the second is a pandas index."""
 
@@ -86,28 +80,16 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
     return names, columns
 
 
-def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], Columns]:
-    """Return the name of the episode list of version 2, and its numbers by column."""
-    with naming(_EPISODE_LINES):
-        lines = _json_lines(root, _EPISODE_LINES)
-        columns = {key: np.array([int(one[key]) for one in lines], np.int64) for key in EPISODE}
-        columns[PLACE[0]] = columns["episode_index"] // max(1, int(info["chunks_size"]))
-        _check(columns)
-    return [_EPISODE_LINES], columns
-
-
-def read_tasks(root: str, version: int) -> dict[int, str]:
+def read_tasks(root: str) -> dict[int, str]:
     """Return the texts of the tasks by task number."""
     from shardio_converters.tabular.arrow_files import open_table
 
-    name = _TASK_LINES if version == ONE_EACH else _TASKS
-    with naming(name):
-        if version == ONE_EACH:
-            rows = _json_lines(root, name)
-        else:
-            with open_table(os.path.join(root, name), name) as table:
-                rows = [row for batch in table.batches() for row in batch.to_pylist()]
-        text = next((key for key in _TASK_TEXTS if rows and key in rows[0]), "task")
+    with naming(_TASKS), open_table(os.path.join(root, _TASKS), _TASKS) as table:
+        names = table.schema.names
+        text = next((key for key in _TASK_TEXTS if key in names), "")
+        if not text:
+            raise MediaError(f"column 'task' is missing, found {', '.join(names)}")
+        rows = [row for batch in table.batches() for row in batch.to_pylist()]
         tasks = {int(row["task_index"]): str(row[text]) for row in rows}
         if len(tasks) < len(rows):
             raise MediaError("two tasks have the same number")
@@ -137,10 +119,6 @@ def _numbers(name: str, values: pa.Array) -> npt.NDArray[Any]:
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
-def _json_lines(root: str, name: str) -> list[Any]:
-    return [json.loads(line) for line in _text(root, name).splitlines() if line]
-
-
 def _text(root: str, name: str) -> str:
     path = os.path.join(root, name)
     if (n_bytes := os.path.getsize(path)) > _MAX_BYTES:
@@ -157,7 +135,6 @@ there is an image in each row."""
 _MAX_FPS: Final = 1000
 _MAX_DIMS: Final = 5
 _HOLE: Final = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
-_VERSION: Final = re.compile(r"v([23])\.\d+")
 
 Numbers = npt.NDArray[Any]
 
@@ -168,7 +145,7 @@ class CameraSpan:
 
     name: str
     begin: Fraction
-    end: Fraction | None  # in seconds; None means the end of the file
+    end: Fraction  # in seconds
 
 
 @dataclass(frozen=True)
@@ -182,7 +159,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class RobotSet:
-    """The metadata of a LeRobot dataset of version 2 or 3; file names are relative to its folder.
+    """The metadata of a LeRobot dataset of version 3; file names are relative to its folder.
 
     `specs` has the field spec of each feature, which is `video` for cameras. `tasks` has the texts
     of tasks by number. `columns` are the columns of the list of episodes, which is in the files
@@ -190,7 +167,6 @@ class RobotSet:
     is a template of file names.
     """
 
-    version: int
     fps: Fraction
     specs: Mapping[str, str]
     tasks: Mapping[int, str]
@@ -229,9 +205,6 @@ class RobotSet:
                 raise MediaError(f"{name}, which has {len(rows):,} of the episodes, is missing")
 
     def _footage(self, camera: str, row: int) -> CameraSpan:
-        if self.version == ONE_EACH:
-            numbers = {key: int(self.columns[key][row]) for key in PLACE}
-            return CameraSpan(_filled(self.video_path, numbers, camera), Fraction(0), None)
         keys = VIDEO_PLACE
         chunk, file, begin, end = (self.columns[f"videos/{camera}/{key}"][row] for key in keys)
         numbers = {"chunk_index": int(chunk), "file_index": int(file)}
@@ -264,7 +237,7 @@ def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
         info = json.loads(_text(root, INFO))
         if not isinstance(info, dict) or not isinstance(info["features"], dict):
             raise MediaError("expected an object with features")
-        version = _version(str(info["codebase_version"]))
+        _refuse_other_version(str(info["codebase_version"]))
         fps = Fraction(str(info["fps"]))
         if not 0 < fps <= _MAX_FPS:
             raise MediaError(f"fps: expected up to {_MAX_FPS}, found {info['fps']!r}")
@@ -272,27 +245,22 @@ def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
         cameras = [name for name, spec in specs.items() if spec == VIDEO]
         data_path, video_path = str(info["data_path"]), str(info["video_path"] if cameras else "")
         n_episodes = int(info["total_episodes"])
-    if version == ONE_EACH:
-        tables, columns = read_episode_lines(root, info)
-        places = {key: columns[key] for key in PLACE}
-    else:
-        tables, columns = read_episode_tables(root, cameras)
-        places = {key: columns[f"data/{key}"] for key in ("chunk_index", "file_index")}
-    tasks = read_tasks(root, version)
+    tables, columns = read_episode_tables(root, cameras)
+    places = {key.partition("/")[2]: columns[key] for key in DATA_PLACE}
+    tasks = read_tasks(root)
     with naming(INFO):
         rows = _rows_of(data_path, places)
         for camera in cameras:
             _filled(video_path, dict.fromkeys(places, 0), camera)
-    return RobotSet(version, fps, specs, tasks, columns, rows, video_path, tables, n_episodes)
+    return RobotSet(fps, specs, tasks, columns, rows, video_path, tables, n_episodes)
 
 
-def _version(text: str) -> int:
-    found = _VERSION.fullmatch(text)
-    if found is None:
+def _refuse_other_version(text: str) -> None:
+    if not text.startswith("v3."):
         raise MediaError(
-            f"codebase_version: expected v2.0 to v3.x, found {text!r}; have LeRobot convert it"
+            f"codebase_version: expected v3.x, found {text!r}: convert it with LeRobot: "
+            "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=…"
         )
-    return int(found[1])
 
 
 def _spec(name: str, feature: Mapping[str, Any]) -> str:
