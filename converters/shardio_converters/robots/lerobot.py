@@ -43,27 +43,25 @@ class Cameras:
         self._paths, self._fps, self._check = paths, fps, check
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
-    def cut(self, camera: str, footage: CameraSpan, times: Numbers) -> EncodedStream:
-        """Return the part `footage` of a video; its frames must be shown at `times` (seconds)."""
-        if footage.name not in self._paths:
-            raise MediaError(f"{footage.name} is missing")
+    def cut(self, camera: str, span: CameraSpan, times: Numbers) -> EncodedStream:
+        """Return the part `span` of a video; its frames must be shown at `times` (seconds)."""
+        if span.name not in self._paths:
+            raise MediaError(f"{span.name} is missing")
         if not np.isfinite(times).all():
             raise MediaError("a timestamp is not a number")
         half = 1 / (2 * self._fps)
-        begin = footage.begin + Fraction(float(times[0])) - half
-        last = footage.begin + Fraction(float(times[-1]))
-        end = max(last + half, footage.end - half)
-        stream = self._reader(camera, footage.name).cut(begin, end, footage.begin)
-        self._refuse_other_times(stream, footage, times)
+        begin = span.begin + Fraction(float(times[0])) - half
+        last = span.begin + Fraction(float(times[-1]))
+        end = max(last + half, span.end - half)
+        stream = self._reader(camera, span.name).cut(begin, end, span.begin)
+        self._refuse_other_times(stream, span, times)
         return stream
 
-    def _refuse_other_times(
-        self, stream: EncodedStream, footage: CameraSpan, times: Numbers
-    ) -> None:
-        path, shown = self._paths[footage.name], times_of(stream)
+    def _refuse_other_times(self, stream: EncodedStream, span: CameraSpan, times: Numbers) -> None:
+        path, shown = self._paths[span.name], times_of(stream)
         if len(shown) != len(times):
             raise MediaError(
-                f"{path}: expected {len(times):,} frames from second {float(footage.begin):g} on, "
+                f"{path}: expected {len(times):,} frames from second {float(span.begin):g} on, "
                 f"found {len(shown):,}"
             )
         seconds = shown * float(stream.time_base)
@@ -308,9 +306,9 @@ class LeRobot(InferringConverter):
             tasks={str(number): tasks[number] for number in sorted({*numbers})},
         )
         sample = {**about, **frames.values, NUMBER: np.int64(frames.number)}
-        for camera, footage in episode.footage.items():
+        for camera, span in episode.spans.items():
             if camera in (self.fields or ()):
-                sample[camera] = cameras.cut(camera, footage, frames.values["timestamp"])
+                sample[camera] = cameras.cut(camera, span, frames.values["timestamp"])
         return sample
 
     def all_additional_fields(self) -> Mapping[str, str]:

@@ -154,7 +154,7 @@ class Episode:
 
     number: int
     length: int
-    footage: Mapping[str, CameraSpan]
+    spans: Mapping[str, CameraSpan]
 
 
 @dataclass(frozen=True)
@@ -181,16 +181,14 @@ class RobotSet:
         cameras = [camera for camera, spec in self.specs.items() if spec == VIDEO]
         for row in self.rows[name].tolist():
             number, length = (int(self.columns[key][row]) for key in EPISODE)
-            yield Episode(
-                number, length, {camera: self._footage(camera, row) for camera in cameras}
-            )
+            yield Episode(number, length, {camera: self._span(camera, row) for camera in cameras})
 
     def parts(self, name: str, only: Sequence[str] | None = None) -> list[str]:
         """Return the files that are read with a data file; `only` restricts the cameras."""
         videos = {
             one.name
             for episode in self.episodes(name)
-            for camera, one in episode.footage.items()
+            for camera, one in episode.spans.items()
             if only is None or camera in only
         }
         return sorted({*videos, *self.tables})
@@ -204,7 +202,7 @@ class RobotSet:
             if not os.path.lexists(named_path(root, name)):
                 raise MediaError(f"{name}, which has {len(rows):,} of the episodes, is missing")
 
-    def _footage(self, camera: str, row: int) -> CameraSpan:
+    def _span(self, camera: str, row: int) -> CameraSpan:
         keys = VIDEO_PLACE
         chunk, file, begin, end = (self.columns[f"videos/{camera}/{key}"][row] for key in keys)
         numbers = {"chunk_index": int(chunk), "file_index": int(file)}
