@@ -276,9 +276,15 @@ def test_a_damaged_file_is_named(harm: Harm, reason: str, arm: Path, tmp_path: P
         ({"features": 3}, "expected an object with features"),
         ({"data_path": "../arm/" + DATA}, "is not a path below the folder of the dataset"),
         ({"video_path": "/etc/{video_key}"}, "is not a path below the folder of the dataset"),
-        ({"data_path": "data/{file_index:0999999999d}"}, "only names and numbers in braces"),
-        ({"data_path": "data/{file_index.__class__}"}, "only names and numbers in braces"),
-        ({"data_path": "data/{secret}"}, "found {secret}, expected chunk_index, file_index"),
+        (
+            {"data_path": "data/{file_index:0999999999d}"},
+            "expected chunk_index, file_index, with up to 9 digits",
+        ),
+        (
+            {"data_path": "data/{file_index.__class__}"},
+            "expected chunk_index, file_index, with up to 9 digits",
+        ),
+        ({"data_path": "data/{secret}"}, "found secret, expected chunk_index, file_index"),
         ({"total_episodes": 5}, "expected 5 episodes in meta/, found 3"),
         ({"data_path": "data/gone"}, "data/gone, which has 3 of the episodes, is missing"),
     ],

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -134,7 +135,7 @@ there is an image in each row."""
 
 _MAX_FPS: Final = 1000
 _MAX_DIMS: Final = 5
-_HOLE: Final = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
+_WIDTH: Final = re.compile(r"(0?\dd)?")
 
 Numbers = npt.NDArray[Any]
 
@@ -171,7 +172,7 @@ class RobotSet:
     specs: Mapping[str, str]
     tasks: Mapping[int, str]
     columns: Mapping[str, Numbers]
-    rows: Mapping[str, Numbers]
+    rows: Mapping[str, Sequence[int]]
     video_path: str
     tables: Sequence[str]
     n_episodes: int
@@ -179,7 +180,7 @@ class RobotSet:
     def episodes(self, name: str) -> Iterator[Episode]:
         """Yield the episodes of a data file in the order of the list of episodes."""
         cameras = [camera for camera, spec in self.specs.items() if spec == VIDEO]
-        for row in self.rows[name].tolist():
+        for row in self.rows[name]:
             number, length = (int(self.columns[key][row]) for key in EPISODE)
             yield Episode(number, length, {camera: self._span(camera, row) for camera in cameras})
 
@@ -203,11 +204,11 @@ class RobotSet:
                 raise MediaError(f"{name}, which has {len(rows):,} of the episodes, is missing")
 
     def _span(self, camera: str, row: int) -> CameraSpan:
-        keys = VIDEO_PLACE
-        chunk, file, begin, end = (self.columns[f"videos/{camera}/{key}"][row] for key in keys)
-        numbers = {"chunk_index": int(chunk), "file_index": int(file)}
-        name = _filled(self.video_path, numbers, camera)
-        return CameraSpan(name, Fraction(float(begin)), Fraction(float(end)))
+        chunk, file, begin, end = (
+            self.columns[f"videos/{camera}/{key}"][row].item() for key in VIDEO_PLACE
+        )
+        name = _filled(self.video_path, chunk, file, camera)
+        return CameraSpan(name, Fraction(begin), Fraction(end))
 
 
 def root_of(source: Input) -> tuple[str, str] | None:
@@ -244,12 +245,11 @@ def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
         data_path, video_path = str(info["data_path"]), str(info["video_path"] if cameras else "")
         n_episodes = int(info["total_episodes"])
     tables, columns = read_episode_tables(root, cameras)
-    places = {key.partition("/")[2]: columns[key] for key in DATA_PLACE}
     tasks = read_tasks(root)
     with naming(INFO):
-        rows = _rows_of(data_path, places)
+        rows = _rows_of(data_path, columns)
         for camera in cameras:
-            _filled(video_path, dict.fromkeys(places, 0), camera)
+            _filled(video_path, 0, 0, camera)
     return RobotSet(fps, specs, tasks, columns, rows, video_path, tables, n_episodes)
 
 
@@ -279,31 +279,28 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
     return spec
 
 
-def _rows_of(template: str, places: Mapping[str, Numbers]) -> dict[str, Numbers]:
+def _rows_of(template: str, columns: Columns) -> dict[str, list[int]]:
     """Return the indices of episodes by the name of the data file that has them."""
-    distinct, which = np.unique(np.stack([*places.values()], 1), axis=0, return_inverse=True)
-    order = np.argsort(which.ravel(), kind="stable")
-    groups = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])
-    found: dict[str, Numbers] = {}
-    for place, rows in zip(distinct.tolist(), groups, strict=True):
-        name = _filled(template, dict(zip(places, place, strict=True)))
-        found[name] = np.concatenate([found[name], rows]) if name in found else rows
+    found: dict[str, list[int]] = {}
+    for row, place in enumerate(zip(*(columns[key].tolist() for key in DATA_PLACE), strict=True)):
+        found.setdefault(_filled(template, *place), []).append(row)
     return found
 
 
-def _filled(template: str, numbers: Mapping[str, int], camera: str | None = None) -> str:
-    """Fill in a file name template such as `file-{file_index:03d}`; no format code is evaluated."""
-
-    def fill(hole: re.Match[str]) -> str:
-        if hole[1] == "video_key" and camera is not None and hole[2] is None:
-            return camera
-        if hole[1] not in numbers:
-            raise MediaError(f"{template!r}: found {hole[0]}, expected {', '.join(numbers)}")
-        return f"{numbers[hole[1]]:0{hole[2] or 1}d}"
-
-    if "{" in _HOLE.sub("", template) or "}" in _HOLE.sub("", template):
-        raise MediaError(f"{template!r}: expected only names and numbers in braces")
-    name = _HOLE.sub(fill, template)
+@lru_cache(maxsize=64)  # consecutive episodes are in the same files
+def _filled(template: str, chunk: int, file: int, camera: str | None = None) -> str:
+    """Fill in a file name template such as `file-{file_index:03d}`; no other code is evaluated."""
+    values: dict[str, Any] = {"chunk_index": int(chunk), "file_index": int(file)}
+    if camera is not None:
+        values["video_key"] = camera
+    for _, hole, width, conversion in Formatter().parse(template):
+        if hole is None:
+            continue
+        if hole not in values or conversion or not _WIDTH.fullmatch(width or ""):
+            raise MediaError(
+                f"{template!r}: found {hole}, expected {', '.join(values)}, with up to 9 digits"
+            )
+    name = template.format(**values)
     if os.path.isabs(name) or os.path.normpath(name) != name or name.startswith(".."):
         raise MediaError(f"{template!r}: {name!r} is not a path below the folder of the dataset")
     return name
