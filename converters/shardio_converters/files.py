@@ -68,24 +68,12 @@ def media_value(field: Any, data: bytes, name: str = "") -> Any:
     return data
 
 
-class Damage:
-    """A context that reports exceptions of a library as damage of a file.
-
-    An `OSError` that names a file is not damage. This is a class, because a context manager made
-    from a generator function would take 1 µs more, which is much for a small array.
-    """
-
-    __slots__ = ("_kinds", "_place")
-
-    def __init__(self, kinds: tuple[type[Exception], ...], place: str = "") -> None:
-        self._kinds, self._place = kinds, place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, self._kinds) or isinstance(error, MediaError):
-            return
-        if not (isinstance(error, OSError) and error.filename is not None):
-            place = f"{self._place}: " if self._place else ""
-            raise MediaError(f"{place}damaged: {error}") from error
+@contextmanager
+def damage(kinds: tuple[type[Exception], ...], place: str = "") -> Iterator[None]:
+    """Report exceptions of a library as damage of a file; an OSError that names a file is not."""
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, MediaError) or getattr(error, "filename", None) is not None:
+            raise
+        raise MediaError(f"{place}: damaged: {error}" if place else f"damaged: {error}") from error

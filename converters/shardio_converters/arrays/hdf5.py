@@ -25,7 +25,7 @@ from shardio_converters.arrays.array_samples import (
     dtype_name,
     refuse_bomb,
 )
-from shardio_converters.files import Damage
+from shardio_converters.files import damage
 from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
@@ -128,7 +128,7 @@ def _type_of(h5py: Any, dataset: Any, path: str) -> tuple[str, bool]:
 
 def _read(dataset: Any, path: str, dtype: str, is_ragged: bool, which: Any) -> Any:  # noqa: FBT001
     """Read the rows `which` as strings or little-endian numbers; `()` means all rows."""
-    with Damage(DAMAGE, f"dataset {path!r}"):
+    with damage(DAMAGE, f"dataset {path!r}"):
         found = (dataset.asstr() if dtype == TEXT else dataset)[which]
     if dtype == TEXT:
         return found
@@ -162,7 +162,7 @@ class Hdf5(ArraySamples):
             if source.name.lower().endswith(SUFFIXES):
                 raise MediaError("not HDF5: signature not found")
             return None
-        with Damage(DAMAGE):
+        with damage(DAMAGE):
             # Do not lock the file: it is only read, and the conversion detects if it changes.
             file = files.enter_context(h5py.File(source.path, "r", locking=False))
             return [_open(h5py, one, where, source.path) for where, one in _walk(h5py, file)]

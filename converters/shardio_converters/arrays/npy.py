@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import ArraySamples, NamedArray, check_text, dtype_name
-from shardio_converters.files import Damage
+from shardio_converters.files import damage
 from shardio_converters.parsing import unique_names
 
 ZIP_DAMAGE: Final = (
@@ -51,7 +51,7 @@ class StoredArray(NamedArray):
     def whole(self) -> npt.NDArray[Any]:
         """Read the whole array."""
         shape = self.shape[::-1] if self.is_fortran else self.shape
-        with self.begin() as file, Damage(ZIP_DAMAGE, f"array {self.name!r}"):
+        with self.begin() as file, damage(ZIP_DAMAGE, f"array {self.name!r}"):
             found = _read(file, self.numpy, shape, self.name)
             _check_end(file, self.name)
         return found.T if self.is_fortran else found
@@ -61,7 +61,7 @@ class StoredArray(NamedArray):
         if self.is_fortran:
             yield from self.whole()
             return
-        with self.begin() as file, Damage(ZIP_DAMAGE, f"array {self.name!r}"):
+        with self.begin() as file, damage(ZIP_DAMAGE, f"array {self.name!r}"):
             n_left, n_bytes = self.shape[0], math.prod(self.shape[1:]) * self.numpy.itemsize
             n_block = max(1, _BLOCK_BYTES // max(1, n_bytes))
             while n_left:
@@ -284,7 +284,7 @@ class Arrays(ArraySamples):
     def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
         """Return the arrays of a file; None if neither suffix nor first bytes are of this kind."""
         suffix = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
-        with Damage(ZIP_DAMAGE):
+        with damage(ZIP_DAMAGE):
             if suffix == ".npz":
                 return _open_npz(files.enter_context(zipfile.ZipFile(source.path)))
             if suffix == ".safetensors":

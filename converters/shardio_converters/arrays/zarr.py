@@ -34,7 +34,7 @@ from shardio_converters.arrays.array_samples import (
     refuse_bomb,
 )
 from shardio_converters.arrays.npy import ONLY
-from shardio_converters.files import Damage, named_path
+from shardio_converters.files import damage, named_path
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 """The names of the metadata files of stores, groups and arrays. The first of these files that is in
@@ -208,7 +208,7 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
 def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.NDArray[Any]:
     """Call `check`, then read the rows `which` as strings or little-endian numbers."""
     check()
-    with Damage(_DAMAGE, what):
+    with damage(_DAMAGE, what):
         try:
             found = np.asarray(array[which])
         except OSError as error:  # the error names the file of a chunk, which is no input
@@ -250,7 +250,7 @@ class Zarr(ArraySamples):
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
         """Return the arrays of a store; None if the input is no .zarr.zip and no root file."""
         zarr = import_module("zarr")
-        with Damage(_DAMAGE), warnings.catch_warnings():
+        with damage(_DAMAGE), warnings.catch_warnings():
             # Ignore the warnings of zarr that other versions may not support a feature of a store.
             warnings.simplefilter("ignore")
             if source.name.lower().endswith(ZIP):

@@ -24,7 +24,7 @@ import xxhash
 import zstandard
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome
-from shardio_converters.files import Damage, data_name, media_value, named_path, read_up_to
+from shardio_converters.files import damage, data_name, media_value, named_path, read_up_to
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.parsing import OutOfRange, float_of, read_int, read_json, read_text
 from shardio_converters.records.zstd_files import open_zstd
@@ -339,7 +339,7 @@ def _rows(
             row.append((view if is_array else data)[at : at + length])
             at += length
         yield row
-    with Damage(_DAMAGED):
+    with damage(_DAMAGED):
         behind = file.read(1)
     if behind:
         raise MediaError("bytes follow the last sample; expected the end")

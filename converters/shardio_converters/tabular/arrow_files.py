@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardio import Input, MediaError
-from shardio_converters.files import Damage, data_name
+from shardio_converters.files import damage, data_name
 
 PARQUET: Final = (".parquet", ".pq")
 SUFFIXES: Final = (*PARQUET, ".arrow", ".arrows", ".feather", ".ipc")
@@ -121,7 +121,7 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
         raise MediaError("the file is empty")
     if head.startswith(_FEATHER_1):
         raise MediaError("Feather of version 1: convert it to version 2 with pyarrow")
-    with Damage(_TABLE_DAMAGE):
+    with damage(_TABLE_DAMAGE):
         is_parquet = name.lower().endswith(PARQUET)
         with closing(ParquetTable(path) if is_parquet else ArrowTable(path)) as table:
             yield table
