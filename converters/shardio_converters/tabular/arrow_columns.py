@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from shardio import Array, MediaError
 from shardio_converters.files import media_value
@@ -19,35 +20,15 @@ from shardio_converters.inference import UNKNOWN, widen
 from shardio_converters.parsing import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_spec
 
-MAX_DEPTH: Final = 32  # the maximum nesting depth of lists and structs; more than any field allows
-MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
+_MAX_DEPTH: Final = 32  # the maximum nesting depth of lists and structs; more than any field allows
+_MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
 """The field specs of Hugging Face features that hold files."""
 
 _RENAME: Final = "rename it or leave it out (--column, or columns=, names those to take)"
-_KINDS: Final[dict[int, str]] = {
-    code: name.removeprefix("Type_").lower()
-    for name, code in vars(pa.lib).items()
-    if name.startswith("Type_")
-}
-_NUMBERS: Final = {
-    "bool": "bool",
-    "half_float": "float16",
-    "float": "float32",
-    "double": "float64",
-    **{name: name for size in (8, 16, 32, 64) for name in (f"int{size}", f"uint{size}")},
-}
-_BYTES: Final = ("binary", "large_binary", "binary_view", "fixed_size_binary")
-_TEXTS: Final = ("string", "large_string", "string_view")
-_DECIMALS: Final = ("decimal32", "decimal64", "decimal128", "decimal256")
-_LISTS: Final = ("list", "large_list", "list_view", "large_list_view", "fixed_size_list")
-_TIMES: Final = {
-    "timestamp": "int64",
-    "date32": "int32",
-    "date64": "int64",
-    "time32": "int32",
-    "time64": "int64",
-    "duration": "int64",
-}
+_LISTS: Final = (
+    *(pa.ListType, pa.LargeListType, pa.FixedSizeListType),
+    *(pa.ListViewType, pa.LargeListViewType),
+)
 
 
 @dataclass(frozen=True)
@@ -76,8 +57,6 @@ def columns_of(
     A struct whose name is in `whole` becomes one field; any other becomes one field per member.
     """
     names = list(schema.names)
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise MediaError(f"two columns are named {min(twice)!r}")
     if missing := [name for name in only or () if name not in names]:
         raise MediaError(f"column {missing[0]!r} is missing, found {', '.join(names)}")
     features = _features_of(schema)
@@ -107,9 +86,10 @@ def columns_of_type(
     is_json = getattr(type_, "extension_name", "") == "arrow.json"
     kind = str(feature.get("_type", ""))
     type_ = plain(type_)
-    if len(path) > MAX_DEPTH:
-        raise MediaError(f"column {top!r}: structs nested more than {MAX_DEPTH} deep")
-    if is_struct(type_) and not (kind in MEDIA and holds_files(type_)) and name not in whole:
+    if len(path) > _MAX_DEPTH:
+        raise MediaError(f"column {top!r}: structs nested more than {_MAX_DEPTH} deep")
+    is_file = kind in _MEDIA and _holds_files(type_)
+    if types.is_struct(type_) and not is_file and name not in whole:
         if not type_.num_fields:
             raise MediaError(f"column {name!r}: a struct without fields")
         for position in range(type_.num_fields):
@@ -123,8 +103,8 @@ def columns_of_type(
                 top,
             )
         return
-    if kind in MEDIA and holds_files(type_):
-        word = MEDIA[kind]
+    if is_file:
+        word = _MEDIA[kind]
     elif is_json:
         word = "json"
     else:
@@ -134,26 +114,25 @@ def columns_of_type(
     if len({*classes}) < len(classes):
         raise MediaError(f"column {name!r}: two classes have the same name: {classes}")
     _, element = dims_of(name, type_)
-    unit = str(element) if kind_of(element) in _TIMES else ""
+    unit = str(element) if _is_time(element) else ""
     yield ArrowColumn(name, top, path, type_, word, unit, classes)
 
 
 def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
     """Return the field spec of a column that is not a struct."""
     dims, element = dims_of(name, type_)
-    kind = kind_of(element)
-    if dtype := _NUMBERS.get(kind) or _TIMES.get(kind):
+    if dtype := _dtype_of(element):
         dims = shape if shape is not None and len(shape) == len(dims) else dims
         is_list = None in dims[1:]
         return f"list[{format_spec(dtype, dims[1:])}]" if is_list else format_spec(dtype, dims)
     if not dims:
-        if kind in _TEXTS + _DECIMALS:
+        if is_text(element) or types.is_decimal(element):
             return "text"
-        if kind in _BYTES:
+        if _is_bytes(element):
             return "bytes"
-        if kind == "na":
+        if types.is_null(element):
             return UNKNOWN
-        if not is_struct(element):
+        if not types.is_struct(element):
             raise MediaError(f"column {name!r}: {_why_not(element)}")
     check_json(name, element)
     return "json"
@@ -162,9 +141,9 @@ def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -
 def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
     """Check that nested lists and structs can be represented in JSON."""
     type_ = plain(type_)
-    if depth > MAX_DEPTH:
-        raise MediaError(f"column {name!r}: lists and structs more than {MAX_DEPTH} deep")
-    if is_struct(type_):
+    if depth > _MAX_DEPTH:
+        raise MediaError(f"column {name!r}: lists and structs more than {_MAX_DEPTH} deep")
+    if types.is_struct(type_):
         inner = [type_.field(position) for position in range(type_.num_fields)]
         if len({field.name for field in inner}) < len(inner):
             raise MediaError(f"column {name!r}: a struct has two fields of the same name: {type_}")
@@ -172,7 +151,7 @@ def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
             check_json(name, field.type, depth + 1)
     elif is_list(type_):
         check_json(name, type_.value_type, depth + 1)
-    elif kind_of(type_) not in (*_NUMBERS, *_TEXTS, "na"):
+    elif _is_time(type_) or not (_dtype_of(type_) or is_text(type_) or types.is_null(type_)):
         raise MediaError(f"column {name!r}: in a list, or in JSON, {_why_not(type_)}")
 
 
@@ -185,63 +164,69 @@ def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.D
     """Return the dimensions of nested lists (None if they vary) and the innermost type."""
     dims: tuple[int | None, ...] = ()
     type_ = plain(type_)
-    if is_tensor(type_):
+    if _is_tensor(type_):
         if type_.permutation not in (None, [*range(len(type_.shape))]):
             raise MediaError(f"column {name!r}: {type_} is permuted; write it in row-major order")
         return tuple(int(n) or None for n in type_.shape), type_.value_type
     while is_list(type_):
         dims += (getattr(type_, "list_size", None) or None,)
         type_ = plain(type_.value_type)
-        if len(dims) > MAX_DEPTH:
-            raise MediaError(f"column {name!r}: lists nested more than {MAX_DEPTH} deep")
+        if len(dims) > _MAX_DEPTH:
+            raise MediaError(f"column {name!r}: lists nested more than {_MAX_DEPTH} deep")
     return dims, type_
 
 
 def plain(type_: pa.DataType) -> pa.DataType:
-    """Unwrap dictionary, run-end-encoded and extension types, except fixed-shape tensors."""
+    """Unwrap dictionary, run-end-encoded and extension types, except fixed-shape tensors.
+
+    Types of other packages with a `shape`, such as Hugging Face's Array2D, are read as their
+    storage.
+    """
     while True:
-        kind = kind_of(type_)
-        if kind in ("dictionary", "run_end_encoded"):
+        if types.is_dictionary(type_) or types.is_run_end_encoded(type_):
             type_ = type_.value_type
-        elif kind == "extension" and not is_tensor(type_):
+        elif isinstance(type_, pa.BaseExtensionType) and not _is_tensor(type_):
             type_ = type_.storage_type
         else:
             return type_
 
 
-def kind_of(type_: pa.DataType) -> str:
-    """Return the name of a type without its parameters."""
-    is_extension = isinstance(type_, pa.BaseExtensionType)
-    return "extension" if is_extension else _KINDS.get(type_.id, "unknown")
-
-
-def is_struct(type_: pa.DataType) -> bool:
-    """Return True if values of a type are structs."""
-    return kind_of(type_) == "struct"
-
-
-def is_tensor(type_: pa.DataType) -> bool:
-    """Return True if values of a type are Arrow's fixed-shape tensors.
-
-    Types of other packages with a `shape`, such as Hugging Face's Array2D, are read as their
-    storage.
-    """
+def _is_tensor(type_: pa.DataType) -> bool:
     return isinstance(type_, pa.FixedShapeTensorType)
+
+
+def _is_time(type_: pa.DataType) -> bool:
+    return bool(types.is_temporal(type_) and not types.is_interval(type_))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    is_other = types.is_fixed_size_binary(type_) or types.is_binary_view(type_)
+    return bool(is_other or types.is_binary(type_) or types.is_large_binary(type_))
+
+
+def _dtype_of(type_: pa.DataType) -> str | None:
+    """Return the dtype of numbers, or of the integers as which times are stored."""
+    if _is_time(type_):
+        return f"int{type_.bit_width}"
+    if types.is_boolean(type_) or types.is_integer(type_) or types.is_floating(type_):
+        return str(np.dtype(type_.to_pandas_dtype()))
+    return None
 
 
 def is_text(type_: pa.DataType) -> bool:
     """Return True if values of a type are text."""
-    return kind_of(type_) in _TEXTS
+    is_view = types.is_string_view(type_)
+    return bool(is_view or types.is_large_string(type_) or types.is_string(type_))
 
 
 def is_list(type_: pa.DataType) -> bool:
     """Return True if values of a type are lists of any kind."""
-    return kind_of(type_) in _LISTS
+    return isinstance(type_, _LISTS)
 
 
-def holds_files(type_: pa.DataType) -> bool:
+def _holds_files(type_: pa.DataType) -> bool:
     """Return True for Hugging Face's storage of files: a struct of bytes and path."""
-    return is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}
+    return types.is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}
 
 
 def _features_of(schema: pa.Schema) -> dict[str, Any]:
@@ -299,7 +284,7 @@ def values_of(
         raise MediaError(f"{place}: {error}") from error
     except ValueError as error:  # for example, text that is not UTF-8
         raise MediaError(f"{place}: damaged: {error}") from error
-    has_nulls = array.null_count or (is_struct(array.type) and None in found)
+    has_nulls = array.null_count or (types.is_struct(array.type) and None in found)
     if has_nulls and not (field.optional or field.is_json):
         row = first_row + [one is None for one in found].index(True)
         raise MediaError(f"column {column.name!r}, row {row:,}: found null, expected a value")
@@ -340,7 +325,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
 
 def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]:
     found = _blocks(array, field.dtype)
-    if is_tensor(column.type):  # each tensor is stored as a flat list
+    if _is_tensor(column.type):  # each tensor is stored as a flat list
         found = np.reshape(found, (len(array), *column.type.shape))
     dims = field.shape
     if isinstance(found, np.ndarray) and fits(found.shape[1:], dims):
@@ -409,11 +394,9 @@ def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
 
     They are copied, because a view of a memory-mapped file changes if the file is changed.
     """
-    if pa.types.is_boolean(array.type):
+    if types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))
-    dtype = np.dtype(f"int{array.type.bit_width}")
-    if not pa.types.is_temporal(array.type):
-        dtype = np.dtype(array.type.to_pandas_dtype())
+    dtype = np.dtype(_dtype_of(array.type))
     if dtype != wanted and array.null_count:
         array = array.fill_null(0)  # any number will do for a null
     data = array.buffers()[1]
@@ -433,7 +416,7 @@ def _check_no_nan(found: Sequence[Any]) -> None:
 def _files(array: pa.Array, field: Field) -> list[Any]:
     """Return the files in a column of bytes, or of structs of bytes and path; probe each file."""
     paths: list[str | None] = [None] * len(array)
-    if is_struct(array.type):
+    if types.is_struct(array.type):
         paths = pc.struct_field(array, "path").to_pylist()
         array = pc.struct_field(array, "bytes")
     found: list[Any] = []

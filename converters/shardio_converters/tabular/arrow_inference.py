@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from shardio import InvalidArgument, MediaError
 from shardio_converters.inference import UNKNOWN, DtypeShape, SchemaInference, common_dtype
@@ -20,7 +21,6 @@ from shardio_converters.tabular.arrow_columns import (
     dims_of,
     has_nulls_inside,
     is_list,
-    is_struct,
     values_of,
 )
 from shardio_converters.tabular.arrow_files import ArrowTable, ParquetTable
@@ -34,7 +34,7 @@ def nulls_of(
     The values are read until more of them could not change the result. Reading the statistics of
     Parquet would be faster, but if they contradict the schema, pyarrow 26 crashes the process.
     """
-    sure = {one.name for one in table.schema if not (one.nullable or pa.types.is_nested(one.type))}
+    sure = {one.name for one in table.schema if not (one.nullable or types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
     missing, inside = set[str](), set[str]()
     batches = table.batches(sorted({column.top for column in left.values()})) if left else ()
@@ -54,7 +54,7 @@ def nulls_of(
 
 def _lacks_files(array: pa.Array) -> bool:
     """Return True if some entries of a column of files have no bytes, only a path."""
-    return is_struct(array.type) and bool(pc.struct_field(array, "bytes").null_count)
+    return bool(types.is_struct(array.type) and pc.struct_field(array, "bytes").null_count)
 
 
 class ArrowInference:
