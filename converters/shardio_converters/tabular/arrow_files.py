@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,99 +33,94 @@ _ENDS: Final = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 _TABLE_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError)
 
 
-class ParquetTable:
-    """A Parquet file, read in batches of limited size, even if its row groups are larger."""
+@dataclass(frozen=True)
+class OpenTable:
+    """An open table; `batches(columns=None)` yields all rows in order, and is called once."""
 
-    def __init__(self, path: str) -> None:
-        self._file = pq.ParquetFile(
-            pa.OSFile(os.fsencode(path)),  # pyarrow refuses str for names that are not UTF-8
-            buffer_size=_BUFFER_BYTES,
-            pre_buffer=False,
-            page_checksum_verification=True,
-        )
-        self.schema: pa.Schema = self._file.schema_arrow
-
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of some columns, in order."""
-        n_found, n_rows = 0, self._file.metadata.num_rows
-        for batch in self._file.iter_batches(
-            batch_size=self._n_rows(), columns=columns, use_threads=False
-        ):
-            n_found += batch.num_rows
-            yield batch
-        if n_found != n_rows:
-            raise MediaError(f"expected {n_rows:,} rows, found {n_found:,}")
-
-    def _n_rows(self) -> int:
-        groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
-        row_bytes = (group.total_byte_size // max(1, group.num_rows) for group in groups)
-        return max(1, min(_N_ROWS, _BATCH_BYTES // max(1, max(row_bytes, default=1))))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close(force=True)
-
-
-class ArrowTable:
-    """A memory-mapped Arrow file or stream; compressed batches are decompressed one at a time."""
-
-    def __init__(self, path: str) -> None:
-        self._source = pa.memory_map(os.fsencode(path))
-        self._is_file = self._source.read_at(len(_FILE_MAGIC), 0) == _FILE_MAGIC
-        self._size: int = self._source.size()
-        opened = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
-        self._reader: Any = opened(self._source)
-        self.schema: pa.Schema = self._reader.schema
-
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in order; each batch is validated."""
-        for batch in self._whole_batches():
-            if columns is not None:
-                batch = batch.select(columns)
-            # Arrow trusts the offsets in a file unless asked to validate them.
-            batch.validate(full=True)
-            row_bytes = batch.nbytes // max(1, batch.num_rows)
-            n_rows = max(1, min(_N_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-            for first in range(0, batch.num_rows, n_rows):
-                yield batch.slice(first, n_rows)
-
-    def _whole_batches(self) -> Iterator[pa.RecordBatch]:
-        if self._is_file:
-            yield from map(self._reader.get_batch, range(self._reader.num_record_batches))
-            return
-        self._source.seek(0)
-        yield from pa.ipc.open_stream(self._source)
-        read = self._source.tell()
-        if read != self._size:
-            raise MediaError(
-                f"the stream ends at byte {read:,}, the file has {self._size:,}: of streams in one "
-                "file only the first would be read"
-            )
-        if not self._source.read_at(8, max(0, read - 8)).endswith(_ENDS):
-            raise MediaError("the stream has no end marker: it was truncated, or never closed")
-
-    def close(self) -> None:
-        """Close the file; the memory map lives as long as arrays refer to it."""
-        self._source.close()
+    schema: pa.Schema
+    batches: Callable[..., Iterator[pa.RecordBatch]]
 
 
 @contextmanager
-def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
+def open_table(path: str, name: str) -> Iterator[OpenTable]:
     """Open the table at `path`; errors of pyarrow become MediaError.
 
     The suffix of `name` states if the format is Parquet.
     """
     with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
-        n_bytes = os.fstat(file.fileno()).st_size
-    if not n_bytes:
+    if not head:
         raise MediaError("the file is empty")
     if head.startswith(_FEATHER_1):
         raise MediaError("Feather of version 1: convert it to version 2 with pyarrow")
+    place = os.fsencode(path)  # pyarrow refuses str for names that are not UTF-8
     with damage(_TABLE_DAMAGE):
-        is_parquet = name.lower().endswith(PARQUET)
-        with closing(ParquetTable(path) if is_parquet else ArrowTable(path)) as table:
-            yield table
+        if name.lower().endswith(PARQUET):
+            with (
+                pa.OSFile(place) as source,
+                pq.ParquetFile(
+                    source,
+                    buffer_size=_BUFFER_BYTES,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                ) as table,
+            ):
+                yield OpenTable(table.schema_arrow, partial(_parquet_batches, table))
+        else:
+            # The memory map lives as long as arrays refer to it.
+            with pa.memory_map(place) as source:
+                if head == _FILE_MAGIC:
+                    reader = pa.ipc.open_file(source)
+                    batches: Iterator[Any] = map(reader.get_batch, range(reader.num_record_batches))
+                else:
+                    reader = pa.ipc.open_stream(source)
+                    batches = _streamed(source, reader)
+                yield OpenTable(reader.schema, partial(_validated, batches))
+
+
+def _parquet_batches(table: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield batches of limited size, even if row groups are larger."""
+    metadata = table.metadata
+    groups = map(metadata.row_group, range(table.num_row_groups))
+    row_bytes = max((one.total_byte_size // max(1, one.num_rows) for one in groups), default=1)
+    n_found = 0
+    for batch in table.iter_batches(
+        batch_size=_n_rows(row_bytes), columns=columns, use_threads=False
+    ):
+        n_found += batch.num_rows
+        yield batch
+    if n_found != metadata.num_rows:
+        raise MediaError(f"expected {metadata.num_rows:,} rows, found {n_found:,}")
+
+
+def _n_rows(row_bytes: int) -> int:
+    return max(1, min(_N_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+
+
+def _validated(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield validated batches; compressed ones are decompressed one at a time."""
+    for batch in batches:
+        if columns is not None:
+            batch = batch.select(columns)
+        # Arrow trusts the offsets in a file unless asked to validate them.
+        batch.validate(full=True)
+        n_rows = _n_rows(batch.nbytes // max(1, batch.num_rows))
+        for first in range(0, batch.num_rows, n_rows):
+            yield batch.slice(first, n_rows)
+
+
+def _streamed(source: Any, reader: Any) -> Iterator[pa.RecordBatch]:
+    yield from reader
+    read, n_bytes = source.tell(), source.size()
+    if read != n_bytes:
+        raise MediaError(
+            f"the stream ends at byte {read:,}, the file has {n_bytes:,}: of streams in one "
+            "file only the first would be read"
+        )
+    if not source.read_at(8, max(0, read - 8)).endswith(_ENDS):
+        raise MediaError("the stream has no end marker: it was truncated, or never closed")
 
 
 def is_table(source: Input) -> bool:

@@ -23,12 +23,10 @@ from shardio_converters.tabular.arrow_columns import (
     is_list,
     values_of,
 )
-from shardio_converters.tabular.arrow_files import ArrowTable, ParquetTable
+from shardio_converters.tabular.arrow_files import OpenTable
 
 
-def nulls_of(
-    table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]
-) -> tuple[set[str], set[str]]:
+def nulls_of(table: OpenTable, columns: Sequence[ArrowColumn]) -> tuple[set[str], set[str]]:
     """Return the names of the columns with a null, and of those with a null in a list.
 
     The values are read until more of them could not change the result. Reading the statistics of
