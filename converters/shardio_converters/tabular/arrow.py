@@ -12,7 +12,7 @@ from shardio import Input, MediaError, Outcome
 from shardio_converters.inference import InputProbe, is_null_record
 from shardio_converters.options import column_names
 from shardio_converters.schema_spec import STEP_S, Field, InferringConverter
-from shardio_converters.tabular.rows import row_samples
+from shardio_converters.tabular.tables import row_samples
 
 if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
