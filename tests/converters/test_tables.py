@@ -187,12 +187,15 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "long.csv": ("id,x\n1,2\n\n3,4,5\n", "line 4: expected 2 cells"),
     "quote.csv": ('id,x\n1,"2\n', "line 2: not CSV: unexpected end of data"),
     "after.csv": ('id,x\n1,"2"3\n', "line 2: not CSV"),
-    "unnamed.csv": (",x\n1,2\n", "column 1 has no name in the first line"),
-    "twice.csv": ("id,id\n1,2\n", "two columns are named 'id'"),
+    "unnamed.csv": (
+        ",x\n1,2\n",
+        "found ''; name each column; pandas names all",
+    ),
+    "twice.csv": ("id,id\n1,2\n", "two columns would be the field 'id'; name"),
     "group.csv": ("id,id.x\n1,2\n", "names of columns must be names of fields"),
     "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' stands beside field 'a.b'"),
     "beside.jsonl": ('{"id": 1, "x": 1, "id.x": 2}\n', "column 'id.x': expected no such column"),
-    "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; rename it"),
+    "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; name each"),
     "names.jsonl": (
         f'{{"{"n" * 300}": 1}}\n',
         "a name has at most 255 bytes, found 300; rename it",

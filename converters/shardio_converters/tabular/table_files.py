@@ -93,60 +93,38 @@ class _Lines:
 
 
 def _read_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
-    blocks = _blocks_of_csv(lines, delimiter)
-    while True:
-        # The limit for the length of a cell, 131,072 by default, is global to the process, so it is
-        # restored after each block.
-        limit = csv.field_size_limit(MAX_LINE)
-        try:
-            block = next(blocks, None)
-        finally:
-            csv.field_size_limit(limit)
-        if block is None:
-            return
-        yield block
-
-
-def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    limit = csv.field_size_limit(MAX_LINE)  # the limit of the process, 131,072 by default
     try:
-        names = next(filter(None, reader), None)
-        if names is None:
-            return
-        _check_header(names)
-        yield RowBlock({name: () for name in names}, [])
-        rows: list[list[str]] = []
-        ends: list[int] = []
-        n_read = lines.n_chars
-        for row in reader:
-            if len(row) != len(names):
-                if not row:  # a blank line
-                    continue
-                raise MediaError(
-                    f"line {reader.line_num}: expected {len(names)} cells, as the first line has, "
-                    f"found {len(row)}"
-                )
-            rows.append(row)
-            ends.append(reader.line_num)
-            if len(rows) == _BLOCK_ROWS or lines.n_chars - n_read > _BLOCK_CHARS:
-                yield RowBlock(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
-                rows, ends, n_read = [], [], lines.n_chars
+        yield from _blocks_of_csv(reader, lines)
     except csv.Error as error:
         raise MediaError(f"line {reader.line_num}: not CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _blocks_of_csv(reader: Any, lines: _Lines) -> Iterator[RowBlock]:
+    names: list[str] | None = next(filter(None, reader), None)
+    if names is None:
+        return
+    check_names(names, "columns", "name each column; pandas names all with to_csv(index=False)")
+    yield RowBlock({name: () for name in names}, [])
+    rows: list[list[str]] = []
+    ends: list[int] = []
+    n_read = lines.n_chars
+    for row in filter(None, reader):  # a blank line is an empty row
+        if len(row) != len(names):
+            raise MediaError(
+                f"line {reader.line_num}: expected {len(names)} cells, as the first line has, "
+                f"found {len(row)}"
+            )
+        rows.append(row)
+        ends.append(reader.line_num)
+        if len(rows) == _BLOCK_ROWS or lines.n_chars - n_read > _BLOCK_CHARS:
+            yield RowBlock(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
+            rows, ends, n_read = [], [], lines.n_chars
     if rows:
         yield RowBlock(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
-
-
-def _check_header(names: Sequence[str]) -> None:
-    if "" in names:
-        raise MediaError(
-            f"column {names.index('') + 1} has no name in the first line; give it one "
-            "(pandas writes none with to_csv(index=False))"
-        )
-    if len({*names}) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise MediaError(f"two columns are named {twice!r}")
-    check_names(names, "columns")
 
 
 def _read_json(lines: _Lines) -> Iterator[RowBlock]:
