@@ -7,7 +7,6 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from json.scanner import make_scanner
@@ -154,26 +153,13 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
     try:
         row = load(text)
     except OutOfRange as error:
-        raise MediaError(f"line {number}{_column_out_of_range(text)}: {error}") from error
+        raise MediaError(f"line {number}: {error}") from error
     except (ValueError, RecursionError) as error:
         reason = str(error).removeprefix("Expecting ")  # the rest of the message gives the position
         raise MediaError(f"line {number}: not JSON: {reason}") from error
     if type(row) is not dict:
         raise MediaError(f"line {number}: expected an object, found {text[:40]}")
     return row
-
-
-def _column_out_of_range(text: str) -> str:
-    """Return the first column in which a row has a number out of range, for a message."""
-    # If the row is damaged in another way too, the column stays unknown.
-    with suppress(ValueError, RecursionError, AttributeError):
-        # JSON has no bytes, so `dumps` calls `default` for each number that is not whole.
-        for name, value in json.loads(text, parse_float=str.encode).items():
-            try:
-                json.dumps(value, default=lambda number: float_of(number.decode()))
-            except OutOfRange:
-                return f", column {name!r}"
-    return ""
 
 
 def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
