@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -161,15 +160,3 @@ def test_what_is_listed_has_a_limit_and_what_is_counted_has_none(
     report = diff(whole, more)
     assert (report.n_only_a, report.n_only_b) == (N, N + 1)
     assert (report.only_a, report.only_b) == ([0, 1, 2, 3], [0, 1, 2, 3])
-
-
-def test_an_empty_dataset_can_be_compared(whole: Path, tmp_path: Path) -> None:
-    empty = write(tmp_path / "b", 0)
-    assert diff(empty, empty).is_same
-    assert diff(empty, whole).n_only_b == N
-
-
-def test_the_report_is_json(whole: Path, tmp_path: Path) -> None:
-    said = json.loads(json.dumps(diff(whole, changed(tmp_path, "note", 1)).as_json()))
-    assert said["changed"] == [{"sample": 1, "fields": ["note"]}]
-    assert said["is_same"] is False

@@ -16,7 +16,6 @@ from shardio.format.types.streams import PACKET, PacketFlag, packet_flags
 from shardio.maintenance import (
     add_column,
     compact,
-    compute_stats,
     diff,
     merge,
     repair,
@@ -158,8 +157,3 @@ def test_a_stream_of_the_same_bytes_with_other_tables_is_another(
         assert (report.only_a, report.only_b) == ([3, 5, 7], [3, 5, 7, 12])
     else:
         assert report.changed == [(3, ("video",)), (5, ("video",)), (7, ("image",))]
-
-
-def test_statistics_are_of_what_are_numbers(sound: Path, tmp_path: Path) -> None:
-    reshard(sound, tmp_path / "data", workers=0)
-    assert set(compute_stats(tmp_path / "data").stats["fields"]) == {"label"}

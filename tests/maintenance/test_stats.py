@@ -129,20 +129,13 @@ def test_numbers_at_the_end_of_their_range_are_told_as_far_as_json_can(tmp_path:
 
 
 def test_an_empty_dataset_and_one_without_numbers_have_statistics(tmp_path: Path) -> None:
-    assert compute_stats(write(tmp_path / "d", 0, schema=LABELS)).stats["fields"]["label"] == {
-        "count": 0,
-        "mean": None,
-        "std": None,
-        "min": None,
-        "max": None,
-        "not_finite": 0,
-        "missing": 0,
-        "smallest": None,
-        "largest": None,
-    }
+    found = compute_stats(write(tmp_path / "d", 0, schema=LABELS)).stats["fields"]["label"]
+    counts = {"count": 0, "not_finite": 0, "missing": 0}
+    unknown = ("mean", "std", "min", "max", "smallest", "largest")
+    assert found == counts | dict.fromkeys(unknown)
     words = Schema({"note": Text()})
-    found = compute_stats(write(tmp_path / "e", 1, schema=words, samples=[{"note": "x"}]))
-    assert found.stats["fields"] == {}
+    report = compute_stats(write(tmp_path / "e", 1, schema=words, samples=[{"note": "x"}]))
+    assert report.stats["fields"] == {}
 
 
 def test_damaged_data_is_not_counted(tmp_path: Path) -> None:

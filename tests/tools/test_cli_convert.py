@@ -13,7 +13,6 @@ import pytest
 
 import shardio
 from shardio.conversion import BUILT_IN, converter_class
-from shardio.media import encode_jpeg
 from shardio_converters.media.videos import LIMITS, Videos
 from shardio_tools import cli, convert
 from shardio_tools.converter_options import options_of
@@ -148,26 +147,6 @@ def test_on_error_decides_whether_a_broken_file_ends_the_conversion(
     assert "stopped at the first broken file; what comes before it is published" in report
     assert report[report.index("not reached: 1 file") + 1] == "  c.mp4"
     assert "1 video without a class (label -1): directly in SRC" in report
-
-
-@pytest.mark.parametrize("store", ["h264", "raw"])
-def test_keep_partial_decides_whether_clips_before_a_break_stay(
-    store: str, tmp_path: Path, capsys: Capture
-) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    # Every frame on its own and in order, so that the file can be cut after some of them.
-    path = write_video(source / "a.mkv", scene(40), codec="mjpeg", pixel_format="yuvj420p")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    n_clips = {}
-    for options in ((), ("--keep-partial",)):
-        out = tmp_path / f"out{len(options)}"
-        command = ["convert", str(source), str(out), *SMALL, f"--store={store}", *options]
-        cli.main([*command, "--json"])
-        report = json.loads(capsys.readouterr().out)
-        assert report["files"] == {"broken": 1}
-        n_clips[options] = report["clips"]
-    assert n_clips[()] == 0 < n_clips["--keep-partial",] < 10
 
 
 @pytest.mark.parametrize("what", ["link", "loop", "pipe", "device"])
@@ -317,33 +296,6 @@ def test_a_stored_video_that_does_not_decode_is_named_with_the_way_out(
     said = capsys.readouterr().err
     assert "the result was not measured: a.mp4: packet " in said
     assert "--check finds such files" in said
-
-
-def test_pictures_are_called_pictures(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jpg").write_bytes(encode_jpeg(scene(1)[0]))
-    (tmp_path / "in" / "notes.txt").write_text("notes")
-    command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--workers=0"]
-    assert cli.main([*command, "--store=jpeg", "--quality=50"]) == 0
-    said = capsys.readouterr().out
-    assert "not a picture: 1 file" in said and "random pictures per second and core" in said
-    assert "converted 1 of 2 files into 1 picture, " in said and "PSNR" in said
-
-
-def test_a_result_that_cannot_be_measured_is_a_result(
-    videos: Path,
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def gone(*_: object) -> None:
-        raise shardio.MediaError("the source is gone")
-
-    monkeypatch.setattr(convert, "measure_stored", gone)
-    assert cli.main(["convert", str(videos / "cats"), str(tmp_path / "out"), *SMALL]) == 0
-    said = capsys.readouterr()
-    assert "the result was not measured: the source is gone" in said.err
-    assert "KiB from" in said.out and said.out.splitlines()[-1].startswith("converted 2 of 3 files")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from shardio.maintenance.verify import shard
-from shardio.storage.content import Content
 from shardio_tools import cli
 
 Capture = pytest.CaptureFixture[str]
@@ -50,24 +48,6 @@ def test_one_shard_can_be_verified_alone(damaged: Path, capsys: Capture) -> None
     assert "field 'frames'" in capsys.readouterr().out
     assert cli.main(["verify", str(rest[0])]) == 0
     assert "verified 1 shard, " in capsys.readouterr().out
-
-
-def test_a_shard_that_went_away_while_it_was_checked_is_a_finding(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    path = min(damaged.glob("*.shard"))
-    original = shard.verify_bytes
-
-    def remove_meanwhile(whole: Content, name: str) -> shard.VerifiedShard:
-        path.unlink()
-        return original(whole, name)
-
-    monkeypatch.setattr(shard, "verify_bytes", remove_meanwhile)
-    assert cli.main(["verify", str(path)]) == 1
-    damage, change, summary = capsys.readouterr().out.splitlines()
-    assert "field 'frames', sample 0, offset 4096" in damage
-    assert "the file was removed while it was verified" in change
-    assert "2 findings in 1 file" in summary
 
 
 def test_the_json_report_holds_the_findings(damaged: Path, capsys: Capture) -> None:

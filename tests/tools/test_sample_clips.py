@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 
 import av
@@ -38,20 +36,3 @@ def test_the_same_call_draws_the_same_bytes(folder: Path, tmp_path: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == ["across", "around", "pulse", "updown"]
     for path in folder.rglob("*.mp4"):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
-
-
-def test_a_command_line_without_a_folder_says_how_to_use_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert sample_clips.main([]) == 2
-    assert "FOLDER" in capsys.readouterr().err
-
-
-def test_a_folder_whose_name_cannot_be_printed_is_escaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii", write_through=True))
-    monkeypatch.setattr(sample_clips, "write_clips", lambda folder: 4)
-    assert sample_clips.main([f"{tmp_path}/ß\udcff"]) == 0
-    assert raw.getvalue().endswith(rb"/\xdf\udcff" + b"\n")

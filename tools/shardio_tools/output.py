@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
-from shardio import InvalidArgument
 from shardio.maintenance import MaintenanceProgress, MaintenanceReport, SplitReport, StatsReport
 
 if TYPE_CHECKING:
@@ -111,10 +110,7 @@ def redirect_to_null(stream: TextIO) -> None:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one standard JSON object, without NaN, infinities or invalid escapes."""
-    try:
-        text = decode_names(json.dumps(_finite(content), ensure_ascii=False, indent=1))
-    except RecursionError as error:
-        raise InvalidArgument("a value is nested too deeply to be printed as JSON") from error
+    text = decode_names(json.dumps(_finite(content), ensure_ascii=False, indent=1))
     if codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8":
         # For characters that the encoding lacks, Python would write \x or \U, which are not JSON.
         text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)

@@ -200,13 +200,8 @@ def _value(value: Mapping[str, Any]) -> str:
         more = ", …" if value["arrays"] > len(value["first"]) else ""
         what = f"{format_count(value['arrays'], 'array')} of {value['dtype']}"
         return f"{what}: {shapes}{more}" if shapes else what
-    if value["type"] == "Text":
-        return f"{shorten(json.dumps(value['value'], ensure_ascii=False))}"
-    if value["type"] == "Json":
-        try:
-            return shorten(json.dumps(value["value"], ensure_ascii=False))
-        except RecursionError:
-            return "nested too deeply for a line (--json shows it)"
+    if value["type"] in ("Text", "Json"):
+        return shorten(json.dumps(value["value"], ensure_ascii=False))
     if value["type"] == "Bytes":
         more = " …" if value["bytes"] > len(value["first"].split()) else ""
         return f"{format_count(value['bytes'], 'byte')}: {value['first']}{more}"
