@@ -32,15 +32,15 @@ from shardio.storage.fs import read_checksummed_json
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourceShard:
     """A shard file that is repaired, with the schema that it should have.
 
-    `named` is the entry for the shard in the generation; None if this entry cannot be read.
+    `listed` is the entry for the shard in the generation; None if this entry cannot be read.
     """
 
     path: str
     schema: Schema
-    named: ShardSummary | None = None
+    listed: ShardSummary | None = None
 
     @property
     def name(self) -> str:
@@ -52,12 +52,12 @@ class Part:
 class RepairPlan:
     """The files that are repaired, and the metadata that the new dataset gets.
 
-    `shards` has, for each shard, its file and the files that store added columns for the shard.
+    A group has a shard, followed by the shards that store added columns of the same samples.
     `generation` is the generation that is repaired, if one can be read. `unnamed` maps the names of
     shards that only a later, damaged generation may list to the reason why they are left out.
     """
 
-    shards: tuple[tuple[Part, ...], ...]
+    groups: tuple[tuple[SourceShard, ...], ...]
     schema: Schema
     generation: Generation | None = None
     unnamed: Mapping[str, str] = field(default_factory=dict)
@@ -66,24 +66,26 @@ class RepairPlan:
 def _plan(source: str) -> RepairPlan:
     if not os.path.isdir(source):
         schema = _schema_of([source])
-        return RepairPlan(((Part(source, schema),),), schema)
+        return RepairPlan(((SourceShard(source, schema),),), schema)
     root, generation, unnamed = Path(source), None, {}
     with contextlib.suppress(DataError, DatasetNotFound):
         generation = load(root)
     if generation is None and (generation := _last_readable(root)) is not None:
         unnamed = _unnamed(root, generation)
     if generation is not None:
-        parts = [Part(os.path.join(source, s.name), schema, s) for s, schema in generation.files]
+        files = [
+            SourceShard(os.path.join(source, s.name), schema, s) for s, schema in generation.files
+        ]
         n = len(generation.shards)
-        shards = tuple(tuple(parts[k::n]) for k in range(n))
-        return RepairPlan(shards, generation.whole_schema, generation, unnamed)
+        groups = tuple(tuple(files[k::n]) for k in range(n))
+        return RepairPlan(groups, generation.whole_schema, generation, unnamed)
     names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
     if not names:
         raise DatasetNotFound(f"{source}: contains neither a dataset nor a shard")
     paths = [os.path.join(source, name) for name in names]
     generation = _without_shards(root)
     schema = _schema_of(paths) if generation is None else generation.schema
-    return RepairPlan(tuple((Part(path, schema),) for path in paths), schema, generation)
+    return RepairPlan(tuple((SourceShard(path, schema),) for path in paths), schema, generation)
 
 
 def _last_readable(root: Path) -> Generation | None:
@@ -162,7 +164,7 @@ class Loss:
 class ShardRepair:
     """The outcome of the repair of one shard.
 
-    `n_kept` is the number of samples in the new dataset. `mended` describes the restored parts.
+    `n_kept` is the number of samples in the new dataset. `mended` describes the restored group.
     """
 
     name: str
@@ -256,12 +258,12 @@ def repair(
         DatasetConflict: another writer removed shards of `source` during the repair.
     """
     before, plan = published_in(source), _plan(os.fspath(source))
-    sizes = [sum(size_of(part.path) for part in parts) for parts in plan.shards]
+    sizes = [sum(size_of(shard.path) for shard in group) for group in plan.groups]
     repairs: list[ShardRepair] = []
     with GenerationWriter(out, plan.schema, shard_bytes=shard_bytes) as output:
         state = ShardProgress(progress, "repairing", sizes)
-        for parts in plan.shards:
-            repairs.append(_save(parts, output))
+        for group in plan.groups:
+            repairs.append(_save(group, output))
             if repairs[-1].losses:
                 raise_conflict(source, before)
             state.done()
@@ -276,27 +278,27 @@ def repair(
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
 
 
-def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
-    """Write the undamaged samples of a shard, `parts[0]`; the other parts are its added columns."""
-    found = ShardRepair(parts[0].name)
+def _save(group: Sequence[SourceShard], output: GenerationWriter) -> ShardRepair:
+    """Write the undamaged samples of a group to the new dataset; return the outcome."""
+    found = ShardRepair(group[0].name)
     with ExitStack() as stack:
         readers: list[ShardReader] = []
-        for part in parts:
-            about = "" if part is parts[0] else f"{part.name}: "
+        for shard in group:
+            about = "" if shard is group[0] else f"{shard.name}: "
             try:
-                if len(parts) == 1 and _adopt(part, output, found):
+                if len(group) == 1 and _adopt(shard, output, found):
                     return found
-                # Use a different name for each part, because all copies are open at the same time.
+                # Use a different name for each shard, because all copies are open at the same time.
                 copy = output.staging / f"mended-{len(readers)}.shard"
-                path, notes = mend(part.path, copy, part.schema)
+                path, notes = mend(shard.path, copy, shard.schema)
                 found.mended += tuple(about + note for note in notes)
                 reader = stack.enter_context(ShardReader(path))
-                _check_identity(reader, part)
+                _check_identity(reader, shard)
             except (DataError, ShardNotFound) as error:
-                reason = about + _reason(error, part.path)
-                if part.named is None:
+                reason = about + _reason(error, shard.path)
+                if shard.listed is None:
                     found.losses.append(Loss(None, None, reason))
-                elif n := part.named.n_samples:
+                elif n := shard.listed.n_samples:
                     found.losses.append(Loss(0, n - 1, reason))
                 return found
             readers.append(reader)
@@ -304,30 +306,30 @@ def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
     return found
 
 
-def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
+def _adopt(shard: SourceShard, output: GenerationWriter, found: ShardRepair) -> bool:
     """Copy a shard if it is undamaged and is the listed shard; return True if it was copied."""
-    if unreadable_pages(part.path):
+    if unreadable_pages(shard.path):
         return False
-    examined = verify_file(part.path)
-    if examined.findings or examined.schema != part.schema.to_json().decode():
+    examined = verify_file(shard.path)
+    if examined.findings or examined.schema != shard.schema.to_json().decode():
         return False
     n_samples = examined.n_samples or 0
-    summary = ShardSummary(part.name, n_samples, examined.n_bytes, examined.id or "")
-    if part.named not in (None, summary):
+    summary = ShardSummary(shard.name, n_samples, examined.n_bytes, examined.id or "")
+    if shard.listed not in (None, summary):
         return False
     if n_samples:
-        output.adopt(part.path, summary)
+        output.adopt(shard.path, summary)
     found.n_kept = n_samples
     return True
 
 
-def _check_identity(reader: ShardReader, part: Part) -> None:
-    if reader.schema != part.schema:
+def _check_identity(reader: ShardReader, shard: SourceShard) -> None:
+    if reader.schema != shard.schema:
         raise DatasetCorrupt("its schema differs from the dataset's")
-    named = part.named
-    if named is not None and (reader.id, len(reader)) != (named.id, named.n_samples):
+    listed = shard.listed
+    if listed is not None and (reader.id, len(reader)) != (listed.id, listed.n_samples):
         raise DatasetCorrupt(
-            f"another shard has replaced it: expected id {named.id}, found {reader.id}"
+            f"another shard has replaced it: expected id {listed.id}, found {reader.id}"
         )
 
 
