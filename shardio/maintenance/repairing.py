@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.dataset.generation import Generation, parse_generation
-from shardio.dataset.manifest import GENERATIONS, generation_numbers, load, load_generation
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import generation_numbers, load, load_generation
 from shardio.dataset.transaction import published_in, raise_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter
 from shardio.errors import (
@@ -28,7 +28,6 @@ from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.fs import read_checksummed_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,11 @@ def _plan(source: str) -> RepairPlan:
     root, generation, unnamed = Path(source), None, {}
     with contextlib.suppress(DataError, DatasetNotFound):
         generation = load(root)
-    if generation is None and (generation := _last_readable(root)) is not None:
-        unnamed = _unnamed(root, generation)
+    for number in () if generation else sorted(_numbers(root), reverse=True):
+        with contextlib.suppress(DataError):
+            generation = load_generation(root, number)
+            unnamed = _unnamed(root, generation)
+            break
     if generation is not None:
         files = [
             SourceShard(os.path.join(source, s.name), schema, s) for s, schema in generation.files
@@ -83,28 +85,8 @@ def _plan(source: str) -> RepairPlan:
     if not names:
         raise DatasetNotFound(f"{source}: contains neither a dataset nor a shard")
     paths = [os.path.join(source, name) for name in names]
-    generation = _without_shards(root)
-    schema = _schema_of(paths) if generation is None else generation.schema
-    return RepairPlan(tuple((SourceShard(path, schema),) for path in paths), schema, generation)
-
-
-def _last_readable(root: Path) -> Generation | None:
-    for number in sorted(_numbers(root), reverse=True):
-        with contextlib.suppress(DataError):
-            return load_generation(root, number)
-    return None
-
-
-def _without_shards(root: Path) -> Generation | None:
-    """Return the newest generation whose JSON can be read, without shards, columns and inputs."""
-    for number in sorted(_numbers(root), reverse=True):
-        place = root / GENERATIONS / f"{number:06d}.json"
-        with contextlib.suppress(DataError, OSError):
-            content = read_checksummed_json(place)
-            for key in ("required", "column_groups", "subsets"):
-                content.pop(key, None)
-            return parse_generation({**content, "shards": [], "inputs": []}, place)
-    return None
+    schema = _schema_of(paths)
+    return RepairPlan(tuple((SourceShard(path, schema),) for path in paths), schema)
 
 
 def _numbers(root: Path) -> set[int]:

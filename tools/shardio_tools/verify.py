@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="processes for a dataset (default: one per usable CPU)",
+        help="processes for a dataset (default: one per usable CPU; none for less than 512 MiB)",
     )
     add_engine_arguments(add)
     add_output_arguments(add, "print problems only")
