@@ -232,14 +232,6 @@ def test_no_socket_stays_where_the_program_is_killed(stage: Scene, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_socket_stays_after_an_iteration(tmp_path: Path) -> None:
-    prefix = str(tmp_path / "multi-")
-    assert len(list(MultiLoader(Count(3), 2, prefix=prefix))) == 6
-    with pytest.raises(KeyError):
-        list(MultiLoader(Count(3, 1, fail), 2, prefix=prefix))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_socket_is_made_in_a_folder_that_nobody_else_may_enter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

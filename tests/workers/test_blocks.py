@@ -139,42 +139,6 @@ def test_growth_asks_for_memory_first(block: Block, monkeypatch: pytest.MonkeyPa
     assert len(block.bytes) == 64 * KIB
 
 
-def n_backed(fd: int) -> int:
-    """Return the memory that a file takes."""
-    return os.fstat(fd).st_blocks * 512
-
-
-def test_a_trimmed_block_keeps_its_length_and_its_first_bytes_and_takes_no_more(
-    block: Block,
-) -> None:
-    worker = BlockMap(block.fd)
-    worker.bytes[:] = 7
-    block.trim(10 * KIB)
-    assert n_backed(block.fd) == block.backed_bytes() == 12 * KIB
-    assert len(block.bytes) == os.fstat(block.fd).st_size == 64 * KIB
-    assert block.bytes[: 12 * KIB].min() == 7
-    BlockMap(block.fd)
-    assert n_backed(block.fd) == 12 * KIB  # another map takes nothing back
-    assert not worker.bytes[12 * KIB :].any()
-
-
-def test_a_trimmed_block_gets_its_memory_again_before_it_is_written_to(
-    block: Block, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = BlockMap(block.fd)
-    block.trim(0)
-    worker.grow(30 * KIB)
-    assert n_backed(block.fd) == 32 * KIB
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
-        with pytest.raises(InsufficientMemory, match="refused"):
-            worker.grow(64 * KIB)
-    worker.grow(100 * KIB)
-    assert n_backed(block.fd) == len(worker.bytes) == 100 * KIB
-    block.trim(100 * KIB)
-    assert n_backed(block.fd) == 100 * KIB
-
-
 # The pool.
 
 
@@ -193,23 +157,6 @@ def test_blocks_are_made_up_to_the_budget_and_there_is_always_a_first_one(pool: 
     assert {pool.take_idle(), pool.take_idle()} == {0, 1}
     with closing(BlockPool(64 * KIB, budget=1)) as small:
         assert [small.make(), small.make()] == [0, None]
-
-
-def test_blocks_are_trimmed_beyond_the_budget_and_only_there() -> None:
-    with closing(BlockPool(64 * KIB, 256 * KIB, is_trimmed=True)) as pool:
-        pool.make()
-        pool.make()
-        for number in range(2):
-            pool[number].grow(256 * KIB)
-            pool.note_growth(number, 256 * KIB)
-        assert pool.n_bytes == 512 * KIB
-        pool.trim(0, 128 * KIB)
-        assert pool.n_bytes == 384 * KIB
-        pool.give_back(0)
-        assert pool.n_bytes == 256 * KIB
-        pool.trim(1, 64 * KIB)
-        pool.give_back(1)
-        assert pool.n_bytes == 256 * KIB
 
 
 def test_without_memory_for_the_first_block_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,17 +265,6 @@ def test_many_pools_leave_no_descriptor_and_no_map() -> None:
         del pool, memory
     gc.collect()
     assert (n_descriptors(), n_maps()) == (descriptors, maps)
-
-
-def test_the_device_settles_once_before_blocks_come_back(pool: BlockPool) -> None:
-    held = dict(leased(pool) for _ in range(3))
-    found: list[int | None] = []
-    pool.take_back_returned(lambda: found.append(pool.take_idle()))
-    assert found == []
-    held.clear()
-    pool.take_back_returned(lambda: found.append(pool.take_idle()))
-    assert found == [None]
-    assert sorted(returned(pool)) == [0, 1, 2]
 
 
 def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from shardio import MultiLoader
-from shardio._workers.processes import worker_main as channel_module
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks import values
@@ -25,7 +24,7 @@ from shardio._workers.tasks.zeromq import (
     MessageKind,
     SampleSender,
 )
-from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
+from shardio.errors import InsufficientMemory, WorkerDied
 
 
 class Sent(list[Any]):
@@ -114,51 +113,9 @@ def test_a_fork_that_comes_back_from_the_dataset_writes_to_no_block(
     os.close(block)
 
 
-def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(
-    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main, channel = ends
-    monkeypatch.setattr(channel_module, "unpack_fds", lambda *received: lose())
-    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [main.fileno()])
-    main.shutdown(socket.SHUT_WR)
-    sent = sent_by(channel, ["a", np.zeros(1 << 20)])
-    assert sent.heads == [(MessageKind.SAMPLE, 0), (MessageKind.FAILED, 1)]
-
-
-def lose() -> tuple[int, ...]:
-    raise UnsupportedEnvironment("file descriptors were lost")
-
-
-def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
-    ends: tuple[socket.socket, Channel],
-) -> None:
-    main, channel = ends
-    for message in (WORD.pack(Command.CREDIT, 1), WORD.pack(Command.GOODBYE, 0), b"more"):
-        main.send(message)
-    sent = Sent()
-    sender = SampleSender(sent, channel, 10_000, may_skip=False)
-    sender.send_samples("abc")
-    sender.await_goodbye()
-    assert sent.heads[-1] == (MessageKind.END, 3)
-    assert channel.recv() == (b"more", ())
-
-
 @pytest.mark.parametrize("kind", [MessageKind.END, MessageKind.SAMPLE])
 def test_a_sample_that_is_lost_is_an_error(kind: MessageKind) -> None:
     stream: Any = iter(MultiLoader([], 1))
     stream._saved.append(HEAD.pack(kind, 0, 7))
     with pytest.raises(WorkerDied, match="worker 0 sent 7 samples, and 0 arrived"):
         next(stream)
-
-
-def test_no_sample_waits_for_another(ends: tuple[socket.socket, Channel]) -> None:
-    sent = Sent()
-
-    def samples() -> Iterator[int]:
-        for number in range(200):
-            assert len(sent) == number
-            yield number
-
-    SampleSender(sent, ends[1], 1 << 20, may_skip=False).send_samples(samples())
-    assert sent.heads[:-1] == [(MessageKind.SAMPLE, number) for number in range(200)]
-    assert sent.heads[-1] == (MessageKind.END, 200)

@@ -3,14 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio._workers.tasks.stage import (
-    BatchQueue,
-    BatchStep,
-    OutputQueue,
     SourceItem,
     Stage,
     StageJob,
@@ -118,29 +114,6 @@ def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() 
     assert _values(stage) == [0, 1, 2, 3]
 
 
-def test_so_many_jobs_begin_and_none_while_a_result_is_not_taken() -> None:
-    stage = _stage(2)
-    first, second = _begin_two(stage, 3)
-    assert (stage.has_work, stage.begin()) == (False, None)
-    stage.give(first, "x")
-    stage.finish(first)
-    assert (stage.has_work, stage.begin()) == (False, None)
-    assert _values(stage) == ["x"]
-    assert stage.begin() is not None
-
-
-def test_a_generator_that_is_not_its_turn_gives_a_few_results_ahead() -> None:
-    stage = _stage(2, in_order=True, function=_many)
-    first, second = _begin_two(stage, 2)
-    for i in range(16):
-        stage.give(second, i)
-        assert stage.may_go_on(second) == (i < 15)
-    assert not stage.has_work
-    stage.finish(first)
-    assert _values(stage) == list(range(16))
-    assert stage.begin() is second
-
-
 def test_behind_a_failure_no_generator_goes_on() -> None:
     stage = _stage(2, function=_many)
     first, second = _begin_two(stage, 2)
@@ -164,25 +137,3 @@ def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begin
     assert not stage.is_over
     assert _values(stage) == ["first"]
     assert (stage.is_over, stage.error) == (True, error)
-
-
-@pytest.mark.parametrize(
-    ("drop_last", "error", "expected"),
-    [
-        (False, None, [[0, 1], [2]]),
-        (True, None, [[0, 1]]),
-        (False, ValueError("x"), [[0, 1]]),  # of what is followed by an error, nothing is missing
-    ],
-)
-def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or_an_error_follows(
-    drop_last: object, error: Exception | None, expected: list[list[int]]
-) -> None:
-    results = OutputQueue(1)
-    batches = BatchQueue(BatchStep(2, bool(drop_last)), results)
-    for i in range(3):
-        assert batches.has_room
-        batches.put(_entry(i))
-    assert not batches.has_room  # the second list needs room in the queue
-    batches.end(error)
-    assert [value for _, value in results.entries] == expected
-    assert (results.is_over, results.error) == (True, error)

@@ -166,51 +166,11 @@ def test_who_has_not_asked_has_no_block_and_who_has_keeps_as_many(side: Side) ->
         assert side.n_of(1) == n
 
 
-def test_what_is_held_stays_and_its_block_goes_to_whoever_needs_one_when_it_is_let_go(
-    side: Side,
-) -> None:
-    side.ask(0)
-    held = [side.arrive(0, of(value))[0] for value in range(3)]
-    side.ask(1)
-    for value in range(10, 30):
-        side.arrive(1, of(value))
-    assert [int(part[0]) for part in held] == [0, 1, 2]
-    assert all((part == part[0]).all() for part in held)
-    known = {number for _, number, _ in side.sent}
-    held.clear()
-    for worker in (0, 1):
-        for value in range(10):
-            side.arrive(worker, of(value))
-    assert {number for _, number, _ in side.sent} == known  # no other was made
-
-
-def test_a_descriptor_goes_to_a_worker_once(side: Side) -> None:
-    for worker in (0, 1):
-        side.ask(worker)
-        for value in range(10):
-            side.arrive(worker, of(value))
-    with_it = [(worker, number) for worker, number, is_first in side.sent if is_first]
-    assert len(set(with_it)) == len(with_it)
-    assert {(worker, number) for worker, number, _ in side.sent} == set(with_it)
-
-
 def test_each_worker_has_a_block_whatever_the_others_keep_and_memory_allows() -> None:
     with Side(3, MIB // 4) as side:
         for worker in range(3):
             side.ask(worker)
         assert [side.n_of(worker) for worker in range(3)] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("memory_bytes", [MIB // 4, 3 * MIB, 10 * MIB])
-def test_values_are_copied_where_a_worker_would_have_no_block_left(memory_bytes: int) -> None:
-    with Side(2, memory_bytes) as side:
-        side.ask(0)
-        side.ask(1)
-        with pytest.warns(RuntimeWarning, match="values are copied"):
-            held = [side.arrive(n % 2, of(n))[0] for n in range(50)]
-        n_blocks = len({number for _, number, _ in side.sent})
-        assert n_blocks <= memory_bytes // MIB + 4  # they take descriptors
-    assert all(np.array_equal(part, of(n)) for n, part in enumerate(held))
 
 
 def test_a_loop_that_holds_one_sample_at_a_time_has_none_copied_whatever_memory_allows() -> None:

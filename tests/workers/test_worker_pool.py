@@ -219,13 +219,6 @@ def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open()
     assert _open_fds() == before
 
 
-def test_the_name_of_a_worker_that_is_being_started_has_no_process() -> None:
-    fd = os.memfd_create("stacks")
-    with WorkerPool(1, lambda channel: channel.recv()) as pool:
-        assert pool.named_stacks([fd]) == [("worker 0", "it is being started")]
-    os.close(fd)
-
-
 def test_a_worker_that_closes_its_channel_is_not_dead_yet() -> None:
     def close_and_stay(channel: Channel) -> None:
         os.write(channel.fds[0], b"%d" % os.getpid())

@@ -23,7 +23,7 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, compute_stats, verify_dataset
 from shardio_tools import cli
-from tests.lines import Lines, contents, convert, install, outcomes, write
+from tests.lines import Lines, contents, convert, install, write
 from tests.workers.ray.conftest import Nodes, written_to
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -85,35 +85,6 @@ def test_a_node_that_is_lost_costs_only_what_it_was_at(
     loser.join()
     nodes.end_silent()
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_items_are_converted_there_too(nodes: Nodes, tmp_path: Path) -> None:
-    def squares(item: int) -> dict[str, int]:
-        return {"n": item * item}
-
-    there = {"engine": "ray", "address": nodes.address}
-    shardio.convert(range(5), tmp_path / "here", samples=squares, workers=1)
-    shardio.convert(range(5), tmp_path / "there", samples=squares, **there)  # type: ignore[arg-type]
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_an_input_that_only_one_machine_sees_is_no_broken_input(
-    nodes: Nodes, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def vanish(state: Any) -> None:
-        (lines / "b/3.txt").unlink(missing_ok=True)
-
-    def sees(path: str, lexists: Any = os.path.lexists) -> bool:
-        return str(path).endswith("3.txt") or lexists(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os.path, "lexists", sees)
-        with pytest.raises(UnsupportedEnvironment, match=r"does not see .*3\.txt: the source must"):
-            convert_there(nodes, lines, tmp_path / "out", progress=vanish)
-    assert not (tmp_path / "out").exists()
-    write(lines, {"b/3.txt": "three"})
-    report = convert_there(nodes, lines, tmp_path / "out", progress=vanish)
-    assert outcomes(report)["b/3.txt"] == "broken"  # it is gone from here as well
 
 
 def test_machines_that_would_make_other_bytes_are_refused(
@@ -246,26 +217,6 @@ def run(nodes: Nodes, function: Any, sees: Path, n_jobs: int = 1) -> list[Any]:
         return sorted(found)
 
 
-def test_a_job_that_ends_its_process_once_is_done_again(nodes: Nodes, tmp_path: Path) -> None:
-    once = tmp_path / "once"
-
-    def job(number: int) -> int:
-        if number == 1 and not once.exists():
-            once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number * number
-
-    assert run(nodes, job, tmp_path, 4) == [(0, 0), (1, 1), (2, 4), (3, 9)]
-
-
 def test_a_job_that_ends_two_processes_is_named(nodes: Nodes, tmp_path: Path) -> None:
     with pytest.raises(WorkerDied, match="2 processes ended on job 0"):
         run(nodes, lambda number: os.kill(os.getpid(), signal.SIGKILL), tmp_path)
-
-
-def test_an_address_where_nothing_answers_is_named(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UnsupportedEnvironment, match=r"Ray at '127.0.0.1:1' cannot be reached"),
-        Cluster(Engine("ray", "127.0.0.1:1"), sees=tmp_path),
-    ):
-        pass

@@ -345,6 +345,14 @@ def test_so_many_jobs_are_under_way_as_were_asked_for(
     assert len(list(jobs)) == 9 - n_begun
 
 
+def test_an_address_where_nothing_answers_is_named(ray: StandIn, tmp_path: Path) -> None:
+    with (
+        pytest.raises(UnsupportedEnvironment, match=r"Ray at '127.0.0.1:1' cannot be reached"),
+        Cluster(Engine("ray", "127.0.0.1:1"), sees=tmp_path),
+    ):
+        pass
+
+
 def test_less_than_one_job_at_a_time_is_refused(ray: StandIn, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="workers is 0; with engine='ray'"):
         Cluster(Engine("ray"), sees=tmp_path, n_at_once=0)
