@@ -780,22 +780,6 @@ def test_an_iterator_is_over_after_an_error_and_closing_ends_what_is_under_way()
         iter(pipeline)
 
 
-def test_a_slow_source_is_named_when_it_is_overdue() -> None:
-    let_go = threading.Event()
-
-    def source() -> Iterator[int]:
-        yield 0
-        let_go.wait(PATIENCE_S)
-
-    found = []
-    with pytest.raises(BatchTimeout, match="source, item 1, for") as caught:
-        for item in Pipeline(source()).sink(1, timeout=1):
-            found.append(item)
-    let_go.set()
-    assert found == [0]
-    assert "in source" in str(caught.value)
-
-
 # An iteration is under way, in functions that do not end, or only its threads wait.
 ENDS = """
 import asyncio, threading, time
