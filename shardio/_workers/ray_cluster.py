@@ -16,11 +16,10 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
-from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._base.version import __version__
 from shardio._workers.processes.serialization import pack_error, unpack_error
@@ -205,7 +204,7 @@ class Cluster(Closing):
         self._submit: Callable[[Any], Any]  # `run` sets this and the next attribute
         self._name_of: Callable[[int], str]
         self._looked_s = 0.0
-        self._is_told = self._is_owner = False
+        self._is_owner = False
 
     def __enter__(self) -> Self:
         if not self._ray.is_initialized():
@@ -273,25 +272,6 @@ class Cluster(Closing):
                 return None
             if done:
                 return done[0]
-            self._warn_of_waiting()
-
-    def _warn_of_waiting(self) -> None:
-        """Warn, once per wait, if no machine can run the jobs."""
-        is_waiting = not any(map(self._can_work, self._ray.nodes()))
-        if is_waiting and not self._is_told:
-            gpus = f" and gpus={self._engine.gpus:g}" if self._engine.gpus else ""
-            warnings.warn(
-                f"waiting for a machine: none of the Ray cluster has a CPU{gpus} for a job now; "
-                "start one there, or interrupt this",
-                RuntimeWarning,
-                stacklevel=caller_stacklevel(),
-            )
-        self._is_told = is_waiting
-
-    def _can_work(self, node: Mapping[str, Any]) -> bool:
-        there = node["Resources"]
-        has_gpus = there.get("GPU", 0) >= self._engine.gpus
-        return bool(node["Alive"]) and there.get("CPU", 0) >= 1 and has_gpus
 
     def _dead_nodes(self) -> set[str]:
         self._looked_s = time.monotonic()

@@ -67,7 +67,6 @@ class StandIn:
         self.options: dict[str, Any] = {}
         self.dead: list[str] = []
         self.n_alive = 1
-        self.n_waits = 0  # that come to an end without a result
         self.refusal: Exception | None = None
         self.is_on = False
 
@@ -109,9 +108,6 @@ class StandIn:
         return given
 
     def wait(self, references: Sequence[Reference], **_: Any) -> tuple[Any, Any]:
-        self.n_waits -= 1
-        if self.n_waits >= 0:
-            return [], references
         done = [each for each in references if each.value != "silence"][-1:]
         return done, [each for each in references if each not in done]
 
@@ -242,17 +238,6 @@ def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, s
     assert re.search(said, str(found))
 
 
-def test_a_path_that_machines_must_see_stays_what_it_was(
-    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").touch()
-    monkeypatch.chdir(tmp_path)
-    opened, jobs = Cluster(Engine("ray"), sees="here"), iter([(0, 3)])
-    monkeypatch.chdir("/")
-    with opened:
-        assert list(opened.run(abs, lambda: next(jobs, None), str)) == [(0, 3)]
-
-
 @pytest.mark.parametrize("gpus", [1.5, float("nan"), float("inf"), 0.00001])
 def test_what_is_no_share_of_a_gpu_is_refused(ray: StandIn, gpus: float) -> None:
     with pytest.raises(InvalidArgument, match=r"a share of one GPU such as 0\.5"):
@@ -266,22 +251,6 @@ def test_more_gpus_than_a_machine_has_are_refused(ray: StandIn, tmp_path: Path) 
         Cluster(Engine("ray", gpus=2), sees=tmp_path) as opened,
     ):
         next(opened.run(abs, lambda: (0, 0), str))
-
-
-def test_a_cluster_without_machines_is_waited_for_and_that_is_said_once(
-    ray: StandIn, tmp_path: Path
-) -> None:
-    ray.n_alive, ray.n_waits, ray.dead = 0, 3, ["it had a GPU"]
-    with pytest.warns(RuntimeWarning, match="waiting for a machine: none .* has a CPU for") as told:
-        assert squares(tmp_path) == ALL
-    assert len(told) == 1
-
-
-def test_machines_that_only_take_long_are_waited_for_in_silence(
-    ray: StandIn, tmp_path: Path
-) -> None:
-    ray.n_waits = 3
-    assert squares(tmp_path) == ALL
 
 
 def test_a_cluster_of_other_versions_is_refused_with_both(ray: StandIn, tmp_path: Path) -> None:
