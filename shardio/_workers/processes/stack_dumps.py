@@ -103,33 +103,25 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
     for fd in fds:  # processes share the position at which the worker writes: reset it too
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
-    before = _sizes(fds)
     is_asked = [send(worker, ASK_FOR_STACKS) for worker in range(len(fds))]
-    sizes, since_s = before, time.monotonic()
+    sizes, since_s = [0] * len(fds), time.monotonic()
     end_s = since_s + _PATIENCE_S
     while (now_s := time.monotonic()) < end_s:
-        if (found := _sizes(fds)) != sizes:
+        if (found := [os.fstat(fd).st_size for fd in fds]) != sizes:
             sizes, since_s = found, now_s
-        n_silent = sum(
-            asked and size == old for asked, size, old in zip(is_asked, sizes, before, strict=True)
-        )
-        if not n_silent and now_s - since_s > _QUIET_S:
+        are_there = all(size or not asked for size, asked in zip(sizes, is_asked, strict=True))
+        if are_there and now_s - since_s > _QUIET_S:
             break
         time.sleep(0.002)
-    return [
-        _said(fd, start, stop) if asked else "it is being started"
-        for fd, start, stop, asked in zip(fds, before, sizes, is_asked, strict=True)
-    ]
-
-
-def _sizes(fds: Sequence[int]) -> list[int]:
-    return [os.fstat(fd).st_size for fd in fds]
-
-
-def _said(fd: int, start: int, stop: int) -> str:
-    if start == stop:
-        return f"it did not report within {_PATIENCE_S:g} s what it is doing"
-    return without_our_frames(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
+    said = []
+    for fd, size, asked in zip(fds, sizes, is_asked, strict=True):
+        if not asked:
+            said.append("it is being started")
+        elif not size:
+            said.append(f"it did not report within {_PATIENCE_S:g} s what it is doing")
+        else:
+            said.append(without_our_frames(os.pread(fd, size, 0).decode("utf-8", "replace")))
+    return said
 
 
 def without_our_frames(text: str) -> str:
