@@ -21,7 +21,6 @@ from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
 from shardio._workers.tasks.stage import (
     BatchStep,
-    PipelineStart,
     PipeStep,
     SourceItem,
     TaskExecutor,
@@ -36,6 +35,7 @@ __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats
 
 Order = Literal["completion", "input"]
 _BUFFER: Final = 3
+_BEGINNING: Final = ResumePosition()
 _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
@@ -56,7 +56,7 @@ class PipelineIterations(Closing):
         self,
         source: Any,
         note: Callable[[SourceItem | None], None],
-        start: PipelineStart | None = None,
+        begin: ResumePosition = _BEGINNING,
     ) -> Iterator[Any]:
         """Start an iteration over `source`; see `_Iteration` for `note`."""
         self._check_open()
@@ -66,7 +66,8 @@ class PipelineIterations(Closing):
                 self._steps,
                 n_buffered=self._n_buffered,
                 most_skips=self._most_skips,
-                start=start,
+                n_items_before=begin.item,
+                n_passed_over=begin.n_passed_over,
             )
             found = _Iteration(runner, self._timeout_s, note)
         self._runners.add(runner)
@@ -234,7 +235,7 @@ class Pipeline(PipelineIterations):
     def disaggregate(self) -> Pipeline:
         """Return a pipeline with one more step, which replaces each item by its elements."""
         group = f"step {len(self._steps)}"
-        call = UserCall(iter, "generator")
+        call = UserCall(iter, yields_many=True)
         return self._with(PipeStep(call, "disaggregate", 1, in_order=True, thread_group=group))
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
@@ -352,7 +353,7 @@ class DataLoader(PipelineIterations):
             if self._current is this:
                 self._position = ResumePosition.behind(origin)
 
-        return self._iterate(source, note, PipelineStart(begin.item, begin.n_passed_over))
+        return self._iterate(source, note, begin)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last result of the latest iteration, for `load_state_dict`.

@@ -26,12 +26,12 @@ from shardio._workers.processes.serialization import add_note, as_failure
 from shardio._workers.processes.stack_dumps import without_our_frames
 from shardio._workers.tasks.executors import SOURCE, create_executors
 from shardio._workers.tasks.failure_policy import ErrorBudget
+from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.stage import (
     BatchQueue,
     BatchStep,
     Entry,
     OutputQueue,
-    PipelineStart,
     PipeStep,
     Receiver,
     SourceItem,
@@ -75,9 +75,9 @@ class PipelineRunner(Closing):
     """One iteration over a source, through all stages of a pipeline.
 
     `source` is an iterable or async iterable of items, or of SourcePosition objects. At most
-    `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors.
-    `start` is the position from which `source` continues. The runner's threads are daemons, never
-    joined.
+    `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors. An
+    earlier iteration has delivered the results of `n_items_before` items, and the first
+    `n_passed_over` results of the next item. The runner's threads are daemons, never joined.
     """
 
     def __init__(
@@ -87,26 +87,29 @@ class PipelineRunner(Closing):
         *,
         n_buffered: int,
         most_skips: int | None = None,
-        start: PipelineStart | None = None,
+        n_items_before: int = 0,
+        n_passed_over: int = 0,
     ) -> None:
         self.lock = threading.Lock()
         self._turn = threading.RLock()
         self.is_closed = self._is_through = False
         self._pid = this_process.pid
         self._error_budget = ErrorBudget(most_skips)
-        self._start = start or PipelineStart()
+        self._n_items_before = n_items_before
         is_async = hasattr(type(source), "__aiter__")
-        call = UserCall(aiter, "async generator") if is_async else UserCall(iter, "generator")
+        call = UserCall(aiter if is_async else iter, yields_many=True, is_async=is_async)
         self._source = Stage(SOURCE, call, 1)
         pipes = [step for step in steps if isinstance(step, PipeStep)]
         self._stages = [self._source]
         for step in pipes:
-            limit, n_workers = step.most_under_way, step.concurrency
+            limit = n_workers = step.concurrency
+            if step.executor == "process":  # enough that no worker is idle
+                limit = DEPTH * n_workers + 2
             self._stages.append(Stage(step.name, step.call, limit, step.in_order, n_workers))
         self._results = OutputQueue(n_buffered)
         self._receivers = _receivers(steps, [*self._stages[1:], self._results])
         for stage in self._stages[1:2]:
-            stage.n_passed_over = self._start.n_passed_over
+            stage.n_passed_over = n_passed_over
         self._index_of = {stage: index for index, stage in enumerate(self._stages)}
         self._began_ns, self._waited_ns = now_ns(), 0
         self._final_stats: PipelineStats | None = None
@@ -115,7 +118,7 @@ class PipelineRunner(Closing):
             self, dict(zip(self._stages, [None, *pipes], strict=True))
         )
         with self.lock:
-            self._source.put((SourceItem(-1, self._start.item, None, None), source))
+            self._source.put((SourceItem(-1, n_items_before, None, None), source))
             self._source.end(None)
             self._executors[self._source].wake()
 
@@ -229,7 +232,7 @@ class PipelineRunner(Closing):
             return stage.may_go_on(job)
 
     def _supply(self, job: StageJob, value: Any) -> None:
-        index = self._start.item + job.n_given
+        index = self._n_items_before + job.n_given
         before, after = index, index + 1
         if type(value) is SourcePosition:
             before, after, value = value

@@ -20,26 +20,15 @@ from typing import Any, Final, Literal, NamedTuple
 
 from shardio._base.statistics import StageStats, now_ns
 from shardio._workers.processes.serialization import shortened
-from shardio._workers.tasks.schedule import DEPTH
 from shardio.errors import InvalidArgument, TransformError
 
-Kind = Literal["function", "generator", "coroutine", "async generator"]
 
-
-@dataclass(frozen=True, slots=True)
-class UserCall:
-    """A function of one argument, and its kind: one or many results, synchronous or async."""
+class UserCall(NamedTuple):
+    """A function of one argument, which returns one result or yields many."""
 
     function: Callable[[Any], Any]
-    kind: Kind
-
-    @property
-    def is_async(self) -> bool:
-        return self.kind in ("coroutine", "async generator")
-
-    @property
-    def yields_many(self) -> bool:
-        return self.kind in ("generator", "async generator")
+    yields_many: bool = False
+    is_async: bool = False  # calls run in an event loop
 
     def checked(self, item: Any) -> Any:
         """Return the result of a function; raise TransformError if it is a coroutine."""
@@ -61,17 +50,17 @@ def user_call(name: str, function: Any) -> UserCall:
                 f"{name} must be a function, or something to look up in, such as a mapping; "
                 f"found {shortened(function)}"
             )
-        return UserCall(look_up, "function")
+        return UserCall(look_up)
     # For an object that is callable, look also at `__call__`. For a class, do not.
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     for each in (function, method):
         if inspect.iscoroutinefunction(each):
-            return UserCall(function, "coroutine")
+            return UserCall(function, is_async=True)
         if inspect.isasyncgenfunction(each):
-            return UserCall(function, "async generator")
+            return UserCall(function, yields_many=True, is_async=True)
         if inspect.isgeneratorfunction(each):
-            return UserCall(function, "generator")
-    return UserCall(function, "function")
+            return UserCall(function, yields_many=True)
+    return UserCall(function)
 
 
 TaskExecutor = Literal["process"] | Executor | None
@@ -96,13 +85,6 @@ class PipeStep(NamedTuple):
     thread_group: str  # steps of one group share as many threads as the highest `concurrency`
     executor: TaskExecutor = None
 
-    @property
-    def most_under_way(self) -> int:
-        """The maximum number of jobs in flight; for processes, enough that no worker is idle."""
-        if self.executor == "process":
-            return DEPTH * self.concurrency + 2
-        return self.concurrency
-
 
 class BatchStep(NamedTuple):
     """A step that collects items into lists of `n`."""
@@ -117,11 +99,6 @@ class SourcePosition(NamedTuple):
     before: Any
     after: Any
     item: Any
-
-
-class PipelineStart(NamedTuple):
-    item: int = 0  # the index of the first item
-    n_passed_over: int = 0  # the results of this item that an earlier iteration has delivered
 
 
 _AHEAD: Final = 16
@@ -195,7 +172,6 @@ class Stage:
     n_failed: int = 0
     busy_ns: int = 0
     waiting_ns: int = 0
-    _yields_many: bool = field(init=False)  # cached: it is read for each result
     _n_begun: int = 0
     _next_step: int = 0  # the step whose results are due; if not in order, the number of ended jobs
     # The steps that finished before their turn, each with its error or None.
@@ -205,9 +181,6 @@ class Stage:
     _is_ended: bool = False
     _has_failed: bool = False
     end_error: Exception | None = None
-
-    def __post_init__(self) -> None:
-        self._yields_many = self.call.yields_many
 
     @property
     def has_room(self) -> bool:
@@ -271,7 +244,7 @@ class Stage:
         origin = job.origin
         if value is None:
             self.n_dropped += 1
-        elif not self._yields_many:
+        elif not self.call.yields_many:
             self._add(job.step, (origin, value))
         elif job.step or job.n_given > self.n_passed_over:
             self._add(job.step, (origin._replace(n_given=job.n_given), value))
