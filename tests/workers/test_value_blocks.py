@@ -33,7 +33,7 @@ def filled(blocks: ValueBlocks, n_bytes: int) -> Block:
     assert block is not None
     block.grow(n_bytes)
     block.bytes[:n_bytes] = 7
-    blocks.see(block, n_bytes)
+    blocks.note_filled(block, n_bytes)
     return block
 
 

@@ -243,12 +243,12 @@ class BlockPool:
         lease.number, lease.memory = -self.n_copies, memory
         return leased
 
-    def take_back_returned(self, settle: Callable[[], None] | None) -> None:
-        """Take back the blocks and copies whose leases have ended; if any, first call `settle`."""
+    def take_back_returned(self, synchronize: Callable[[], None] | None) -> None:
+        """Take back the blocks and copies whose leases have ended; if any, first call `synchronize`."""
         # Only the owner takes leases from the deque, in one thread at a time. Other threads append.
         if n_returned := len(self._returned):
-            if settle is not None:
-                settle()
+            if synchronize is not None:
+                synchronize()
             for _ in range(n_returned):
                 self.give_back(self._returned.popleft().number)
 

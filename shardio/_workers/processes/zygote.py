@@ -343,7 +343,7 @@ def acquire() -> Zygote:
             _current = Zygote()
         zygote = _current
         zygote.users += 1
-    _settle()
+    _end_unused()
     return zygote
 
 
@@ -353,10 +353,10 @@ def release(zygote: Zygote) -> None:
     If another call of `acquire` or `release` holds the lock, that call ends the process.
     """
     _released.append(zygote)
-    _settle()
+    _end_unused()
 
 
-def _settle() -> None:
+def _end_unused() -> None:
     """Handle queued releases; if other code holds the lock, leave them to that code.
 
     Never wait for the lock: a finalizer may call this in the midst of the code that holds it.

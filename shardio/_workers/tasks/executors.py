@@ -129,7 +129,7 @@ class ThreadExecutor(StageExecutor):
             for stage in self._stages if not runner.is_closed else ():
                 job = stage.begin()
                 if job is not None:
-                    runner.settle_before(stage)
+                    runner.pass_on_to(stage)
                     self.wake()
                     return job
             self._idle.append(bell)
@@ -214,7 +214,7 @@ class AsyncExecutor(StageExecutor):
             for stage in self._stages if not self._runner.is_closed else ():
                 while (job := stage.begin()) is not None:
                     jobs.append(job)
-                    self._runner.settle_before(stage)
+                    self._runner.pass_on_to(stage)
         for job in jobs:
             if job.results is not None:  # the event that a suspended job awaits
                 job.results.set()
@@ -320,7 +320,7 @@ class ProcessExecutor(StageExecutor):
             self._is_waking = False
             while not self._runner.is_closed and (job := self._stage.begin()) is not None:
                 jobs.append(job)
-                self._runner.settle_before(self._stage)
+                self._runner.pass_on_to(self._stage)
         for job in jobs:
             if job.results is not None:
                 task_pool.go_on(job.results)

@@ -145,7 +145,7 @@ class PipelineRunner(Closing):
                 entry = self._results.take()
                 if entry is not None:
                     self._waited_ns += now_ns() - start_ns
-                    self._settle(len(self._stages) - 1)
+                    self._pass_on(len(self._stages) - 1)
                     return entry
                 if self._results.is_over:
                     break
@@ -228,7 +228,7 @@ class PipelineRunner(Closing):
                     self._supply(job, value)
                 else:
                     stage.give(job, value)
-            self._settle(self._index_of[stage])
+            self._pass_on(self._index_of[stage])
             return stage.may_go_on(job)
 
     def _supply(self, job: StageJob, value: Any) -> None:
@@ -248,7 +248,7 @@ class PipelineRunner(Closing):
             for value in values:
                 stage.give(job, value)
             stage.finish(job)
-            self._settle(self._index_of[stage])
+            self._pass_on(self._index_of[stage])
 
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
@@ -264,7 +264,7 @@ class PipelineRunner(Closing):
             for value in values:
                 stage.give(job, value)
             stage.fail(job, self._refusal(job, failure))
-            self._settle(self._index_of[stage])
+            self._pass_on(self._index_of[stage])
 
     def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
         """Return the error to raise for a failed call; None if its item is skipped."""
@@ -276,13 +276,13 @@ class PipelineRunner(Closing):
             return refusal
         return None
 
-    def settle_before(self, stage: Stage) -> None:
+    def pass_on_to(self, stage: Stage) -> None:
         """Pass waiting results on to `stage`, which now has room. Called under the lock."""
         index = self._index_of[stage]
         if index:
-            self._settle(index - 1)
+            self._pass_on(index - 1)
 
-    def _settle(self, index: int) -> None:
+    def _pass_on(self, index: int) -> None:
         """Pass results of stage `index` on, as far as the receiver has room; wake executors."""
         stage, receiver = self._stages[index], self._receivers[index]
         has_moved = False
@@ -297,7 +297,7 @@ class PipelineRunner(Closing):
             if index + 1 < len(self._stages):
                 self._executors[self._stages[index + 1]].wake()
                 if has_ended:
-                    self._settle(index + 1)
+                    self._pass_on(index + 1)
             self._executors[stage].wake()
 
     def stats(self) -> PipelineStats:

@@ -236,11 +236,11 @@ class SampleStream(Closing):
         sender = self._going[worker]
         owed, sender.n_owed = sender.n_owed, 0
         if owed:
-            self._tell(Command.CREDIT, worker, owed)
+            self._send(Command.CREDIT, worker, owed)
 
     def _lend(self) -> None:
         if self._crash is None:
-            self._block_lender.give(functools.partial(self._tell, Command.BLOCK))
+            self._block_lender.give(functools.partial(self._send, Command.BLOCK))
 
     def _release_worker(self, worker: int) -> None:
         if self._crash is None:
@@ -258,9 +258,9 @@ class SampleStream(Closing):
             )
         del self._going[worker]
         self._block_lender.stop_lending(worker)
-        self._tell(Command.GOODBYE, worker)
+        self._send(Command.GOODBYE, worker)
 
-    def _tell(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
+    def _send(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
         if self._crash is None:
             with suppress(WorkerDied):  # the worker exited after its last message
                 self._pool.send(worker, WORD.pack(word, number), fds)

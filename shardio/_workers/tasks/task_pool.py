@@ -321,7 +321,7 @@ class TaskPool(Closing):
             call.give_back(self._blocks)
             call.memory = memoryview(answer)[DESCRIPTOR_BYTES:]
         elif call.block is not None:
-            self._blocks.see(call.block, n_bytes)
+            self._blocks.note_filled(call.block, n_bytes)
             call.n_bytes = n_bytes
             self._n_bytes += n_bytes
         if n_results:

@@ -180,7 +180,7 @@ class ValueBlocks(Closing):
         self._n_under_way += 1
         return pool[number]
 
-    def see(self, block: Block, n_bytes: int) -> None:
+    def note_filled(self, block: Block, n_bytes: int) -> None:
         """Record that a worker has written n_bytes to a block, and may have extended its file."""
         self._pool.note_growth(block.number, n_bytes)
         self._recent.append(n_bytes)
@@ -287,7 +287,7 @@ class BlockLender(Closing):
         It is copied if the loop holds too many samples and the worker has no other block.
         """
         block = self._of_worker[worker].pop(number)
-        self._blocks.see(block, n_bytes)
+        self._blocks.note_filled(block, n_bytes)
         self._are_known = True
         is_spare = bool(self._of_worker[worker]) or self._blocks.n_leased < _HELD
         return self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
