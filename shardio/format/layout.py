@@ -79,7 +79,7 @@ class Required(IntFlag):
     SIDE_COLUMNS = 1 << 10
 
 
-BUILT: Final = (
+SUPPORTED: Final = (
     Required.ZSTD
     | Required.ZSTD_DICTIONARY
     | Required.OPTIONAL_FIELDS
@@ -207,7 +207,7 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
 
 def check_required(required: int, path: str) -> None:
     """Raise ShardUnsupported if `required` has a feature that this version does not support."""
-    missing = required & ~int(BUILT)
+    missing = required & ~int(SUPPORTED)
     if not missing:
         return
     known = {int(f): f.name or "" for f in Required}

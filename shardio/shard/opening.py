@@ -14,12 +14,12 @@ from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsu
 from shardio.format.checksum import hash_bytes, show_hashes
 from shardio.format.codecs import MAX_DICTIONARY_BYTES, RECORD_FEATURES
 from shardio.format.layout import (
-    BUILT,
     FIRST_OPTIONAL_KIND,
     MAX_SAMPLES,
     MAX_SCHEMA_BYTES,
     NO_FIELD,
     PAGE,
+    SUPPORTED,
     Header,
     Kind,
     Required,
@@ -34,7 +34,7 @@ from shardio.storage.content import Content
 
 _KINDS: Final = frozenset(Kind)
 
-_SCHEMA_FEATURES: Final = BUILT & ~RECORD_FEATURES
+_SCHEMA_FEATURES: Final = SUPPORTED & ~RECORD_FEATURES
 """The features that depend only on the schema."""
 
 _parsed = functools.lru_cache(maxsize=64)(Schema.from_json)
