@@ -244,7 +244,7 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, synchronize: Callable[[], None] | None) -> None:
-        """Take back the blocks and copies whose leases have ended; if any, first call `synchronize`."""
+        """Take back blocks and copies whose leases have ended; if any, call `synchronize` first."""
         # Only the owner takes leases from the deque, in one thread at a time. Other threads append.
         if n_returned := len(self._returned):
             if synchronize is not None:
