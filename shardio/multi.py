@@ -190,8 +190,6 @@ class MultiLoader(Closing):
             self._servers.close()
             self._servers = None
         for iteration in list(self._iterations):
-            if self.verbose and iteration.is_open:
-                _say("ending the workers of an iteration")
             iteration.close()
         self._iterations.clear()
 

@@ -42,16 +42,11 @@ class StepFiles(Closing):
         self._steps = map_steps(self._fds[0])
         return self._fds[0]
 
-    def of(self, worker: int) -> int | None:
-        """Return the step that a worker executes, or was executing when it exited; else None."""
-        step = int(self._steps[worker, 0]) - 1
-        return None if step < 0 else step
-
     def take(self, worker: int) -> tuple[int | None, int | None]:
         """Return and clear a worker's recorded step and part; None for what was not recorded."""
-        step, part = self.of(worker), int(self._steps[worker, 1]) - 1
+        step, part = (int(n) - 1 for n in self._steps[worker])
         self._steps[worker] = 0
-        return step, None if part < 0 else part
+        return None if step < 0 else step, None if part < 0 else part
 
     def close(self) -> None:
         self._steps = self._steps.copy()  # a map would keep the file open

@@ -41,12 +41,11 @@ from shardio._workers.processes.worker_main import (
     unpack_message,
 )
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.values import ValuePacker, write_to_block
+from shardio._workers.tasks.values import pack_value, write_to_block
 from shardio.errors import InsufficientMemory, InvalidArgument
 
-# A chunk ends after _MAX results, after _MAX_BYTES of pickled results, or after _MAX_NS. A result
-# with an array of at least _LARGE_BYTES is a chunk of its own: if there is no memory for it, the
-# results before it are delivered.
+# A chunk ends after _MAX results, after _MAX_BYTES of pickled results, after _MAX_NS, or after a
+# result with an array of at least _LARGE_BYTES, which is not copied.
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
@@ -82,7 +81,6 @@ class ResultChunks:
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
         self._pickler = ValuePickler(_LARGE_BYTES)
-        self._large: list[Any] = []  # the next result, if it must be a chunk of its own
         self.n_passed_over = 0  # the number of results to skip: an earlier worker has sent them
         self.is_over = False
 
@@ -97,9 +95,6 @@ class ResultChunks:
         return found
 
     def _gather(self, found: list[Any]) -> None:
-        if self._large:
-            found.append(self._large.pop())
-            return
         n_bytes, end_ns = 0, now_ns() + _MAX_NS
         while len(found) < _MAX and n_bytes < _MAX_BYTES and (now_ns() < end_ns or not found):
             value = next(self._results, _END)
@@ -111,7 +106,7 @@ class ResultChunks:
                 continue
             pickled, apart = self._pickler.dumps(value)
             if apart:
-                (self._large if found else found).append(value)
+                found.append(value)
                 return
             found.append(_Pickled(pickled))
             n_bytes += len(pickled)
@@ -187,7 +182,7 @@ class _Caller:
     def __init__(self, function: Callable[[Any], Any], most_bytes: int, name: str) -> None:
         self._function, self._most_bytes, self._name = function, most_bytes, name
         self._pid = this_process.pid
-        self._packer, self.blocks = ValuePacker(), dict[int, BlockMap]()
+        self._pickler, self.blocks = ValuePickler(0), dict[int, BlockMap]()
         self._suspended: dict[int, ResultChunks] = {}
 
     def answer(self, message: bytes) -> bytes:
@@ -207,7 +202,7 @@ class _Caller:
                 if not chunks.is_over:
                     self._suspended[step], n_results = chunks, len(value)
             taken_ns = now_ns() - start_ns
-            found = self._packer.pack(value)
+            found = pack_value(value, self._pickler)
             if found.n_bytes <= MAX_INLINE_BYTES:
                 head = HEADER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
                 return head + found.to_bytes()

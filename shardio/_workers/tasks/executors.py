@@ -48,7 +48,7 @@ def create_executors(
     for stage, step in stages.items():
         executor = None if step is None else step.executor
         if executor == "process":
-            found[stage] = ProcessExecutor(runner, stage, stage.n_workers)
+            found[stage] = ProcessExecutor(runner, stage)
         elif executor is not None:
             found[stage] = FutureExecutor(runner, stage, executor)
         elif stage.call.is_async:
@@ -261,8 +261,8 @@ class AsyncExecutor(StageExecutor):
 class ProcessExecutor(StageExecutor):
     """An executor of one stage; owns a TaskPool, and a thread that drives the pool."""
 
-    def __init__(self, runner: PipelineRunner, stage: Stage, n_workers: int) -> None:
-        self._runner, self._stage, self._n_workers = runner, stage, n_workers
+    def __init__(self, runner: PipelineRunner, stage: Stage) -> None:
+        self._runner, self._stage = runner, stage
         self._task_pool: TaskPool | None = None
         self._jobs: dict[int, StageJob] = {}  # by the item's index in the task pool
         self._has_thread = self._is_waking = False
@@ -288,7 +288,7 @@ class ProcessExecutor(StageExecutor):
         try:
             with TaskPool(
                 partial(_in_chunks, stage.call, stage.name),
-                self._n_workers,
+                stage.n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage puts the results in order, if needed
                 name=stage.name,

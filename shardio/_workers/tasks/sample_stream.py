@@ -145,10 +145,6 @@ class SampleStream(Closing):
         with interrupts_held():
             self._finalizer()
 
-    @property
-    def is_open(self) -> bool:
-        return self._finalizer.alive
-
     def _next(self) -> Any:
         end_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while self._going:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -100,7 +101,6 @@ class TaskPool(Closing):
     Args:
         function: a function of an item, pickled once. If it returns `ResultChunks`, each chunk is a
             separate value; see `has_more` and `go_on`.
-        n_workers: the number of processes, at least 1.
         most_items: the maximum number of items that were put and whose values were not taken; by
             default two per worker, plus two.
         depth: the number of items that a worker has at a time; for a quick worker QUICK_DEPTH,
@@ -109,8 +109,6 @@ class TaskPool(Closing):
         memory_bytes: the budget for the blocks of all values, and the limit for one value; by
             default half of the available memory.
         max_skips: the number of items that may fail and be skipped; None raises the first failure.
-        preload: the names of modules to import before workers start.
-        name: the name of the function in messages.
         on_crash: a function `f(part, exit)` that returns the value of an item on which a worker has
             crashed; `part` is the index from `note_part`, or None. By default, the item is tried
             again.
@@ -146,22 +144,15 @@ class TaskPool(Closing):
         self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
         self._last_words: dict[int, str] = {}
         self._has_ended = False
-        self._blocks = ValueBlocks(n_workers + 1, budget)
-        self._step_files = StepFiles()
         target = partial(call_for_main, function, budget, name)
-        try:
-            with files_explained():
-                self._pool = WorkerPool(
-                    n_workers,
-                    target,
-                    fds=[self._step_files.open(n_workers), *held_fds],
-                    preload=[*_PRELOAD, *preload],
-                    start=start_method,
-                )
-        except BaseException:
-            _let_go(None, self._blocks, self._step_files)
-            raise
-        self._end = Finalizer(self, _let_go, self._pool, self._blocks, self._step_files)
+        with ExitStack() as resources, files_explained():
+            self._blocks = resources.enter_context(ValueBlocks(n_workers + 1, budget))
+            self._step_files = resources.enter_context(StepFiles())
+            fds = [self._step_files.open(n_workers), *held_fds]
+            modules = [*_PRELOAD, *preload]
+            pool = WorkerPool(n_workers, target, fds=fds, preload=modules, start=start_method)
+            self._pool = resources.enter_context(pool)
+            self._end = Finalizer(self, resources.pop_all().close)
         for worker in range(n_workers):
             self._send_hello(worker)
 
@@ -374,10 +365,3 @@ class TaskPool(Closing):
     def close(self) -> None:
         """End the workers, even busy ones. Values that were taken stay valid. Idempotent."""
         self._end()
-
-
-def _let_go(pool: WorkerPool | None, blocks: ValueBlocks, step_files: StepFiles) -> None:
-    if pool is not None:
-        pool.close()
-    blocks.close()
-    step_files.close()

@@ -50,28 +50,18 @@ class PackedValue(NamedTuple):
         return memory
 
 
-class ValuePacker:
-    """A packer of values, for one thread; arrays below `least_bytes` are copied to the pickle."""
-
-    def __init__(self, least_bytes: int = 0) -> None:
-        self._pickler = ValuePickler(least_bytes)
-
-    def pack(self, value: Any) -> PackedValue:
-        """Pack a value; raise any exception that parts of the value raise."""
-        skeleton, apart = self._pickler.dumps(value)
-        if not apart:
-            head = _HEAD.pack(0, len(skeleton)) + skeleton
-            # This takes half the time of PackedValue(…).
-            return tuple.__new__(PackedValue, (head, [], len(head)))
-        buffers = [buffer.raw() for buffer in apart]
-        sizes = [buffer.nbytes for buffer in buffers]
-        head = struct.pack(f"<{2 + len(sizes)}Q", len(sizes), len(skeleton), *sizes) + skeleton
-        *_, n_bytes = _places(sizes, len(head))
-        return PackedValue(head, buffers, n_bytes)
-
-
-def pack_value(value: Any) -> PackedValue:
-    return ValuePacker().pack(value)
+def pack_value(value: Any, pickler: ValuePickler | None = None) -> PackedValue:
+    """Pack a value; raise any exception that parts of the value raise."""
+    skeleton, apart = (pickler or ValuePickler(0)).dumps(value)
+    if not apart:
+        head = _HEAD.pack(0, len(skeleton)) + skeleton
+        # This takes half the time of PackedValue(…).
+        return tuple.__new__(PackedValue, (head, [], len(head)))
+    buffers = [buffer.raw() for buffer in apart]
+    sizes = [buffer.nbytes for buffer in buffers]
+    head = struct.pack(f"<{2 + len(sizes)}Q", len(sizes), len(skeleton), *sizes) + skeleton
+    *_, n_bytes = _places(sizes, len(head))
+    return PackedValue(head, buffers, n_bytes)
 
 
 def write_value(packed: PackedValue, target: memoryview) -> None:

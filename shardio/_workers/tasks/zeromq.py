@@ -29,10 +29,10 @@ from shardio._workers.processes.linux import (
     this_process,
     yield_to_main,
 )
-from shardio._workers.processes.serialization import pack_failure, text_of
+from shardio._workers.processes.serialization import ValuePickler, pack_failure, text_of
 from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.processes.worker_main import Channel
-from shardio._workers.tasks.values import LentBlocks, ValuePacker
+from shardio._workers.tasks.values import LentBlocks, pack_value
 from shardio.errors import InvalidArgument, TransformError, import_extra
 
 OWN_FILES: Final = 16  # without connections, a ZeroMQ context and a socket open fewer files
@@ -195,7 +195,7 @@ class SampleSender:
     def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
         self._may_skip, self._pid = may_skip, this_process.pid
-        self._packer, self._lent_blocks = ValuePacker(_MIN_APART_BYTES), LentBlocks()
+        self._pickler, self._lent_blocks = ValuePickler(_MIN_APART_BYTES), LentBlocks()
         self._n_under_way = self._n_sent = 0
 
     def send_samples(self, dataset: Iterable[Any]) -> None:
@@ -235,7 +235,7 @@ class SampleSender:
 
     def _send_sample(self, sample: Any) -> None:
         try:
-            packed = self._packer.pack(sample)
+            packed = pack_value(sample, self._pickler)
         except Exception as error:
             raise TransformError(
                 f"sample {self._n_sent} of worker {self._channel.index} cannot be pickled: "
