@@ -45,7 +45,6 @@ class LoadingStats:
     """Batches copied out of their blocks because user code held all other blocks."""
     n_restarts: int = 0
     """Workers that crashed and were replaced."""
-    n_blocks_made: int = 0
 
     @property
     def body_s(self) -> float:

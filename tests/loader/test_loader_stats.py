@@ -58,12 +58,11 @@ def slowly(sample: dict[str, Any]) -> dict[str, Any]:
 def test_an_epoch_is_counted_in_batches_samples_and_bytes(folder: str, n_workers: int) -> None:
     with loader_of(folder, n_workers) as loader:
         epoch(loader)
-        stats, n_blocks = loader.stats(), len(loader._engine.pool)
+        stats = loader.stats()
     assert (stats.epoch, stats.n_workers) == (0, n_workers)
     latest = stats.latest
     assert (latest.n_batches, latest.n_samples) == (13, N_SAMPLES)
     assert latest.n_bytes == N_SAMPLES * ROW_BYTES
-    assert latest.n_blocks_made == n_blocks
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -167,7 +166,6 @@ def test_epochs_add_up(folder: str) -> None:
     assert total.n_samples == 3 * N_SAMPLES
     assert total.n_batches == sum(one.n_batches for one in each)
     assert total.filling_s == pytest.approx(sum(one.filling_s for one in each))
-    assert total.n_blocks_made == sum(one.n_blocks_made for one in each)
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])

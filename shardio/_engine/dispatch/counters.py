@@ -174,7 +174,6 @@ class IterationTimer:
     """The bytes of values with varying sizes, in the batches that the loop received."""
     n_copies: int = 0
     n_restarts: int = 0
-    n_blocks_made: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
         """Return the timer of an iteration begun ahead, when a loop takes it over."""
@@ -226,5 +225,4 @@ class IterationTimer:
             n_bytes=n_samples * row_bytes + self.heap_bytes,
             n_copies=self.n_copies,
             n_restarts=self.n_restarts,
-            n_blocks_made=self.n_blocks_made,
         )

@@ -142,7 +142,6 @@ class Dispatcher:
             # long as filling one.
             self._backend.post()
             found = pool.make()
-            iteration.timer.n_blocks_made += found is not None
         if found is None:
             return False
         schedule.free(found)
@@ -176,7 +175,6 @@ class Dispatcher:
         n, n_bytes = len(self.pool), self.pool.n_bytes
         try:
             iteration.schedule.free(self.pool.make_extra())
-            iteration.timer.n_blocks_made += 1
         except InsufficientMemory as error:
             self._iterations.is_torn = False
             raise InsufficientMemory(
