@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from shardio._base.statistics import LoadingStats
 
@@ -15,8 +15,6 @@ _NEAR_LIMIT: Final = 0.7
 """Copying memory is the limit if batches arrive at this share, or more, of the copying speed."""
 _CACHED: Final = 0.9
 """If less than this share of the files was in the page cache, reading is limited by storage."""
-_IDLE: Final = 0.1
-"""If the CPUs of the machine are idle for less than this share of the time, they are the limit."""
 _SMALL_BATCH_BYTES: Final = 256 << 10
 """For batches smaller than this, requesting a batch takes longer than copying it."""
 
@@ -31,27 +29,21 @@ class Limit(StrEnum):
     HASHING = "hashing"
     DECODING = "decompression"
     TRANSFORM = "the transform"
-    CPUS = "the CPUs"
     ROUND_TRIPS = "round trips"
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The measurements of a loop over a loader, from which a conclusion is drawn.
-
-    The loop does nothing with the batches: its duration is the time that the loader takes.
+    """The measurements of a loop that does nothing with the batches of a loader.
 
     Args:
         stats: the statistics of one or more iterations.
         n_workers: the number of worker processes of the loader; 0 for none.
         n_cpus: the number of CPUs that this process may use.
         main_cpu_s: the CPU time of the thread that iterates over the loader.
-        copy_bytes_per_s: the speed at which this machine copies memory, measured with one thread
-            per worker.
-        verify: the option `verify` of the dataset, which determines when hashes are checked.
-        cached_share: the share of the files that was in the page cache before the measurement; None
-            if unknown.
-        idle_share: the share of the CPU time of this machine that was idle; None if unknown.
+        copy_bytes_per_s: the speed at which one thread per worker copies memory.
+        verify: the option `verify` of the dataset.
+        cached_share: the share of the files that was in the page cache; None if unknown.
         tried: all numbers of workers that were measured.
         fits: True if the files of the dataset fit into the available memory.
     """
@@ -63,29 +55,21 @@ class Figures:
     copy_bytes_per_s: float
     verify: str = "first"
     cached_share: float | None = None
-    idle_share: float | None = None
     tried: tuple[int, ...] = ()
     fits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The limit of a loader, a text with the figures that show it, and advice on what to change.
-
-    The most effective advice comes first.
-    """
+    """The limit of a loader, the figures that show it, and advice, the most effective first."""
 
     limit: Limit
     because: str
     advice: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the conclusion as JSON values."""
-        return {"limit": str(self.limit), "because": self.because, "advice": list(self.advice)}
-
 
 def conclude(figures: Figures) -> Conclusion:
-    """Draw a conclusion from figures. At least one batch must have been measured."""
+    """Draw a conclusion from figures of at least one batch."""
     stats, n_workers = figures.stats, figures.n_workers
     elapsed_s = max(stats.elapsed_s, 1e-9)
     speed = stats.n_bytes / elapsed_s
@@ -99,30 +83,34 @@ def conclude(figures: Figures) -> Conclusion:
     busy = stats.filling_s / (max(1, n_workers) * elapsed_s)
     main = figures.main_cpu_s / elapsed_s
     if n_workers and main >= _MAX and main >= busy:
-        return _main_limits(figures, main)
+        per_batch_us = figures.main_cpu_s / stats.n_batches * 1e6
+        return Conclusion(
+            Limit.MAIN,
+            f"the thread that iterates is busy {main:.0%} of the time: {per_batch_us:.0f} µs for "
+            f"each batch of {stats.n_bytes / stats.n_batches / 1e3:,.0f} KB",
+            (
+                "a larger batch_size: the main process needs the same time for a batch of any size",
+                "reuse=True, if the loop does not keep batches",
+            ),
+        )
     if busy >= _MAX or not n_workers:
         return _workers_limit(figures, busy)
-    return _round_trips_limit(figures, busy, main)
-
-
-def _main_limits(figures: Figures, main: float) -> Conclusion:
-    stats = figures.stats
-    per_batch_us = figures.main_cpu_s / max(1, stats.n_batches) * 1e6
+    fewer = (f"num_workers={figures.n_cpus}: the number of available CPUs",)
     return Conclusion(
-        Limit.MAIN,
-        f"the thread that iterates is busy {main:.0%} of the time: {per_batch_us:.0f} µs for each "
-        f"batch of {stats.n_bytes / max(1, stats.n_batches) / 1e3:,.0f} KB",
+        Limit.ROUND_TRIPS,
+        f"no process is always busy: workers fill batches {busy:.0%} of the time, and the main "
+        f"process is busy {main:.0%} of the time",
         (
-            "a larger batch_size: the main process needs the same time for a batch of any size",
-            "reuse=True, if the loop does not keep batches",
+            *(fewer if n_workers > figures.n_cpus else ()),
+            "a larger batch_size: fewer round trips for the same samples",
+            "a larger prefetch: more batches in progress",
         ),
     )
 
 
 def _workers_limit(figures: Figures, busy: float) -> Conclusion:
     """Return the conclusion if filling batches, by workers or the main process, is the limit."""
-    stats = figures.stats
-    whole_s = max(stats.filling_s, 1e-9)
+    stats, n_cpus = figures.stats, figures.n_cpus
     phases = {
         Limit.READING: stats.reading_s,
         Limit.HASHING: stats.checking_s,
@@ -130,34 +118,33 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
         Limit.TRANSFORM: stats.transforming_s,
     }
     limit = max(phases, key=lambda phase: phases[phase])
-    cached = 1.0 if figures.cached_share is None else figures.cached_share
-    if limit is Limit.READING and cached < _CACHED:
-        limit = Limit.STORAGE
+    whole_s = max(stats.filling_s, 1e-9)
     parts = ", ".join(f"{phase} {s / whole_s:.0%}" for phase, s in phases.items() if s > 0)
     who = {0: "without workers, the main process is", 1: "the worker is"}.get(
         figures.n_workers, f"{figures.n_workers} workers are"
     )
     because = f"{who} busy filling batches {min(1.0, busy):.0%} of the time: {parts}"
-    if limit is Limit.STORAGE:
+    cached = 1.0 if figures.cached_share is None else figures.cached_share
+    if limit is Limit.READING and cached < _CACHED:
+        limit = Limit.STORAGE
         because += f"; {1 - cached:.0%} of the files was not in the page cache"
-    n_cpus, advice = figures.n_cpus, _advice_on(limit, figures)
+    advice = _advice_on(limit, figures)
     if figures.n_workers < n_cpus and n_cpus not in figures.tried:
         advice = (f"num_workers={n_cpus}: the number of available CPUs", *advice)
     return Conclusion(limit, because, advice)
 
 
 def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
+    stats = figures.stats
     if limit is Limit.TRANSFORM:
         return ("a cheaper transform; move work that is the same in every epoch to the conversion",)
     if limit is Limit.DECODING:
         return (
             "store the compressed fields raw, if the disk has space, or leave them out (fields)",
         )
+    if limit is Limit.HASHING and figures.verify == "always":
+        return ('shardio.open(path, verify="first"): every byte is hashed once, not in each epoch',)
     if limit is Limit.HASHING:
-        if figures.verify == "always":
-            return (
-                'shardio.open(path, verify="first"): every byte is hashed once, not in each epoch',
-            )
         return ("nothing: bytes are hashed in the first epoch only",)
     if limit is Limit.STORAGE:
         return (
@@ -167,25 +154,6 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
             "shuffle='blocks', which reads neighbouring samples together",
             "fewer bytes: select the needed fields (fields), or store fields compressed",
         )
-    batch_bytes = figures.stats.n_bytes / max(1, figures.stats.n_batches)
-    if batch_bytes < _SMALL_BATCH_BYTES:
+    if stats.n_bytes / stats.n_batches < _SMALL_BATCH_BYTES:
         return ("a larger batch_size: requesting such a small batch takes longer than copying it",)
     return ("fewer bytes or fewer fields: select the needed fields (fields)",)
-
-
-def _round_trips_limit(figures: Figures, busy: float, main: float) -> Conclusion:
-    """Return the conclusion if all processes sometimes wait for one another, or for a CPU."""
-    because = (
-        f"no process is always busy: workers fill batches {busy:.0%} of the time, and the main "
-        f"process is busy {main:.0%} of the time"
-    )
-    if figures.idle_share is not None and figures.idle_share < _IDLE:
-        because += f"; but this machine's CPUs are idle only {figures.idle_share:.0%} of the time"
-        return Conclusion(Limit.CPUS, because, ("fewer other programs on this machine",))
-    advice = [
-        "a larger batch_size: fewer round trips for the same samples",
-        "a larger prefetch: more batches in progress",
-    ]
-    if figures.n_workers > figures.n_cpus:
-        advice.insert(0, f"num_workers={figures.n_cpus}: the number of available CPUs")
-    return Conclusion(Limit.ROUND_TRIPS, because, tuple(advice))

@@ -1,9 +1,8 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
-Batches cannot arrive faster than their bytes are copied: the speed of copying memory is a limit for
-every loader. There is one *run* for each number of workers. In a run, some samples are read once,
-and then again and again. The repeated readings are called *warm*, because the files are in memory
-by then.
+The speed of copying memory is a limit for every loader. There is one *run* for each number of
+workers. In a run, some samples are read once, and then again and again: the *warm* readings, from
+files in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, Final
 
@@ -87,23 +86,6 @@ def cached_share(paths: Sequence[str]) -> float | None:
     return n_cached / _N_PROBES
 
 
-def cpu_times() -> tuple[int, int] | None:
-    """Return the idle and the total time of this machine's CPUs in ticks; None if unknown."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            times = [int(word) for word in file.readline().split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    return times[3] + times[4], sum(times)
-
-
-def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """Return the share of the CPU time that was idle between two calls of `cpu_times`."""
-    if before is None or after is None or after[1] == before[1]:
-        return None
-    return (after[0] - before[0]) / (after[1] - before[1])
-
-
 _COPY_SHARE: Final = 0.05
 """The duration of one measurement of copying, as a share of the duration of one reading."""
 _N_COPY_TIMES: Final = 3
@@ -114,22 +96,18 @@ _N_COPY_TIMES: Final = 3
 class LoadingRun:
     """The figures for one number of workers.
 
-    `first` are the statistics of the first reading, and `warm` the sums of the statistics of all
-    warm readings. During the warm readings, `main_cpu_s` is the CPU time of the thread that
-    iterates over the loader, and `idle_share` is the share of the machine's CPU time that was idle,
-    or None if it is unknown. `first_main_cpu_s` and `first_idle_share` are the same figures for the
-    first reading. `limit_bytes_per_s` is the speed at which memory is copied with one thread per
-    worker.
+    `first` are the statistics of the first reading, and `warm` the sums of those of all warm
+    readings. `main_cpu_s` and `first_main_cpu_s` are the CPU times of the thread that iterates in
+    the warm readings and in the first one. `limit_bytes_per_s` is the speed at which memory is
+    copied with one thread per worker.
     """
 
     n_workers: int
     first: LoadingStats
     warm: LoadingStats
     main_cpu_s: float
+    first_main_cpu_s: float
     limit_bytes_per_s: float
-    idle_share: float | None = None
-    first_main_cpu_s: float = 0.0
-    first_idle_share: float | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -149,19 +127,17 @@ class LoadingRun:
     def as_json(self) -> dict[str, Any]:
         """Return all figures, including the rates, as JSON values."""
         rates = ("samples_per_s", "bytes_per_s", "first_samples_per_s")
-        names = [*rates, *(field.name for field in fields(self))]
         stats = {"first": self.first.as_json(), "warm": self.warm.as_json()}
-        return {name: getattr(self, name) for name in names} | stats
+        return {name: getattr(self, name) for name in rates} | asdict(self) | stats
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingReport:
     """The measurements of a dataset, and the conclusions from them.
 
-    `runs` has the figures for each number of workers. `conclusion` is drawn from the warm readings
-    of the fastest run, and `first_conclusion` is drawn from the first reading of the first run.
-    `cached_share` is the share of the dataset's files that was in the page cache at the start; None
-    if unknown. `trace` is the trace of a separate short run; None if no trace was requested.
+    `conclusion` is drawn from the warm readings of the fastest run, and `first_conclusion` from the
+    first reading of the first run. `cached_share` is the share of the dataset's files that was in
+    the page cache at the start; None if unknown. `trace` is the trace of a separate short run.
     """
 
     path: str
@@ -181,16 +157,13 @@ class LoadingReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures and conclusions as JSON values, without the trace."""
-        return {
-            "path": self.path,
-            "n_samples": self.n_samples,
-            "batch_size": self.batch_size,
-            "n_cpus": self.n_cpus,
-            "cached_share": self.cached_share,
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        del found["trace"]
+        return found | {
             "runs": [run.as_json() for run in self.runs],
             "best_n_workers": self.best.n_workers,
-            "conclusion": self.conclusion.as_json(),
-            "first_conclusion": self.first_conclusion.as_json(),
+            "conclusion": asdict(self.conclusion),
+            "first_conclusion": asdict(self.first_conclusion),
         }
 
 
@@ -206,20 +179,17 @@ def measure_loading(
 ) -> LoadingReport:
     """Measure how fast a dataset loads on this machine, and find what limits the speed.
 
-    There is one run for each number of workers. In a run, samples are first read for `seconds`, but
-    for one epoch at most. Then the same samples are read again, repeatedly, for `seconds`. The
-    first reading of the first run shows the speed with the page cache as it was before the call. In
-    later runs, the files are in the page cache, but the first reading still checks all hashes.
+    In a run, samples are first read for `seconds`, but for one epoch at most. Then the same samples
+    are read again, repeatedly, for `seconds`. The first reading of the first run shows the speed
+    with the page cache as it was before the call; that of every run checks all hashes.
 
     Args:
         dataset: a folder, an open dataset, or a view of a dataset.
         batch_size: the number of samples per batch.
         n_workers: the numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
-        seconds: the duration of the first reading in a run, and also the total duration of the
-            repeated readings.
-        wants_trace: True to record a trace as well, in a separate run with the number of workers
-            that was fastest.
+        seconds: the duration of the first reading in a run, and of all repeated readings.
+        wants_trace: True to record a trace as well, in a separate run like the fastest one.
         progress: a function that is called before each run, with the number of workers.
         **options: other options of ShardLoader, such as transform. By default, shuffle is True and
             output is "numpy".
@@ -249,22 +219,22 @@ def measure_loading(
                 progress(count)
             runs.append(_run(dataset, batch_size, count, seconds, options))
         best, one = max(runs, key=lambda run: run.samples_per_s), runs[0]
-        figures = partial(Figures, n_cpus=n_cpus, verify=source.verify, tried=tuple(counts))
+        fits = sum(map(os.path.getsize, files)) <= available_bytes()
+        figures = partial(
+            Figures, n_cpus=n_cpus, verify=source.verify, tried=tuple(counts), fits=fits
+        )
         warm = figures(
             best.warm,
             best.n_workers,
             main_cpu_s=best.main_cpu_s,
             copy_bytes_per_s=best.limit_bytes_per_s,
-            idle_share=best.idle_share,
         )
         first = figures(
             one.first,
             one.n_workers,
             main_cpu_s=one.first_main_cpu_s,
             copy_bytes_per_s=one.limit_bytes_per_s,
-            idle_share=one.first_idle_share,
             cached_share=cached,
-            fits=sum(map(os.path.getsize, files)) <= available_bytes(),
         )
         return LoadingReport(
             path=source.path,
@@ -305,39 +275,35 @@ def _run(
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         # Read one batch to start the workers, and go back to the beginning of the epoch.
-        _iterate(loader, 1, None)
+        _iterate(loader, 1)
         loader.load_state_dict(start)
-        before, begin_s = cpu_times(), time.thread_time()
+        begin_s = time.thread_time()
         n_batches = _iterate(loader, len(loader), seconds)
         first_main_cpu_s = time.thread_time() - begin_s
-        first_idle = idle_share(before, cpu_times())
         first = loader.stats().latest
         if not n_batches:
             raise InvalidArgument(f"{loader.dataset.path}: no batch to measure")
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
-        before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
             # Read the same samples again, from files in memory.
             loader.load_state_dict(start)
             begin_s = time.thread_time()
-            _iterate(loader, n_batches, None)
+            _iterate(loader, n_batches)
             main_cpu_s += time.thread_time() - begin_s
             warm += loader.stats().latest
-        idle = idle_share(before, cpu_times())
     block_bytes = first.n_bytes // n_batches
     limit = max(
         copy_bytes_per_s(max(1, n_workers), block_bytes, seconds=seconds * _COPY_SHARE)
         for _ in range(_N_COPY_TIMES)
     )
-    return LoadingRun(n_workers, first, warm, main_cpu_s, limit, idle, first_main_cpu_s, first_idle)
+    return LoadingRun(n_workers, first, warm, main_cpu_s, first_main_cpu_s, limit)
 
 
-def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
+def _iterate(loader: ShardLoader, n_batches: int, seconds: float = math.inf) -> int:
     """Read `n_batches` batches, or fewer if `seconds` have passed; return how many were read."""
-    n_taken, end_s = 0, None if seconds is None else time.perf_counter() + seconds
-    for _ in loader:
-        n_taken += 1
-        if n_taken == n_batches or (end_s is not None and time.perf_counter() > end_s):
+    n_taken, end_s = 0, time.perf_counter() + seconds
+    for n_taken, _ in enumerate(loader, start=1):
+        if n_taken == n_batches or time.perf_counter() > end_s:
             break
     return n_taken
 

@@ -13,7 +13,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio._base.statistics import LoadingStats
 from shardio.measuring import Figures, Limit, conclude, measure_loading
-from shardio.measuring.measure import cached_share, idle_share
+from shardio.measuring.measure import cached_share
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -28,7 +28,6 @@ def figures(
     n_cpus: int = 2,
     verify: str = "first",
     cached_share: float | None = None,
-    idle_share: float | None = 0.5,
     tried: tuple[int, ...] = (),
     **stats: Any,
 ) -> Figures:
@@ -50,7 +49,6 @@ def figures(
         10 * GB,
         verify,
         cached_share,
-        idle_share,
         tried,
     )
 
@@ -79,11 +77,6 @@ LIMITS = {
         "without workers, the main process is busy",
     ),
     "nobody": (figures(filling_s=4.0, main_cpu_s=3.0), Limit.ROUND_TRIPS, "20% of the"),
-    "others": (
-        figures(filling_s=4.0, main_cpu_s=3.0, idle_share=0.02),
-        Limit.CPUS,
-        "idle only 2% of the time",
-    ),
 }
 
 
@@ -213,9 +206,3 @@ def test_what_has_just_been_written_lies_in_the_page_cache(tmp_path: Path) -> No
     assert cached_share([str(path)]) in (1.0, None)
     (tmp_path / "empty").touch()
     assert cached_share([str(tmp_path / "empty")]) is None
-
-
-def test_the_idle_share_is_that_of_the_time_between() -> None:
-    assert idle_share((100, 1000), (125, 1100)) == 0.25
-    assert idle_share(None, (125, 1100)) is None
-    assert idle_share((100, 1000), (100, 1000)) is None
