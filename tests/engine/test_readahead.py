@@ -16,7 +16,7 @@ import shardio
 from shardio import Array, Schema, ShardDataset, ShardLoader
 from shardio._engine.filling import readahead
 from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
-from shardio._engine.filling.readahead import ProbePolicy, ReadAhead
+from shardio._engine.filling.readahead import ReadAhead
 from shardio.dataset.gather import ColumnGather
 from shardio.order import FullShuffle, RankPartition
 from shardio.order.shuffle import BlockShuffle
@@ -35,15 +35,18 @@ WINDOWED = EpochPlan(0, RankPartition(N, 0, BATCH), BlockShuffle(16, 128))
 
 
 class Kernel:
-    """Says what is cached, and notes what it was asked."""
+    """Says what is cached, and notes what it was asked; `answer` None stands for no answer."""
 
     def __init__(self) -> None:
         self.answer: bool | None = False
+        self.has_what_was_asked = False
         self.n_probes = 0
         self.asked: list[tuple[int, int]] = []
 
     def is_cached(self, fd: int, offset: int) -> bool | None:
         self.n_probes += 1
+        if self.has_what_was_asked:
+            return any(start <= offset < start + n for start, n in self.asked)
         return self.answer
 
     def will_need(self, fd: int, offset: int, n_bytes: int) -> None:
@@ -117,23 +120,6 @@ def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(
     assert np.diff(places).tolist() == [2, 4, 8, 16]
 
 
-def test_the_cadence_ends_at_its_rarest_and_a_miss_begins_it_anew() -> None:
-    cadence = ProbePolicy()
-    waits = []
-    for _ in range(readahead.HITS_UNTIL_WARM + 8):
-        cadence.hit()
-        waits.append(cadence.wait)
-    assert waits[readahead.HITS_UNTIL_WARM - 2] == 0
-    assert max(waits) == waits[-1] == readahead.MAX_SKIPPED
-    cadence.wait = 0
-    cadence.miss()
-    states = [(cadence.is_cold, cadence.wait)]
-    for _ in range(readahead.HITS_UNTIL_WARM):
-        cadence.hit()
-        states.append((cadence.is_cold, cadence.wait))
-    assert states == [(True, 0)] * readahead.HITS_UNTIL_WARM + [(False, 1)]
-
-
 def test_a_system_that_does_not_tell_is_asked_once(dataset: ShardDataset, kernel: Kernel) -> None:
     kernel.answer = None
     run = Run(dataset)
@@ -153,37 +139,27 @@ def test_an_order_that_is_kept_is_left_to_the_kernel(dataset: ShardDataset, kern
 def test_in_windows_what_lies_around_a_row_is_asked_for_once(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
+    kernel.has_what_was_asked = True
     run = Run(dataset)
-    steps = WINDOWED.partition.stop_step
-    places: set[int] = set()
-    for step in range(128 // BATCH):
-        places |= run.step(WINDOWED, step)
+    for first in range(0, STEPS, 128 // BATCH):
+        del kernel.asked[:]
+        places = set().union(*(run.step(WINDOWED, first + step) for step in range(128 // BATCH)))
         assert places <= covered(kernel.asked)
-    assert kernel.n_probes <= 2  # what is found in memory later is what was asked for
-    assert all(start % readahead.NEAR_BYTES == 0 for start, _ in kernel.asked)
-    for step in range(128 // BATCH, steps):
-        run.step(WINDOWED, step)
-    assert N // 128 <= kernel.n_probes <= 2 * N // 128
+        assert all(start % readahead.NEAR_BYTES == 0 for start, _ in kernel.asked)
+        starts = [start for start, _ in kernel.asked]
+        assert len({*starts}) == len(starts)
 
 
-def test_a_window_that_was_asked_for_is_left_alone_unless_it_went_again(
+def test_in_windows_what_was_pushed_out_is_asked_for_again(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
-    run, whole = (
-        Run(dataset),
-        EpochPlan(0, RankPartition(N, 0, BATCH), BlockShuffle(16, N)),
-    )
-    n_asked = []
-    for step in range(STEPS):
-        kernel.answer = step == 0 or step > 40
-        if step == 0:
-            kernel.answer = False
+    run, whole = Run(dataset), EpochPlan(0, RankPartition(N, 0, BATCH), BlockShuffle(16, N))
+    kernel.has_what_was_asked = True
+    for step in range(40):
         run.step(whole, step)
-        n_asked.append(len(kernel.asked))
-    quiet = [b == a for a, b in zip(n_asked, n_asked[1:], strict=False)]
-    assert all(quiet[41:])  # all in memory
-    assert not all(quiet[:41])  # what was pushed out is asked for again
-    assert sum(quiet[:41]) >= 30
+    del kernel.asked[:]
+    places = set().union(*(run.step(whole, step) for step in range(40, STEPS)))
+    assert len(places & covered(kernel.asked)) > 0.9 * len(places)
 
 
 def test_a_new_window_is_probed_whatever_the_last_one_was(
