@@ -10,7 +10,6 @@ import pytest
 from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
 from shardio._engine.dispatch.backends import InlineWorker
-from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
 from shardio._engine.dispatch.worker import TaskResult, WorkerLost
 from shardio.batch.batch import Skipped
 from shardio.samples.field_sources import BatchRows
@@ -138,21 +137,3 @@ def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
     die_of(kills)
     with pytest.raises(WorkerDied, match="batch 0 of epoch 0 .*, at which 6 workers have crashed"):
         epoch(folder)
-
-
-def test_a_death_that_names_several_samples_blames_none() -> None:
-    caution = SuspectSamples()
-    several = InFlightRows("", {0: [1, 2]}, places=((1, 1), (2, 2)))
-    alone = InFlightRows("", {0: [2]}, places=((2, 2),))
-    assert [caution.record_crash(each, "died") for each in (several, several, alone, alone)] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-    assert list(caution.left_out) == [2] and list(caution.left_out[2]) == [2]
-    assert not caution.is_hopeless
-    for _ in range(6):
-        assert not caution.is_hopeless
-        caution.record_crash(several, "died")
-    assert caution.is_hopeless

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.dispatch.worker import WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
-from shardio.batch.layout import CLAIMED
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
 from shardio.order import RankPartition
 from shardio.samples.shard_dataset import DatasetSource
@@ -104,22 +105,6 @@ def test_a_pass_that_finds_all_blocks_taken_by_another_gets_one_beyond_the_budge
     assert _steps(engine, engine.iterate(_plan(1))) == list(range(10))
     assert _steps(engine, outer) == list(range(1, 10))
     assert len(engine.pool) == 3
-
-
-@WORKERS
-def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
-    engines: Engines, n_workers: int
-) -> None:
-    engine = engines(n_workers, blocks=8)
-    for epoch in range(50):
-        iteration = engine.iterate(_plan(epoch))
-        for _ in range(epoch % 5):
-            engine.next(iteration)
-        engine.cancel(iteration)
-    assert _steps(engine, engine.iterate(_plan(50))) == list(range(10))
-    assert len(engine.pool) <= 8
-    engine.cancel(engine.iterate(_plan(51)))
-    assert _steps(engine, engine.iterate(_plan(52))) == list(range(10))
 
 
 def test_there_is_an_end_to_passes_at_the_same_time(
@@ -235,3 +220,32 @@ def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(
     engine.dispatcher._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
     assert not (origins["status"] == CLAIMED).any()
     assert len(engine._iterations) == 0 and engine.pool.n_idle
+
+
+def n_open_files(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_tables_of_epochs_that_are_over_are_not_kept(folder: str) -> None:
+
+    def worker_of(sample: dict[str, int]) -> dict[str, int]:
+        return {"pid": os.getpid(), "label": sample["label"]}
+
+    options = {"num_workers": 1, "output": "numpy", "transform": worker_of}
+    with ShardLoader(folder, 4, sampler=lambda epoch: [epoch] * 8, **options) as loader:  # type: ignore[arg-type]
+        counts = []
+        for _ in range(12):
+            pids = {int(batch["pid"][0]) for batch in loader}
+            gc.collect()
+            counts.append([n_open_files(), *map(n_open_files, pids)])
+    assert max(counts[6:]) <= max(counts[:6])
+
+
+def test_the_last_batch_leaves_the_rest_of_its_block_empty(engines: Engines) -> None:
+    engine = engines(0)
+    iteration = engine.iterate(EpochPlan(0, RankPartition(94, 80, BATCH)))
+    for n_rows in (10, 4):
+        delivered = engine.next(iteration)
+        assert delivered is not None and delivered[2] == n_rows
+        states = iteration.layout.origins(engine.pool[delivered[0]].bytes)["status"]
+        assert states.tolist() == [FILLED] * n_rows + [EMPTY] * (BATCH - n_rows)

@@ -209,13 +209,6 @@ def rand():
 METHODS = ["zygote", "spawn", "thread"]
 
 
-def draw_from_torch(sample: dict[str, Any]) -> dict[str, Any]:
-    """Draw twice from torch, which may not have been imported in this process."""
-    import torch
-
-    return {"label": sample["label"], "drawn": torch.rand(2).numpy()}
-
-
 def draw_from_stand_in(sample: dict[str, Any]) -> dict[str, Any]:
     import torch
 
@@ -327,20 +320,6 @@ def test_a_transform_that_imports_torch_inside_of_another_leaves_it_keyed(folder
     with loading(folder, transform=transform, num_workers=0) as loader:
         assert drawn(loader) == expected
     assert nested == [expected]
-
-
-def test_torch_draws_the_same_for_any_number_of_workers(folder: str) -> None:
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    found = []
-    for options in ({"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}) + tuple(
-        {"num_workers": 2, "start_method": method} for method in ("spawn", "thread")
-    ):
-        with loading(folder, transform=draw_from_torch, **options) as loader:
-            found.append([drawn(loader) for _ in range(2)])
-    assert all(each == found[0] for each in found)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.usefixtures("stand_in")

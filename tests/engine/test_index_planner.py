@@ -46,13 +46,3 @@ def test_a_step_has_its_samples_whoever_does_which(
             expected = order.at(plan.partition.positions(step, step + 1)).tolist()
             assert len(expected) == stop - start
             assert index_chunk.rows[part].tolist() == expected
-
-
-def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
-    with shardio.open(folder) as dataset:
-        index_planner = IndexPlanner(RowView(dataset), seed=5)
-        index_planner.n_workers = 4
-        plan = EpochPlan(0, RankPartition(N, 0, 16), FullShuffle())
-        found = {id(index_planner.index_chunk(plan, step)[0]) for step in range(1, N // 16, 4)}
-        assert len(found) == 1, "a quarter of the epoch is less than what is worked out at a time"
-        assert len(index_planner.index_chunk(plan, 1)[0].rows) <= N // 4 + 16

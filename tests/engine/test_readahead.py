@@ -15,14 +15,14 @@ import pytest
 import shardio
 from shardio import Array, Schema, ShardDataset, ShardLoader
 from shardio._engine.filling import readahead
-from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner
 from shardio._engine.filling.readahead import ReadAhead
 from shardio.dataset.gather import ColumnGather
 from shardio.order import FullShuffle, RankPartition
 from shardio.order.shuffle import BlockShuffle
+from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from shardio.storage import file_access
-from tests.engine.test_filler import batch_spec_for
 from tests.loading import bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -74,7 +74,8 @@ class Run:
     """Steps of a plan, one after another, as a filler looks ahead of them."""
 
     def __init__(self, dataset: ShardDataset) -> None:
-        batch_spec = batch_spec_for(dataset, block_rows=BATCH)
+        source = DatasetSource(dataset.path)
+        batch_spec = BatchSpec(source, ("x",), BATCH, N, shuffle=False, seed=0)
         self.advice = ReadAhead(batch_spec, RowView(dataset))
         self._index_planner = IndexPlanner(RowView(dataset), seed=0)
         self._first = dataset.reader(0).column_section("x").offset

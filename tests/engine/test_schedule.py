@@ -335,22 +335,6 @@ def test_the_block_used_last_is_used_next() -> None:
         schedule.assign()
 
 
-def test_quick_workers_have_many_tasks_and_get_them_many_at_a_time() -> None:
-    schedule = schedule_of(20, 0, 100, n_workers=1)
-    assert len(list(assign_all(schedule))) == DEPTH
-    schedule.done(0, 0, is_quick=True)
-    assert len(list(assign_all(schedule))) == QUICK_DEPTH - 1
-    for step in range(1, QUICK_DEPTH // 2):
-        assert not schedule.is_low
-        schedule.done(0, step, is_quick=True)
-    schedule.done(0, QUICK_DEPTH // 2, is_quick=True)
-    assert schedule.is_low
-    assert len(list(assign_all(schedule))) == QUICK_DEPTH // 2
-    schedule.done(0, QUICK_DEPTH // 2 + 1)  # not quick any more
-    assert not schedule.is_low
-    assert not schedule.n_wanted
-
-
 def test_the_pass_behind_another_finds_workers_as_quick_as_they_are() -> None:
     before = schedule_of(2, 0, 100, n_workers=2)
     assert [worker for worker, _, _ in assign_all(before)] == [0, 1]
@@ -361,19 +345,6 @@ def test_the_pass_behind_another_finds_workers_as_quick_as_they_are() -> None:
     schedule.set_backlog(before.n_tasks)
     given = [worker for worker, _, _ in assign_all(schedule)]
     assert (given.count(0), given.count(1)) == (QUICK_DEPTH, DEPTH - 1)
-
-
-def test_a_slow_worker_has_few_tasks_beside_a_quick_one() -> None:
-    schedule = schedule_of(27, 0, 100, n_workers=2)
-    assert [worker for worker, _, _ in assign_all(schedule)] == [0, 1, 0, 1]
-    for step in (1, 3):
-        schedule.done(1, step, is_quick=True)
-    assert {worker for worker, _, _ in assign_all(schedule)} == {1}
-    assert len(schedule.tasks_of(1)) == QUICK_DEPTH
-    schedule.done(0, 0)
-    assert schedule.is_low  # though the other has all that it may have
-    assert [worker for worker, _, _ in assign_all(schedule)] == [0]
-    assert not schedule.is_low
 
 
 def test_steps_behind_those_of_a_slow_worker_are_done_meanwhile() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shardio import Array, Schema, ShardDataset
 from shardio._engine.dispatch.backends import InlineWorker
-from shardio._engine.dispatch.engine import SchemaProbe, schema_candidates
+from shardio._engine.dispatch.engine import SchemaProbe
 from shardio._engine.dispatch.worker import Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio.errors import InsufficientMemory, ShardChanged
@@ -101,13 +101,3 @@ def test_what_is_not_the_samples_fault_is_raised_at_once(
     asked, _ = inquiry(dataset, [[failed(error)]], skips=True)
     with pytest.raises(type(error)):
         asked.schemas()
-
-
-@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 100, 10**9])
-def test_candidates_are_the_first_samples_and_some_from_all_over(n: int) -> None:
-    found = schema_candidates(n)
-    assert found[: min(n, 8)] == list(range(min(n, 8))) or n == 0
-    assert len(set(found)) == len(found) <= 32
-    assert all(0 <= each < max(1, n) for each in found)
-    if n > 1000:
-        assert max(found) > 0.9 * n and any(0.4 * n < each < 0.6 * n for each in found)

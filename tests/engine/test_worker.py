@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
 from typing import Any
@@ -20,7 +19,6 @@ from shardio._engine.dispatch.worker import (
     unpack_all,
 )
 from shardio._engine.filling.batch_spec import BatchSpec
-from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.samples.shard_dataset import DatasetSource
 
 FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, Status.CANCELLED
@@ -83,11 +81,6 @@ def test_quick_answers_are_held_back_until_another_is_due(
     assert [each for message in found for each in message] == expected
 
 
-def test_more_than_there_is_room_for_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "now_ns", lambda: 0)
-    assert sum(map(len, answers(*[ONE_QUICK] * 300))) == 300
-
-
 def test_what_a_worker_held_back_is_found_once() -> None:
     fd = replies_file(3)
     theirs, memory = ReplyBuffer(mmap.mmap(fd, 0), 1), mmap.mmap(fd, 0)
@@ -99,9 +92,3 @@ def test_what_a_worker_held_back_is_found_once() -> None:
     assert other.take() == b""
     assert ours.take() == b"a" * 32 + b"b" * 32
     assert theirs.take() == ours.take() == b""
-
-
-def test_nothing_is_held_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "now_ns", itertools.count(0, QUICK_NS // 2 + 1).__next__)
-    found = answers(*[ONE_QUICK] * 5)
-    assert [len(message) for message in found] == [2, 2, 1]

@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio import ShardLoader
-from shardio.errors import InsufficientMemory, TransformError
+from shardio.errors import TransformError
 from shardio.order.permutation import OF_BATCHES, OF_SAMPLES, SampleGenerators
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -99,17 +99,6 @@ def test_it_gets_the_whole_batch_and_may_return_it(
             assert found[:4] == said[:4]
 
 
-def test_it_may_change_what_it_gets_in_place(folder: str) -> None:
-    def double(batch: Fields) -> Fields:
-        batch["label"] *= 2
-        return batch
-
-    with _loader(folder, batch_transform=double) as loader:
-        for _ in range(2):
-            labels = [label for batch in loader for label in batch["label"].tolist()]
-            assert labels == [2 * i for i in range(N)]
-
-
 def test_it_comes_after_transform_and_collate(folder: str) -> None:
     def cut(sample: Fields) -> Fields:
         return {"x": sample["image"][0, : 1 + int(sample["label"]) % 3], "label": sample["label"]}
@@ -165,16 +154,6 @@ def test_the_last_batch_is_as_short_as_it_would_arrive(folder: str, tail: Any, n
     assert last.indices.tolist() == last["label"].tolist()
 
 
-def test_a_batch_larger_than_the_dataset_is_filled_up(folder: str) -> None:
-    def demand(batch: Fields) -> Fields:
-        assert len(batch["label"]) == 50
-        return batch
-
-    with _loader(folder, 50, batch_transform=demand, tail="pad") as loader:
-        (batch,) = loader
-    assert batch["label"].tolist() == [i % N for i in range(50)]
-
-
 # --- what it draws --------------------------------------------------------------------------
 
 
@@ -199,14 +178,6 @@ def test_draws_depend_on_seed_epoch_and_the_first_position(folder: str) -> None:
             assert np.array_equal(batch["drawn"][:6], expected)
 
 
-def test_ranks_draw_by_the_positions_that_they_have(folder: str) -> None:
-    options: Fields = {"batch_transform": draw, "seed": 3, "world_size": 2}
-    with _loader(folder, 4, **options, rank=1) as loader:
-        batch = next(iter(loader))
-    expected = SampleGenerators(3, OF_BATCHES).at(0, 4).random(4)
-    assert np.array_equal(batch["drawn"], expected)
-
-
 GOLDEN = [
     0xEFEB2096B9FE6DE2,
     0x01BFDD40AF9BFFF9,
@@ -225,16 +196,6 @@ def test_streams_of_samples_and_batches_have_nothing_in_common() -> None:
     ]
     assert keys == GOLDEN
     assert SampleGenerators(5).key(1, 0) == keys[0]
-
-
-def test_the_programs_own_generators_are_left_as_they_were(folder: str) -> None:
-    random.seed(1)
-    np.random.seed(1)
-    expected = random.random(), np.random.random()
-    random.seed(1)
-    np.random.seed(1)
-    draws(folder)
-    assert (random.random(), np.random.random()) == expected
 
 
 # --- what goes wrong ------------------------------------------------------------------------
@@ -345,23 +306,6 @@ def test_a_worker_that_dies_in_it_names_the_batch(folder: str, label: int, text:
             list(loader)
 
 
-@WORKERS
-def test_a_batch_beyond_the_budget_is_an_error_with_figures(folder: str, num_workers: int) -> None:
-    def enlarge(batch: Fields) -> Fields:
-        return {"x": np.zeros(3_000_000 if 8 in batch["label"] else 8, np.uint8)}
-
-    options: Fields = {
-        "batch_transform": enlarge,
-        "num_workers": num_workers,
-        "memory_bytes": 1 << 20,
-    }
-    with _loader(folder, **options) as loader:
-        batches = iter(loader)
-        next(batches)
-        with pytest.raises(InsufficientMemory, match=r"block of 300\d{4} bytes.*allows 1048576"):
-            next(batches)
-
-
 def test_it_runs_once_for_each_batch_and_once_for_the_first(folder: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -391,14 +335,3 @@ def test_what_batches_are_put_together_in_goes_with_the_loader(folder: str) -> N
             list(loader)
             assert len(os.listdir("/proc/self/fd")) > before
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.cpu_device
-@pytest.mark.parametrize("reuse", [False, True])
-def test_its_arrays_arrive_as_tensors(folder: str, reuse: object) -> None:
-    given: Fields = {"batch_transform": draw, "seed": 3, "reuse": reuse, "num_workers": 2}
-    with _loader(folder, **given) as arrays, _loader(folder, output="tinygrad", **given) as loader:
-        for expected, batch in zip(arrays, loader, strict=True):
-            assert batch["label"].tolist() == expected["label"].tolist()
-            assert batch["drawn"].shape == expected["drawn"].shape
-            assert batch["python"].item() == expected["python"]

@@ -28,7 +28,7 @@ from shardio.format.types import Field
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import ClipDecoder, demux
 from shardio.samples.clips import Clip
-from tests.loading import check_resumes, check_workers_agree, make_loader, write_dataset
+from tests.loading import check_workers_agree, make_loader, write_dataset
 from tests.media_made import scene, write_video
 
 HEIGHT, WIDTH = 32, 48
@@ -270,11 +270,6 @@ def test_any_worker_makes_the_same_batches(with_events: str, clip: Clip, transfo
         assert ("video_pts" in next(iter(loader))) is clip.times
 
 
-@pytest.mark.parametrize("clip", VIEWS)
-def test_an_epoch_goes_on_where_it_was_left(with_events: str, clip: Clip) -> None:
-    check_resumes(partial(loader_of, with_events, clip, shuffle=True, batch_size=2))
-
-
 def test_events_go_along_with_what_was_selected(with_events: str, streams: Streams) -> None:
     clip = Clip(2, fps=10, around="event", lead=0, times=True)
     with ShardDataset(with_events) as dataset, dataset.select([4, 2, 0, 4]) as chosen:
@@ -322,22 +317,6 @@ def test_functions_of_the_user_get_the_times_beside_the_clip(folder: str) -> Non
     assert [pts for _, _, pts, _ in epoch(folder, clip, **shifts)] == plain
     with loader_of(folder, clip) as loader:
         assert list(next(iter(loader))) == beside
-
-
-def test_a_clip_that_fails_is_skipped_with_its_times(folder: str) -> None:
-    def fail(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["label"] == 0 and sample["video_pts"][0] == sample["video_pts"].min() == 3000:
-            raise ValueError("no")
-        return sample
-
-    clip = Clip(3, fps=8, times=True)
-    plain = epoch(folder, clip, batch_size=3)
-    assert plain[0][2][0] == 3000
-    with loader_of(folder, clip, transform=fail, on_error="skip", max_skips=1) as loader:
-        batch = next(iter(loader))
-        assert batch.valid.tolist() == [False, True, True, True]
-        index = int(batch.indices[0])
-        assert batch["video_pts"][0].tolist() == plain[index][2]
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.media import VideoFile
 from shardio.samples import decoding
-from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, Clips
 from tests.loading import bits, check_resumes, check_workers_agree, make_loader, write_dataset
 from tests.media_made import scene, write_video
@@ -192,31 +191,6 @@ def test_who_makes_the_batches_makes_no_difference(folder: str, where: Any, tran
     check_workers_agree(partial(loader_of, folder, clip, **options))
 
 
-def test_a_transform_gets_the_clip_in_the_place_of_the_stream(folder: str, frames: Frames) -> None:
-    names = []
-
-    def last(sample: dict[str, Any]) -> dict[str, Any]:
-        names.append(list(sample))
-        return {"label": sample["label"], "video": sample["video"][-1:]}
-
-    found = epoch(folder, ALL, transform=last)
-    plain = epoch(folder, ALL)
-    assert {*map(tuple, names)} == {("video", "label")}
-    for (_, _, one), (_, _, other) in zip(found, plain, strict=True):
-        np.testing.assert_array_equal(one, other[-1:])
-
-
-def test_ranks_share_the_clips_of_an_epoch(folder: str) -> None:
-    clip = Clip(3, where="random", per_video=3)
-    options: dict[str, Any] = {"shuffle": True, "tail": "short", "batch_size": 2}
-    whole = epoch(folder, clip, **{**options, "batch_size": 4})
-    parts = [epoch(folder, clip, rank=rank, world_size=2, **options) for rank in range(2)]
-    found = {index: pixels for part in parts for index, _, pixels in part}
-    assert sorted(found) == sorted(index for index, _, _ in whole)
-    for index, _, pixels in whole:
-        np.testing.assert_array_equal(found[index], pixels)
-
-
 @WORKERS
 def test_an_epoch_goes_on_where_it_was_left(folder: str, num_workers: int) -> None:
     clip = Clip(3, where="random", per_video=3)
@@ -349,13 +323,6 @@ def test_of_so_many_videos_something_is_kept(
     with loader_of(folder, clip, shuffle=True) as loader:
         expected = [bits(batch) for batch in loader]
     monkeypatch.setattr(decoding, name, most)
-    with ShardDataset(folder) as dataset:
-        view = ClipView(dataset, clip)
-        video_clips = decoding.ClipSource(dataset, view.clip_table)
-        for row in (0, 1, 2, 0):
-            video_clips._open(row % 2, row // 2)
-        assert len(video_clips._videos) == 1
-        video_clips.close()
     with loader_of(folder, clip, shuffle=True) as loader:
         assert [bits(batch) for batch in loader] == expected
 

@@ -13,7 +13,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
 from shardio.errors import InsufficientMemory, SchemaError, TransformError
-from tests.loading import whole, write_dataset
+from tests.loading import write_dataset
 
 N = 23  # the last batch of 5 has 3
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -294,18 +294,6 @@ def test_a_function_that_raises_is_named_with_the_samples_of_its_batch(folder: s
     assert "(position 10), sample 4 of shard 000001-000.shard (position 11), sample 5" in text
     assert folder in text
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-# --- the same, however ----------------------------------------------------------------------
-
-
-def test_batches_that_are_held_keep_their_values(folder: str) -> None:
-    with _loader(folder, 2, collate="pad", memory_bytes=1 << 16) as loader:
-        with pytest.warns(RuntimeWarning, match="batches are copied"):
-            held = list(loader)
-        now = [whole(batch) for batch in held]
-    with _loader(folder, 2, collate="pad") as loader:
-        assert now == [whole(batch) for batch in loader]
 
 
 # --- memory ---------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.samples import decoding
 from shardio.samples.clips import Clip
-from tests.loading import bits, check_resumes, check_workers_agree, make_loader, write_dataset
+from tests.loading import bits, check_workers_agree, make_loader, write_dataset
 from tests.media_made import write_flash
 
 SOUND = Schema({"audio": Audio(optional=True), "label": Array("int64")})
@@ -249,11 +249,6 @@ def test_who_makes_the_batches_makes_no_difference(beside: str, where: Any) -> N
     check_workers_agree(partial(loader_of, beside, clip=clip, shuffle=True, seed=5, batch_size=3))
 
 
-def test_an_epoch_goes_on_where_it_was_left(beside: str) -> None:
-    clip = Clip(4, where="random", per_video=4)
-    check_resumes(partial(loader_of, beside, clip=clip, shuffle=True, num_workers=2))
-
-
 def test_seconds_may_be_more_or_less_than_a_clip(beside: str) -> None:
     (plain,) = batches(beside, clip=ALL, batch_size=48)
     for seconds, n in ((Fraction(1, 10), 1600), (1, 16_000)):
@@ -303,11 +298,7 @@ def test_sources_of_a_mixture_have_sound(alone: str, beside: str) -> None:
         (batch, *_) = batches(mix([one, other], weights=[1, 1]), Sound(seconds=1))
         assert batch["audio"].shape == (4, 16_000, 1)
     (plain,) = batches(beside, clip=ALL, batch_size=48)
-    with (
-        ShardDataset(beside) as one,
-        one.select([3, 1]) as chosen,
-        one.select([1]) as last,
-    ):
+    with ShardDataset(beside) as one, one.select([3, 1]) as chosen, one.select([1]) as last:
         found = batches(mix([chosen, last], weights=[2, 1]), clip=ALL)
     for batch in found:
         for i, row in enumerate(batch["label"].tolist()):

@@ -22,14 +22,8 @@ import pytest
 import shardio
 from shardio import Array, Json, Schema, ShardLoader, WorkerDied
 from shardio.errors import TransformError
-from tests.loading import (
-    TWO_FIELDS,
-    bits,
-    check_against,
-    make_loader,
-    two_fields,
-    write_dataset,
-)
+from shardio.order.permutation import SampleGenerators
+from tests.loading import TWO_FIELDS, bits, check_against, make_loader, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 
 N = 40
@@ -184,37 +178,10 @@ def test_an_identity_leaves_json_of_any_kind_what_it_is(tmp_path: Path, num_work
 
 
 @WORKERS
-def test_values_may_vary_in_size_from_sample_to_sample(folder: str, num_workers: int) -> None:
-    def spread(sample: Sample) -> Sample:
-        i = int(sample["label"])
-        return {"label": i, "note": "ö" * i**3, "blob": bytes([i]) * (i % 9)}
-
-    with _loader(folder, transform=spread, num_workers=num_workers) as loader:
-        for _ in range(2):
-            for batch in loader:
-                numbers = batch["label"].tolist()
-                assert batch["note"] == ["ö" * i**3 for i in numbers]
-                assert batch["blob"] == [bytes([i]) * (i % 9) for i in numbers]
-
-
-@WORKERS
 def test_fields_limit_what_a_transform_sees(folder: str, num_workers: int) -> None:
     transform = lambda sample: {"names": sorted(sample)}  # noqa: E731
     with _loader(folder, fields=["label"], transform=transform, num_workers=num_workers) as loader:
         assert next(iter(loader))["names"] == [["label"]] * 8
-
-
-@pytest.mark.cpu_device
-@WORKERS
-def test_what_a_transform_makes_arrives_as_tensors(folder: str, num_workers: int) -> None:
-    def scale(sample: Sample) -> Sample:
-        return {"image": sample["image"] / np.float32(255), "label": sample["label"]}
-
-    images = [sample["image"] / np.float32(255) for sample in two_fields(N)]
-    with ShardLoader(folder, 8, num_workers=num_workers, transform=scale) as loader:
-        for batch in loader:
-            expected = np.stack([images[i] for i in batch.indices])
-            np.testing.assert_array_equal(batch["image"].numpy(), expected)
 
 
 # --- chance ---------------------------------------------------------------------------------
@@ -245,6 +212,14 @@ def test_draws_are_the_same_for_every_number_of_workers_and_batch_size(folder: s
     for options in ({"num_workers": 1}, {"num_workers": 3}, {"prefetch": 7}, {"reuse": True}):
         assert _draws(folder, **options) == expected
     assert _draws(folder, batch_size=13) == expected
+
+
+def test_the_generator_given_is_that_of_the_position(folder: str) -> None:
+    with _loader(folder, transform=lambda _, rng: {"drawn": rng.random(3)}, seed=9) as loader:
+        drawn = np.concatenate([batch["drawn"] for _ in range(2) for batch in loader])
+    generators = SampleGenerators(9)
+    expected = [generators.at(epoch, i).random(3) for epoch in range(2) for i in range(N)]
+    assert np.array_equal(drawn, expected)
 
 
 def test_draws_differ_by_sample_epoch_seed_and_generator(folder: str) -> None:
@@ -364,20 +339,6 @@ def test_every_exception_is_a_failure_of_the_transform(
     assert "sample 13 of shard 000000-000.shard" in str(error)
 
 
-def test_keyboard_interrupt_without_workers_is_ctrl_c_and_the_loader_lives_on(folder: str) -> None:
-    interrupts = iter([True])
-
-    def interrupt(sample: Sample) -> Sample:
-        if sample["label"] == 13 and next(interrupts, False):
-            raise KeyboardInterrupt
-        return sample
-
-    with _loader(folder, transform=interrupt) as loader:
-        with pytest.raises(KeyboardInterrupt):
-            list(loader)
-        assert [int(i) for batch in loader for i in batch["label"]] == list(range(N))
-
-
 def test_an_exception_of_a_class_of_the_program_is_of_that_class_in_main(folder: str) -> None:
     class Mine(ValueError):
         pass
@@ -419,10 +380,7 @@ MISFITS: dict[str, tuple[Callable[[Sample], Any], str]] = {
     "key 3": (lambda sample: {**sample, 3: 4}, "3"),
     "set": (lambda sample: {**sample, "label": {1, 2}}, "'label'.*set"),
     "str": (lambda sample: {**sample, "label": "five"}, "'label'.*str"),
-    "bytes for str": (
-        lambda sample: {**sample, "text": b""},
-        "expected str, found bytes",
-    ),
+    "bytes for str": (lambda sample: {**sample, "text": b""}, "expected str, found bytes"),
     "surrogate": (lambda sample: {**sample, "text": "\ud800"}, "not valid Unicode"),
 }
 
@@ -531,17 +489,6 @@ def test_the_death_of_a_worker_is_reported_with_its_sample(
     assert seen == list(range(first // 8 * 8))
 
 
-def test_after_a_death_the_loader_goes_on_with_another_worker(folder: str) -> None:
-    transform = _dying(27, lambda: os._exit(3))
-    with _loader(folder, transform=transform, num_workers=2) as loader:
-        for _ in range(10):
-            seen: list[int] = []
-            with pytest.raises(WorkerDied, match="sample 7 of shard 000001"):
-                for batch in loader:
-                    seen += batch.indices.tolist()
-            assert seen == list(range(24))
-
-
 @ENDS
 @pytest.mark.parametrize("first", [0, 27])
 def test_a_batch_that_one_worker_died_of_is_done_again_bit_for_bit(
@@ -628,11 +575,7 @@ def test_environment_folder_and_path_are_those_of_the_program(
     def look(sample: Sample) -> Sample:
         import beside  # type: ignore[import-not-found]
 
-        return {
-            **beside.add(sample),
-            "value": os.environ["SHARDIO_TEST_VALUE"],
-            "cwd": os.getcwd(),
-        }
+        return {**beside.add(sample), "value": os.environ["SHARDIO_TEST_VALUE"], "cwd": os.getcwd()}
 
     with _loader(folder, transform=look, num_workers=1) as loader:
         batch = next(iter(loader))
@@ -654,20 +597,3 @@ def test_a_worker_keeps_the_memory_that_a_transform_lets_go_of(folder: str) -> N
         epochs = [np.concatenate([batch["faults"] for batch in loader]) for _ in range(2)]
     # A sample alone would have hundreds: its arrays are 512 pages.
     assert np.ptp(epochs[1]) < 100
-
-
-@WORKERS
-def test_the_first_sample_is_drawn_as_if_nobody_had_asked_for_the_schema(
-    folder: str, num_workers: int
-) -> None:
-    calls = "calls"
-
-    def count(sample: Sample) -> Sample:
-        made = globals().setdefault(calls, [])
-        made.append(int(sample["label"]))
-        return {"label": sample["label"], "drawn": np.random.rand()}
-
-    with _loader(folder, transform=count, num_workers=num_workers) as loader:
-        first = next(iter(loader))["drawn"][0]
-    with _loader(folder, transform=lambda s: {"drawn": np.random.rand()}) as loader:
-        assert next(iter(loader))["drawn"][0] == first

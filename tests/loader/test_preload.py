@@ -19,7 +19,7 @@ from shardio._workers.processes.limits import MemoryLimit
 from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.samples.preload import _PreloadRange
-from tests.loading import PATIENCE_S, bits, write_dataset
+from tests.loading import PATIENCE_S, write_dataset
 
 N, N_SHARDS = 40, 2
 SCHEMA = Schema({"image": Array("uint8", (100, 1024)), "blob": Bytes(), "label": Array("int64")})
@@ -67,11 +67,6 @@ def is_covered(pieces: list[tuple[str, int, int]], start: int, size: int) -> boo
 
 def of_shard(pieces: list[tuple[str, int, int]], number: int) -> list[tuple[str, int, int]]:
     return [each for each in pieces if each[0].startswith(f"{number:06d}")]
-
-
-def test_without_it_nothing_is_read_ahead(folder: str, read: list[tuple[str, int, int]]) -> None:
-    with ShardLoader(folder, 8, **OPTIONS):
-        assert not read
 
 
 def test_all_that_is_read_is_preloaded(folder: str, read: list[tuple[str, int, int]]) -> None:
@@ -123,19 +118,6 @@ def test_what_does_not_fit_is_an_error_with_both_figures(
         assert not read
         dataset.preload(["label"])
         assert read
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_are_the_same_with_it(folder: str, num_workers: int) -> None:
-    epochs = []
-    for preloaded in (False, True):
-        with shardio.open(folder) as dataset:
-            if preloaded:
-                dataset.preload()
-            loader = ShardLoader(dataset, 8, shuffle=True, num_workers=num_workers, output="numpy")
-        with loader:
-            epochs.append([bits(batch) for batch in loader])
-    assert epochs[0] == epochs[1]
 
 
 def test_a_file_that_is_shorter_by_then_is_named(tmp_path: Path) -> None:

@@ -176,11 +176,7 @@ def test_a_masked_array_costs_its_item(tmp_path: Path, kind: str, num_workers: i
 
 @pytest.mark.parametrize(
     "value",
-    [
-        [1.0, np.ma.masked],
-        [np.ma.masked_array([1.0], [True]), [2.0]],
-        ([1.0], (np.ma.masked,)),
-    ],
+    [[1.0, np.ma.masked], [np.ma.masked_array([1.0], [True]), [2.0]], ([1.0], (np.ma.masked,))],
     ids=["constant", "rows", "nested"],
 )
 def test_masked_arrays_inside_the_lists_of_an_array_are_refused(tmp_path: Path, value: Any) -> None:

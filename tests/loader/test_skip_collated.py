@@ -69,13 +69,7 @@ def seen(folder: str, num_workers: int, **options: Any) -> list[Any]:
     found = []
     options = {"shuffle": True} | options
     with ShardLoader(
-        folder,
-        4,
-        num_workers=num_workers,
-        output="numpy",
-        on_error="skip",
-        max_skips=19,
-        **options,
+        folder, 4, num_workers=num_workers, output="numpy", on_error="skip", max_skips=19, **options
     ) as loader:
         for _ in range(2):
             for batch in loader:

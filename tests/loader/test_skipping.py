@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,28 +176,8 @@ def test_every_field_of_a_substitute_arrives(tmp_path: Path, *, with_transform: 
 # --- what fails ------------------------------------------------------------------------------
 
 
-class LockedError(ValueError):
-    """One that holds a lock, and cannot be pickled either."""
-
-    def __init__(self) -> None:
-        super().__init__(threading.Lock())
-
-    def __str__(self) -> str:
-        return "locked"
-
-
-class OwnError(Exception):
-    """One that cannot be pickled."""
-
-    def __init__(self, what: str, *, where: int) -> None:
-        super().__init__(what)
-        self.where = where
-
-
 FAILURES = {
     "exception": (raising(lambda: ValueError("no")), "the transform raised ValueError: no"),
-    "unpicklable": (raising(lambda: OwnError("own", where=3)), "OwnError: own"),
-    "holds a lock": (raising(LockedError), "LockedError: locked"),
     "SystemExit": (raising(lambda: SystemExit(3)), "SystemExit: 3"),
     "StopIteration": (raising(lambda: StopIteration("s")), "StopIteration: s"),
     "GeneratorExit": (raising(lambda: GeneratorExit()), "GeneratorExit"),

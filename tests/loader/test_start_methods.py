@@ -18,14 +18,11 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import InvalidArgument, ShardLoader, WeightedSampler
+from shardio import ShardLoader, WeightedSampler
 from shardio._engine.dispatch import thread_workers
 from shardio._engine.dispatch.worker import replies_file
 from shardio._workers.processes import stack_dumps
-from shardio.errors import (
-    BatchTimeout,
-    ClosedError,
-)
+from shardio.errors import BatchTimeout, ClosedError
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
 N = 60
@@ -174,23 +171,6 @@ def test_a_module_that_the_transform_needs_is_imported_as_often_as_said(
 
 
 @pytest.mark.parametrize("start_method", METHODS)
-def test_what_cannot_be_pickled_works_in_threads(folder: str, start_method: str) -> None:
-    lock = threading.Lock()
-
-    def locked(sample: Sample) -> Sample:
-        with lock:
-            return {"told": sample["label"]}
-
-    options = {"start_method": start_method, "transform": locked}
-    if start_method == "thread":
-        with _loader(folder, **options) as loader:
-            assert _told(loader) == set(range(N))
-    else:
-        with pytest.raises(InvalidArgument, match="cannot be sent to worker processes"):
-            _loader(folder, **options)
-
-
-@pytest.mark.parametrize("start_method", METHODS)
 def test_later_changes_are_seen_by_threads_alone(folder: str, start_method: str) -> None:
     state = ["old"]
 
@@ -291,20 +271,6 @@ def test_closing_while_a_thread_is_in_a_long_transform_does_not_wait_for_it(fold
 
 def _workers() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("shardio-worker")}
-
-
-@pytest.mark.parametrize("start_method", ["spawn", "thread"])
-def test_closed_loaders_leave_nothing_behind(folder: str, start_method: str, swept: None) -> None:
-    def use() -> None:
-        with _loader(folder, start_method=start_method, transform=draw) as loader:
-            for _ in loader:
-                break
-
-    use()
-    before = len(os.listdir("/proc/self/fd")), _workers()
-    for _ in range(2):
-        use()
-    assert (len(os.listdir("/proc/self/fd")), _workers()) == before
 
 
 def test_a_thread_that_was_given_up_takes_no_answer_of_the_one_that_has_its_number() -> None:
