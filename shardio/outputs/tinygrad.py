@@ -198,94 +198,64 @@ def _unsuitable(name: str | None, error: Exception) -> UnsupportedEnvironment:
     )
 
 
-Matrix = Literal["bt601", "bt709", "bt2020", "fcc", "smpte240m"]
-Range = Literal["limited", "full"]
-Siting = Literal["left", "center"]
 Levels = Literal["uint8", "float16", "float32"]
 
-# The weights of red and blue in luma, for each matrix. They are from ITU-T H.273, where the values
-# of MatrixCoefficients are 5 (or 6), 1, 9, 4 and 7.
-_WEIGHTS: Final[dict[Matrix, tuple[float, float]]] = {
-    "bt601": (0.299, 0.114),
-    "bt709": (0.2126, 0.0722),
-    "bt2020": (0.2627, 0.0593),
-    "fcc": (0.30, 0.11),
-    "smpte240m": (0.212, 0.087),
-}
+_RED, _GREEN, _BLUE = 0.299, 0.587, 0.114  # the weights of BT.601 in luma
 
 
-def yuv420_to_rgb(
-    frames: Tensor,
-    matrix: Matrix = "bt601",
-    range: Range = "limited",
-    *,
-    siting: Siting = "left",
-    dtype: Levels = "uint8",
-) -> Tensor:
-    """Convert frames of YUV 4:2:0 to RGB of (..., H, W, 3).
+def yuv420_to_rgb(frames: Tensor, *, dtype: Levels = "uint8") -> Tensor:
+    """Convert frames of YUV 4:2:0, as clips with `pixels="yuv420"` have them, to RGB.
 
-    The result is lazy, so the function can be used in a TinyJit. Colours outside of RGB are
-    clipped. Chroma is interpolated linearly; at the edges, the outermost samples are repeated.
+    The result of (..., H, W, 3) is lazy, so the function can be used in a TinyJit. Colours outside
+    of RGB are clipped. A chroma sample lies at the left of its two pixels, and between its two
+    rows, as in H.264; chroma is interpolated linearly, and repeated at the edges.
 
     Args:
-        frames: a Tensor of uint8 (..., H * 3 / 2, W), where H and W are even. The first H rows are
-            luma. Each of the H / 2 rows below has a row of U in its left half, and V in its right.
-        matrix: the matrix by which RGB was converted to luma and chroma.
-        range: "limited" for luma from 16 to 235 and chroma from 16 to 240; "full" for 0 to 255.
-        siting: the horizontal position of a chroma sample: "left" is that of the left of its two
-            pixels (the default of H.264, HEVC, MPEG-2 and MPEG-4), "center" is between them (JPEG,
-            MPEG-1). Vertically, it is always between them.
+        frames: a Tensor of uint8 (..., H * 3 / 2, W), where H and W are even, in BT.601 of limited
+            range. The first H rows are luma. Each of the H / 2 rows below has a row of U in its
+            left half, and of V in its right half.
         dtype: the dtype of the result, with values from 0 to 255, rounded only for "uint8".
 
     Raises:
-        InvalidArgument: an argument or the shape is invalid.
+        InvalidArgument: the shape or an argument is invalid.
     """
-    _check("matrix", matrix, Matrix)
-    _check("range", range, Range)
-    _check("siting", siting, Siting)
-    _check("dtype", dtype, Levels)
+    if dtype not in get_args(Levels):
+        known = ", ".join(map(repr, get_args(Levels)))
+        raise InvalidArgument(f"dtype must be one of {known}; found {dtype!r}")
     height, width = _size(frames)
     luma, chroma = frames.split([height, height // 2], -2)
-    lead = frames.shape[:-2]
     # Change the shape of chroma so that U and V are on an axis of their own. They are then
     # interpolated together.
-    both = chroma.reshape(*lead, height // 2, 2, width // 2).transpose(-3, -2).cast(dtypes.float)
-    both = _wider(_doubled(both - 128, -2), siting)
-    u, v = both.split(1, -3)
-    rgb = _mixed(luma.cast(dtypes.float), u.squeeze(-3), v.squeeze(-3), matrix, range)
+    both = chroma.reshape(*frames.shape[:-2], height // 2, 2, width // 2).transpose(-3, -2)
+    u, v = _wider(_taller(both.cast(dtypes.float) - 128)).split(1, -3)
+    rgb = _mixed(luma.cast(dtypes.float), u.squeeze(-3), v.squeeze(-3))
     levels = rgb.clip(0, 255)
     return (levels + 0.5).cast(dtypes.uint8) if dtype == "uint8" else levels.cast(dtype)
 
 
-def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Tensor:
-    """Convert Y, U and V to unclipped RGB."""
-    red, blue = _WEIGHTS[matrix]
-    green = 1 - red - blue
-    grey, colour = (1.0, 1.0) if range == "full" else (255 / 219, 255 / 224)
-    luma = y * grey if range == "full" else (y - 16) * grey
-    of_v, of_u = 2 * (1 - red) * colour, 2 * (1 - blue) * colour
-    less = u * (of_u * blue / green) + v * (of_v * red / green)
+def _mixed(y: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    luma = (y - 16) * (255 / 219)
+    of_v, of_u = (2 * (1 - weight) * 255 / 224 for weight in (_RED, _BLUE))
+    less = u * (of_u * _BLUE / _GREEN) + v * (of_v * _RED / _GREEN)
     return Tensor.stack(luma + v * of_v, luma - less, luma + u * of_u, dim=-1)
 
 
-def _wider(chroma: Tensor, siting: Siting) -> Tensor:
-    if siting == "center":
-        return _doubled(chroma, -1)
+def _wider(chroma: Tensor) -> Tensor:
+    """Double the columns; every other new sample is where an old one is."""
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
     return Tensor.stack(chroma, (chroma + after) * 0.5, dim=-1).flatten(-2)
 
 
-def _doubled(chroma: Tensor, axis: int) -> Tensor:
-    """Double the length of an axis; the position of an old sample is between two new samples."""
-    chroma = chroma.transpose(axis, -1)
-    before = chroma[..., :1].cat(chroma[..., :-1], dim=-1)
-    after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
+def _taller(chroma: Tensor) -> Tensor:
+    """Double the rows; an old sample is between two new ones."""
+    before = chroma[..., :1, :].cat(chroma[..., :-1, :], dim=-2)
+    after = chroma[..., 1:, :].cat(chroma[..., -1:, :], dim=-2)
     near = chroma * 0.75
-    both = Tensor.stack(near + before * 0.25, near + after * 0.25, dim=-1)
-    return both.flatten(-2).transpose(axis, -1)
+    return Tensor.stack(near + before * 0.25, near + after * 0.25, dim=-2).flatten(-3, -2)
 
 
 def _size(frames: Tensor) -> tuple[int, int]:
+    """Return the height and width of the pictures; raise InvalidArgument for a wrong shape."""
     if frames.dtype != dtypes.uint8 or frames.ndim < 2:
         raise InvalidArgument(
             f"frames must be uint8 of (..., H * 3 / 2, W); found {frames.dtype.name} "
@@ -298,9 +268,3 @@ def _size(frames: Tensor) -> tuple[int, int]:
             "H and W even"
         )
     return int(rows) // 3 * 2, int(width)
-
-
-def _check(name: str, value: object, kind: object) -> None:
-    if value not in get_args(kind):
-        known = ", ".join(repr(choice) for choice in get_args(kind))
-        raise InvalidArgument(f"{name} must be one of {known}; found {value!r}")
