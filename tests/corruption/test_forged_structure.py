@@ -46,7 +46,7 @@ def header_with(content: bytes | bytearray, offset: int, new: bytes) -> bytes:
         (0, b"\x89SHD\n\r\x1a\n", "wrong magic bytes"),
         (8, struct.pack("<H", 2), "format version 2.0, this shardio reads version 1"),
         (12, struct.pack("<I", 8192), "unknown page size"),
-        (16, struct.pack("<Q", 1 << 9), "needs complex"),
+        (16, struct.pack("<Q", 1 << 8 | 1 << 9), "needs float8, complex, which"),
         (16, struct.pack("<Q", 1 << 1 | 1 << 63), "needs bit 63"),
         (32, struct.pack("<Q", 3), "wrong count or stride"),
         (32, struct.pack("<Q", 1 << 63), "too many samples"),

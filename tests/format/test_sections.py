@@ -114,22 +114,6 @@ def test_a_shape_is_accepted_only_if_it_accounts_for_the_bytes(dims: list[int], 
                 field.shape_of(np.array(dims, "<u8"), n_bytes)
 
 
-@given(st.binary(max_size=200), st.integers(1, 40), st.sampled_from([Codec.RAW, Codec.ZSTD]))
-def test_what_is_encoded_is_decoded_again_and_never_grows(
-    record: bytes, n_times: int, codec: Codec
-) -> None:
-    content = memoryview(record * n_times)
-    chosen, stored = encode(content, codec)
-    assert stored.nbytes < content.nbytes if chosen is Codec.ZSTD else stored == content
-    assert bytes(decode(stored, chosen, content.nbytes)) == content
-
-
-@given(st.binary(min_size=1, max_size=100))
-def test_bytes_that_are_no_zstd_frame_are_refused(content: bytes) -> None:
-    with pytest.raises(ShardCorrupt):
-        decode(memoryview(content), Codec.ZSTD, 1 << 20)
-
-
 def windowed(exponent: int, eighths: int, content: bytes) -> memoryview:
     """Make a zstd frame of one raw block that declares a window and its content's size."""
     descriptor = struct.pack("<BBQ", 0b11000000, exponent << 3 | eighths, len(content))

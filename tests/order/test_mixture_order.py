@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.order import FullShuffle, RankPartition, Sequential
+from shardio.order import FullShuffle, Sequential
 from shardio.order.mixture_order import (
     SPAN,
     WHOLE,
@@ -156,18 +156,6 @@ def test_blocks_keep_to_windows_of_each_source() -> None:
     fully = whole(mixture_sizes([2, 1], sizes))
     fully = np.sort(fully[fully < 8192][: window.window_rows])
     assert not (np.diff(fully.reshape(-1, 4)) == 1).all()
-
-
-@pytest.mark.parametrize("world_size", [1, 3, 7])
-def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_size: int) -> None:
-    made = mixture_sizes([5, 2, 1], [900, 800, 30])
-    expected, n = whole(made), made.n_positions
-    found = np.full(n, -1)
-    for rank in range(world_size):
-        partition = RankPartition(n, 0, 4, rank, world_size)
-        positions = partition.positions(0, partition.stop_step)
-        found[positions] = order(made).at(positions)
-    assert found.tolist() == expected.tolist()
 
 
 def test_the_first_places_of_a_mixture_are_what_they_were() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardio
 from shardio import ShardLoader
 from shardio.errors import InvalidArgument
 from shardio.order import FullShuffle, Order
@@ -75,15 +74,6 @@ def test_a_state_keeps_the_parameters_of_its_epoch(
         loader.load_state_dict(state)
         assert epoch(loader) == [*range(8, N, 2), *range(1, N, 2)]
         assert epoch(loader) == [*range(0, N, 3), *range(1, N, 3), *range(2, N, 3)]
-
-
-def test_where_a_new_order_does_not_fit_the_error_says_why(folder: Path) -> None:
-    with shardio.open(folder) as dataset, shardio.mix([dataset, dataset], weights=[1, 1]) as mixed:
-        for given in (mixed, dataset.select([3, 1])):
-            with pytest.raises(
-                InvalidArgument, match="shuffle='strided' is for samples in the order"
-            ):
-                ShardLoader(given, 4, shuffle="strided", **OPTIONS)
 
 
 def test_an_order_that_does_not_mix_is_refused_for_a_mixture() -> None:

@@ -146,14 +146,6 @@ def test_huge_orders_repeat_no_row_and_stay_in_range(n: int) -> None:
     assert len(np.unique(found)) == len(positions)
 
 
-def test_positions_may_be_given_in_any_order_and_are_left_as_they_were() -> None:
-    n = 70_000
-    given = np.random.default_rng(0).permutation(n)
-    positions = given.copy()
-    assert np.array_equal(permute(positions, n, 3), permute(np.arange(n), n, 3)[given])
-    assert np.array_equal(positions, given)
-
-
 # How well they are mixed. Everything is fixed, so these tests cannot fail by chance.
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio import Array, Schema, ShardLoader, ShardWriter, Video, mix
+from shardio import Array, Schema, ShardLoader, Video, mix
 from shardio import open as open_dataset
-from shardio.dataset.manifest import load, publish, publish_next
+from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
@@ -204,56 +203,6 @@ def test_a_state_goes_on_where_it_was_taken_and_after_the_dataset_grew(
         made.load_state_dict(state)
         assert had + drawn(made) == expected
         assert sorted(drawn(made)) == list(range(57))
-
-
-def of_all_ranks(
-    n_steps: int | None, n_ranks: int, *given: Any, state: Any = None
-) -> tuple[list[int], Any]:
-    """Return the labels of all ranks in these steps, by position, and the state, equal in all."""
-    parts, states = [], []
-    for rank in range(n_ranks):
-        with loader(*given, rank=rank, world_size=n_ranks, tail="pad", seed=5) as made:
-            if state is not None:
-                made.load_state_dict(state)
-            batches = itertools.islice(made, n_steps)
-            parts.append([batch["label"][batch.valid].tolist() for batch in batches])
-            states.append(json.loads(json.dumps(made.state_dict())))
-    assert all(each == states[0] for each in states)
-    steps = zip(*parts, strict=True)
-    return [label for step in steps for part in step for label in part], states[0]
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=20),
-    st.lists(st.booleans(), min_size=180, max_size=180),
-    st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    st.floats(0, 1),
-)
-def test_an_epoch_goes_on_exactly_with_other_ranks_at_any_step(
-    sizes: list[int],
-    is_in: list[bool],
-    ranks: tuple[int, int],
-    batch_sizes: tuple[int, int],
-    share: float,
-) -> None:
-    shown = np.flatnonzero(is_in[: sum(sizes)])
-    with tempfile.TemporaryDirectory() as folder:
-        labels, shards = itertools.count(), []
-        for k, size in enumerate(sizes):
-            with ShardWriter(Path(folder) / f"{k:06d}-000.shard", LABEL) as writer:
-                for label in itertools.islice(labels, size):
-                    writer.append({"label": label})
-                shards.append(writer.close())
-        publish(Path(folder), schema=LABEL, shards=shards)
-        with open_dataset(folder) as whole, whole.select(shown) as dataset:
-            expected, _ = of_all_ranks(None, 1, dataset, 7)
-            assert sorted(expected) == shown.tolist()
-            n_steps = int(share * (len(shown) // (ranks[0] * batch_sizes[0])))
-            had, state = of_all_ranks(n_steps, ranks[0], dataset, batch_sizes[0])
-            rest, _ = of_all_ranks(None, ranks[1], dataset, batch_sizes[1], state=state)
-            assert had + rest == expected
 
 
 def test_a_state_of_shards_that_were_put_together_since_is_refused(folder: Path) -> None:

@@ -9,49 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardio import Array, Schema, Text
 from shardio.errors import ShardCorrupt, ShardIncomplete
-from shardio.format.layout import NO_FIELD, PAGE, Kind
-from shardio.format.sections import plan
+from shardio.format.layout import PAGE
 from shardio.shard.opening import open_sections
 from shardio.shard.writer import ShardWriter
-from tests.format.strategies import SCHEMAS
-from tests.shards import EVERY_FIELD, write_shard
-
-
-@given(schema=SCHEMAS, n=st.integers(0, 1 << 48))
-def test_the_sections_of_a_shard_follow_from_schema_and_count(schema: Schema, n: int) -> None:
-    wanted = {key: (count, stride) for key, count, stride in plan(schema, n)}
-    kinds = [kind for kind, _, _ in wanted]
-    assert kinds.count(Kind.COLUMN) == kinds.count(Kind.COLUMN_HASHES) == len(schema.columns)
-    assert kinds.count(Kind.PAYLOAD) == kinds.count(Kind.INDEX) == bool(schema.records)
-    for (kind, field, of_kind), (count, stride) in wanted.items():
-        if kind == Kind.BLOCK_HASHES:
-            covered = wanted[of_kind, field, 0]
-            assert (count, stride) == (-(-covered[0] * covered[1] // 4096), 8)
-    if schema.records:
-        assert wanted[Kind.INDEX, NO_FIELD, 0] == (n * len(schema.records), 32)
-
-
-def test_a_writer_writes_the_expected_sections_and_no_others(tmp_path: Path) -> None:
-    content = write_shard(tmp_path / "a.shard", 7).read_bytes()
-    header, schema, sections = open_sections(memoryview(content), "a.shard")
-    assert schema == EVERY_FIELD
-    wanted = {key: (count, stride) for key, count, stride in plan(EVERY_FIELD, 7)}
-    assert {key: (s.count, s.stride) for key, s in sections.items()} == wanted
-    assert header.file_size == len(content)
-
-
-def test_schema_and_table_lie_directly_before_the_last_page(tmp_path: Path) -> None:
-    content = write_shard(tmp_path / "a.shard", 7).read_bytes()
-    header, _, sections = open_sections(memoryview(content), "a.shard")
-    in_order = sorted(sections.values(), key=lambda section: section.offset)
-    assert in_order[-1].kind == Kind.SCHEMA
-    assert in_order[-1].end == header.table_offset
-    assert content[-PAGE:] == content[:PAGE]
+from tests.shards import write_shard
 
 
 def count_lines(path: Path) -> int:
