@@ -15,8 +15,6 @@ LATIN: Final = b"lat\xe9"
 
 
 class Ran(NamedTuple):
-    """A command's exit code and output."""
-
     code: int
     out: str
     err: str
@@ -40,7 +38,6 @@ def run_python(
 
 
 def run_command(command: Sequence[str | bytes], folder: Path) -> Ran:
-    """Run a command in `folder`."""
     code = "import sys, runpy\nassert sys.getfilesystemencoding() == 'ascii'\n"
     code += "runpy.run_module('shardio', run_name='__main__')"
     done = run_python(code, *command, folder=folder)

@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load_tool(name: str) -> ModuleType:
-    """Return the module of tools/dev/NAME.py."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / "dev" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

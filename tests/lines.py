@@ -78,7 +78,6 @@ class Lines(Converter):
 
 
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder of lines, and install the converter as a third party's would be."""
     site = tmp_path / "site"
     meta = site / "lines-1.0.dist-info"
     meta.mkdir(parents=True)

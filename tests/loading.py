@@ -64,7 +64,6 @@ def write_dataset(
 
 
 def samples(n: int, ends: Sequence[int] = (), *, is_mixture: bool = False) -> Samples:
-    """Return n samples for an order, of shards that end at `ends`."""
     shard_ends = np.array(ends, np.int64)
     return Samples("set", n, is_mixture, None, lambda: shard_ends, lambda: None, lambda: (0, n))
 

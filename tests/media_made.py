@@ -115,7 +115,6 @@ def write_cut(path: Path, images: Sequence[Image], n_before: int, **options: Any
 
 
 def write_sound(path: Path) -> Path:
-    """Write a file that holds only sound."""
     with av.open(str(path), "w") as out:
         codec = "pcm_s16le" if path.suffix == ".wav" else "aac"
         _write_sound(out, out.add_stream(codec, rate=8000, layout="mono"))

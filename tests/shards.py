@@ -53,7 +53,6 @@ EVERY_FIELD = Schema(
 
 
 def every_field_sample(i: int) -> dict[str, Any]:
-    """Return sample number i of EVERY_FIELD."""
     rng = np.random.default_rng(i)
     return {
         "frames": rng.integers(0, 255, (4, 24, 24, 3), np.uint8),
@@ -81,7 +80,6 @@ def every_field_sample(i: int) -> dict[str, Any]:
 
 
 def samples(n: int) -> Iterator[dict[str, Any]]:
-    """Return the first n samples of EVERY_FIELD."""
     return (every_field_sample(i) for i in range(n))
 
 
@@ -119,7 +117,6 @@ def made_stream(i: int, n_packets: int = 12, mean_bytes: int = 40) -> EncodedStr
 
 
 def media_sample(i: int, mean_bytes: int = 40) -> dict[str, Any]:
-    """Return sample number i of MEDIA_FIELDS."""
     return {
         "video": made_stream(i, 5 + i % 9, mean_bytes),
         "image": EncodedImage(b"a picture" * (1 + i), 30 + i, 40, 1 + i % 4) if i % 3 else None,
@@ -184,7 +181,6 @@ def same_in_batch(found: Any, expected: Any) -> bool:
 
 
 def same_sample(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Return True if two samples are equal as read."""
     return a.keys() == b.keys() and all(same_value(a[name], b[name]) for name in a)
 
 

@@ -178,12 +178,10 @@ def _is_within(name: str, package: str) -> bool:
 
 
 def _place(module: str) -> str | None:
-    """Return the entry of RANKS that a module belongs to."""
     return max((place for place in RANKS if _is_within(module, place)), key=len, default=None)
 
 
 def _offence(module: str, imported: str) -> str | None:
-    """Return the rule that an import breaks, if any."""
     place, other = _place(module), _place(imported)
     if not _is_within(imported, FRONT_DOOR) and other is None:
         return None  # somebody else's package
@@ -459,7 +457,6 @@ MAY_CHANGE_FILES = {
 
 
 def _file_changes(tree: ast.Module) -> set[str]:
-    """Return the calls of a module that change files."""
     found = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

@@ -10,8 +10,6 @@ from shardio._base.classes import Closing, Publishing, cached_property
 
 
 class Counting:
-    """Counts how often its property was computed."""
-
     def __init__(self) -> None:
         self.n_computed = 0
 

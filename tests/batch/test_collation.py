@@ -22,7 +22,6 @@ SCHEMA = Schema(
 
 
 def shapes(collate: object, schema: Schema = SCHEMA) -> dict[str, Any]:
-    """Return the dtype and the dimensions of every array in a batch."""
     batch, _ = parse_collate(collate).expand(schema)
     return {name: (f.dtype, f.shape) for name, f in batch.items() if isinstance(f, Array)}
 

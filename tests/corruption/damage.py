@@ -139,7 +139,6 @@ class Victim:
         )
 
     def close(self) -> None:
-        """Close the file, which stays."""
         os.close(self._file)
 
 

@@ -95,7 +95,6 @@ def small_videos() -> list[dict[str, Any]]:
 
 
 def small_sound() -> list[dict[str, Any]]:
-    """Make samples of SMALL_SOUND."""
     return [
         {"sound": made_stream(i, 3, 20), "image": EncodedImage(b"a picture" * i, i, 4, 1 + i % 4)}
         for i in range(1, 4)
@@ -111,7 +110,6 @@ VICTIMS: dict[str, tuple[Schema, Callable[[], list[dict[str, Any]]]]] = {
 
 
 def everything() -> list[dict[str, Any]]:
-    """Make samples that have the fields of all victims."""
     return [
         {name: value for sample in samples for name, value in sample.items()}
         for samples in zip(small_samples(), small_videos(), small_sound(), strict=True)
@@ -146,7 +144,6 @@ def media_rules_samples() -> list[dict[str, Any]]:
 
 
 def rules_samples() -> list[dict[str, Any]]:
-    """Make the samples of the shard to forge."""
     return [
         {
             "long": np.full(2100, i, np.uint8),
@@ -186,7 +183,6 @@ class Forgery:
 
     @classmethod
     def of(cls, content: bytes | bytearray) -> Forgery:
-        """Take a sound shard apart."""
         parts = Parts.of(bytes(content))
         keys = [section.key for section in parts.sections]
         header = unpack_header(bytes(content[:PAGE]), "shard")
@@ -195,20 +191,16 @@ class Forgery:
 
     @property
     def schema(self) -> Schema:
-        """The shard's schema."""
         return Schema.from_json(self.contents[SCHEMA])
 
     def column(self, name: str, kind: Kind = Kind.COLUMN) -> Key:
-        """Return the key of a section of a field."""
         return (kind, self.schema.field_id(name), 0)
 
     def change(self, key: Key, at: int, new: bytes) -> None:
-        """Overwrite bytes of a section."""
         old = self.contents[key]
         self.contents[key] = old[:at] + new + old[at + len(new) :]
 
     def entry(self, name: str, row: int) -> tuple[int, Any]:
-        """Return the place and content of an index entry."""
         number = row * len(self.schema.records) + list(self.schema.records).index(name)
         return number * ENTRY.size, np.frombuffer(self.contents[INDEX], ENTRY_DTYPE)[number]
 
@@ -289,14 +281,12 @@ def _whole(value: Any) -> Any:
 
 
 def read_bytes(tmp_path: Path, content: bytes, verify: str = "first") -> Any:
-    """Read all samples of a shard in memory, by way of a file."""
     path = tmp_path / "r.shard"
     path.write_bytes(content)
     return read_everything(path, verify)
 
 
 def codes_of(content: bytes | bytearray | memoryview) -> list[str]:
-    """Return the codes of the findings in a shard in memory."""
     return [finding.code for finding in verify_bytes(memoryview(content), "r.shard").findings]
 
 

@@ -232,7 +232,6 @@ BOMBS: dict[str, tuple[tuple[bytes, int], str]] = {
 
 
 def bombs(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Shards that hold a bomb each, and what is wrong with it."""
     sound = shard_of(folder, SCHEMA, SAMPLES)
     for what, ((packed, n_index), _) in BOMBS.items():
         parts = Parts.of(sound)

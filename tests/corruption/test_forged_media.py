@@ -44,7 +44,6 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
 
 
 def changed(forgery: Forgery, key: Any, dtype: np.dtype[Any], at: int, **changes: int) -> None:
-    """Overwrite numbers of one line of a table."""
     lines = np.frombuffer(forgery.contents[key], dtype).copy()
     for name, number in changes.items():
         lines[name][at] = number
@@ -192,7 +191,6 @@ def test_tables_that_the_schema_does_not_ask_for_are_refused_at_open(
 
 
 def grow(forgery: Forgery, key: Any, more: bytes) -> None:
-    """Append items to a table, and say so."""
     forgery.contents[key] += more
     section = forgery.sections[key]
     forgery.table_changes[key] = {"count": len(forgery.contents[key]) // section.stride}

@@ -89,7 +89,6 @@ def values(draw: st.DrawFn, field: Field) -> Any:
 
 @st.composite
 def shards(draw: st.DrawFn) -> tuple[Schema, list[dict[str, Any]]]:
-    """Draw a schema and samples of it."""
     schema = draw(SCHEMAS)
     sample = st.fixed_dictionaries({name: values(field) for name, field in schema.items()})
     return schema, draw(st.lists(sample, max_size=5))

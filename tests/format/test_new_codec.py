@@ -67,7 +67,6 @@ def write(made: ShardWriter | DatasetWriter) -> None:
 
 @pytest.fixture
 def path(registered: None, tmp_path: Path) -> Path:
-    """Write a shard with the codec."""
     write(ShardWriter(tmp_path / "a.shard", schema()))
     return tmp_path / "a.shard"
 

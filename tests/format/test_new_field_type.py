@@ -45,7 +45,6 @@ def write(made: ShardWriter | DatasetWriter) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path, schema: Schema) -> Path:
-    """Write a shard with the type."""
     write(ShardWriter(tmp_path / "a.shard", schema))
     return tmp_path / "a.shard"
 

@@ -29,16 +29,12 @@ class RefusedError(Exception):
 
 
 class Stored(NamedTuple):
-    """A record that is compressed."""
-
     codec: int
     content: bytes
     n_bytes: int
 
 
 class Picture(NamedTuple):
-    """A picture's file; height, width and channels."""
-
     content: bytes
     shape: tuple[int, ...]
 
@@ -56,8 +52,6 @@ class Stream(NamedTuple):
 
 
 class Section(NamedTuple):
-    """An entry of the section table, without its key."""
-
     offset: int
     size: int
     n_items: int
@@ -72,7 +66,6 @@ def require(rule: object, what: str) -> None:
 
 
 def up(n: int, multiple: int) -> int:
-    """N rounded up to a multiple."""
     return -(-n // multiple) * multiple
 
 
@@ -163,7 +156,6 @@ class SecondReader:
         return {f["name"]: self.value(f, row) for f in self.fields}
 
     def value(self, field: dict[str, Any], row: int) -> Any:
-        """Return the value of one field of one sample."""
         if "optional" in field:
             bits = self.sections[VALIDITY, field["id"], 0].offset
             if not self.content[bits + row // 8] >> row % 8 & 1:
@@ -247,7 +239,6 @@ def listed_shards(folder: Path, said: Any) -> list[dict[str, Any]]:
 
 
 def listed_inputs(folder: Path, said: Any) -> list[dict[str, Any]]:
-    """Return the inputs of a dataset, from its generation or the external list it names."""
     if isinstance(said, list):
         return said
     found = [json.loads(line) for line in part(folder, said, "inputs").split(b"\n")[:-1]]
@@ -256,14 +247,12 @@ def listed_inputs(folder: Path, said: Any) -> list[dict[str, Any]]:
 
 
 def part(folder: Path, said: dict[str, Any], kind: str) -> bytes:
-    """Return the bytes of an external list."""
     content = (folder / "generations" / f"{said['id']}.{kind}").read_bytes()
     require(len(content) == said["bytes"], "size")
     return content
 
 
 def dims_of(field: dict[str, Any]) -> int:
-    """Return the number of stored dimensions of each sample."""
     if field["type"] == IMAGE:
         return 3
     return field["shape"].count(-1) if field["type"] == ARRAY else 0
@@ -275,7 +264,6 @@ def is_column(field: dict[str, Any]) -> bool:
 
 
 def row_bytes(field: dict[str, Any]) -> int:
-    """Bytes of one row of a column."""
     n_items: int = math.prod(field["shape"])
     return ITEM_SIZES[field["dtype"]] * n_items
 
@@ -292,7 +280,6 @@ def rows_per_unit(field: dict[str, Any]) -> int:
 
 
 def filled(field: dict[str, Any], varying: tuple[int, ...]) -> list[int]:
-    """Return a shape with its varying dimensions filled in."""
     rest = iter(varying)
     return [next(rest) if d == -1 else d for d in field["shape"]]
 
@@ -300,13 +287,11 @@ def filled(field: dict[str, Any], varying: tuple[int, ...]) -> list[int]:
 def array_of(
     field: dict[str, Any], shape: list[int], content: bytes
 ) -> tuple[int, tuple[int, ...], bytes]:
-    """Return an array, after checking the number of its bytes."""
     require(ITEM_SIZES[field["dtype"]] * math.prod(shape) == len(content), "shape")
     return field["dtype"], tuple(shape), content
 
 
 def list_of(field: dict[str, Any], record: bytes) -> list[Any]:
-    """Return the arrays of a list."""
     (count,) = struct.unpack_from("<Q", record)
     v = field["shape"].count(-1)
     dims = struct.unpack_from(f"<{count * v}Q", record, 8)

@@ -61,13 +61,11 @@ golden = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent
 
 
 def expected(path: Path) -> list[dict[str, Any]]:
-    """Return the content of a golden file, as written down beside it."""
     found: list[dict[str, Any]] = json.loads(path.with_suffix(".json").read_text())
     return found
 
 
 def as_written_down(value: Any) -> Any:
-    """Return a value of ShardReader in the words of the files."""
     if isinstance(value, np.ndarray | np.generic):
         hex_ = np.asarray(value).tobytes().hex()
         return {"array": value.dtype.name, "shape": list(value.shape), "hex": hex_}
@@ -83,7 +81,6 @@ def as_written_down(value: Any) -> Any:
 
 
 def plain_stream(stream: EncodedStream) -> dict[str, Any]:
-    """Return a stream in the words of the files."""
     packets, place, lines = stream.packets, 0, []
     for size, flags, (_, _, pts, ticks) in zip(
         packet_sizes(packets).tolist(),
@@ -103,7 +100,6 @@ def plain_stream(stream: EncodedStream) -> dict[str, Any]:
 
 
 def as_told(value: Any) -> Any:
-    """Return a value of the second reader in the words of the files."""
     if isinstance(value, Picture):
         return {"picture": value.content.hex(), "shape": list(value.shape)}
     if isinstance(value, Stream):
@@ -155,7 +151,6 @@ def test_a_reader_written_from_the_specification_reads_the_same(path: Path) -> N
 
 
 def generation_of(folder: Path) -> dict[str, Any]:
-    """Return the content of the published generation."""
     number = json.loads((folder / "dataset.json").read_text())["generation"]
     found: dict[str, Any] = json.loads((folder / f"generations/{number:06d}.json").read_text())
     return found

@@ -79,7 +79,6 @@ def test_counts_come_to_all_positions_never_fall_and_follow_the_shares(
 
 
 def brute(of: MixtureSizes) -> int:
-    """Count the positions of an epoch one by one."""
     for n in itertools.count():
         counts, after = of.mixing.counts(n), of.mixing.counts(n + 1)
         pairs = list(zip(counts, after, of.sizes, strict=True))

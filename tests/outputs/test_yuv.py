@@ -23,7 +23,6 @@ Levels = npt.NDArray[Any]
 
 
 def packed(planes: list[Levels]) -> Levels:
-    """Y over U and V side by side."""
     y, u, v = planes
     return np.concatenate([y, np.concatenate([u, v], axis=1)])
 

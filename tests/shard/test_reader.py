@@ -30,7 +30,6 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mapped(path: Path) -> bool:
-    """Return True if this process still has the file mapped."""
     return str(path) in Path("/proc/self/maps").read_text()
 
 

@@ -38,7 +38,6 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(shard: Path, tmp_path: Path) -> Path:
-    """Return a copy of the shard that may be damaged."""
     return Path(shutil.copy(shard, tmp_path / "b.shard"))
 
 
