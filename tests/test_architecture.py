@@ -397,21 +397,6 @@ def test_a_face_has_no_queue_and_no_thread_process_socket_or_lock_of_its_own(fac
     assert _machinery(_tree(MODULES[face])) == set()
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("import threading", {"threading"}),
-        ("def f():\n    import multiprocessing.managers", {"multiprocessing"}),
-        ("from shardio._workers.tasks.pipeline_runner import threading", {"threading"}),
-        ("import os\nos.fork()", {"fork"}),
-        ("from os import posix_spawn as begin", {"posix_spawn"}),
-        ("from shardio._workers.tasks.task_pool import TaskPool", set()),
-    ],
-)
-def test_what_a_face_has_of_its_own_is_found(text: str, found: set[str]) -> None:
-    assert _machinery(ast.parse(text)) == found
-
-
 def test_library_code_never_prints() -> None:
     library = [path for m, path in MODULES.items() if not _is_within(m, "shardio_tools")]
     calls = ((p, n) for p in library for n in _nodes(_tree(p)) if isinstance(n, ast.Call))
@@ -469,23 +454,6 @@ def _file_changes(tree: ast.Module) -> set[str]:
         elif name == "open" and re.search("[wax+]", (arguments[1:] or ["'r'"])[0]):
             found.add(name)
     return found
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("os.unlink(path)", {"os.unlink"}),
-        ("Path(path).write_text('x')", {"Path(path).write_text"}),
-        ("open(path, 'ab', buffering=0)", {"open"}),
-        ("os.open(path, os.O_RDWR | os.O_CLOEXEC)", {"os.open"}),
-        ("shutil.rmtree(path)", {"shutil.rmtree"}),
-        ("fs.unlink(path)", set()),
-        ("open(path, 'rb')", set()),
-        ("shutil.disk_usage(path).free", set()),
-    ],
-)
-def test_a_change_of_a_file_is_found(text: str, found: set[str]) -> None:
-    assert _file_changes(ast.parse(text)) == found
 
 
 def test_only_one_module_changes_the_file_system() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import shardio
 from shardio import (
     DatasetWriter,
     MultiLoader,
@@ -24,14 +23,6 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     return write_dataset(tmp_path / "set", 30, 1, TWO_FIELDS, two_fields(30))
-
-
-def test_a_dataset_and_what_is_selected_of_it(folder: str) -> None:
-    with shardio.open(folder) as dataset:
-        assert repr(dataset) == f"ShardDataset({folder!r}: 30 samples in 1 shard, generation 1)"
-        with dataset.select([3, 4]) as some:
-            expected = f"ShardDataset({folder!r}: a selection, 2 samples in 1 shard, generation 1)"
-            assert repr(some) == expected
 
 
 def test_a_loader_also_when_it_is_closed(folder: str) -> None:

@@ -57,13 +57,6 @@ def test_with_replacement_neighbours_are_independent() -> None:
     assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 51.2
 
 
-def test_without_replacement_every_row_of_weight_comes_once() -> None:
-    once = draw_without_replacement(WEIGHTS, 5, seed=1, epoch=0)
-    assert sorted(once.tolist()) == [0, 1, 3, 4, 5]
-    for n in range(6):
-        assert draw_without_replacement(WEIGHTS, n, seed=1, epoch=0).tolist() == once[:n].tolist()
-
-
 def test_without_replacement_orders_come_as_often_as_single_draws_would_give_them() -> None:
     weights, n = np.array([1.0, 2, 4]), 14_000
     found = [
