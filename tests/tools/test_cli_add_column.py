@@ -93,12 +93,8 @@ def test_lines_of_json_are_values(dataset: Path) -> None:
     boxes = ("--field", "list of float32[2], optional")
     assert add(dataset, lines, *boxes, name="deep.boxes", kind="ndjson") == 0
     found = values(dataset, "deep.boxes")
-    assert [value and [array.tolist() for array in value] for value in found] == [
-        [[1, 2]],
-        [],
-        [[3, 4], [5, 6]],
-        None,
-    ]
+    lists = [value and [array.tolist() for array in value] for value in found]
+    assert lists == [[[1, 2]], [], [[3, 4], [5, 6]], None]
 
 
 @pytest.mark.parametrize(
@@ -133,37 +129,20 @@ def test_a_column_of_csv_is_found_by_its_name(
         ("csv", "id,y\n1,2\n", ("--field", "int8"), "has no column 'x'; there are 'id', 'y'"),
         ("csv", "x\n1\nb\n", ("--field", "int8"), "line 3: 'b' is not a value of x"),
         ("csv", "x\nyes\n", ("--field", "bool"), "'yes' is not a value of x"),
-        ("csv", "x\n1_0\n", ("--field", "int8"), "line 2: '1_0' is not a value of x"),
         ("csv", "x\n1_0\n", ("--field", "float32"), "line 2: '1_0' is not a value of x"),
         ("csv", "x\n٣\n", ("--field", "int8"), "line 2: '٣' is not a value of x"),
         ("csv", f"x\n{'9' * 5000}\n", ("--field", "int8"), f"{'9' * 60}…' is not a value of x"),
         ("csv", f"x\n{'9' * 20}\n", ("--field", "int64"), "more than 64 bits"),
-        ("csv", "y,x\n1,a\n1\n", ("--field", "text"), "line 3: found 1 cells, expected 2"),
         ("csv", "x,y\n1,a\n1\n", ("--field", "int8"), "line 3: found 1 cells, expected 2"),
         ("csv", "y,x\n1,a, b\n", ("--field", "text"), "quote text that contains a comma"),
         ("csv", "x,y,x\n1,2,3\n", ("--field", "int8"), "has 2 columns 'x'; expected one"),
         ("csv", "", ("--field", "int8"), "has no column 'x'; there are none"),
-        (
-            "csv",
-            f"x\n{'a' * 140_000}\n",
-            ("--field", "text"),
-            "use .jsonl for values of any form and length",
-        ),
+        ("csv", f"x\n{'a' * 140_000}\n", ("--field", "text"), "use .jsonl for values of any form"),
         ("jsonl", '{"a": 1, "b": {"c": 1, "c": 2}}\n', ("--field", "json"), "duplicate key 'c'"),
         ("csv", 'x\n"1"2\n', ("--field", "int8"), "line 2: not CSV"),
         ("csv", "x\n1\n", ("--field", "int8[1]"), "CSV cells hold numbers or text"),
-        (
-            "csv",
-            "x\n1\n1e400\n",
-            ("--field", "float32"),
-            "line 3: '1e400' is not a value of x: '1e400'",
-        ),
-        (
-            "csv",
-            "x\n1e-400\n",
-            ("--field", "float64"),
-            "'1e-400' is outside of the range of float64",
-        ),
+        ("csv", "x\n1\n1e400\n", ("--field", "float32"), "line 3: '1e400' is not a value of x"),
+        ("csv", "x\n1e-400\n", ("--field", "float64"), "outside of the range of float64"),
         ("jsonl", "1\n-1e400\n", ("--field", "float32"), "line 2: '-1e400' is not a value of x"),
         ("jsonl", "[1e-400]\n", ("--field", "json"), "'1e-400' is outside of the range of float64"),
         ("npy", "1\n", (), "not a readable array"),
@@ -182,25 +161,30 @@ def test_values_that_cannot_be_are_refused_and_nothing_is_added(
         assert (opened.generation, opened.column_groups) == (1, {})
 
 
-def test_files_that_are_not_there_or_hold_no_rows_are_refused(
-    dataset: Path, tmp_path: Path, capsys: Capture
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.float32(3), "one row per sample"),
+        (np.array([{}]), "not a readable array"),
+        (np.array(["a"] * N), "x.npy: unknown dtype 'str"),
+        (None, "file of values not found"),
+    ],
+    ids=["scalar", "objects", "texts", "none"],
+)
+def test_arrays_that_hold_no_values_are_refused(
+    dataset: Path, tmp_path: Path, array: Any, message: str, capsys: Capture
 ) -> None:
-    file = tmp_path / "x.npy"
-    command = ["add-column", str(dataset), "x", "--from", str(file)]
-    assert cli.main(command) == 2
-    assert "file of values not found" in capsys.readouterr().err
-    np.save(file, np.float32(3))
-    assert cli.main(command) == 2
-    assert "one row per sample" in capsys.readouterr().err
-    np.save(file, np.array([{}]), allow_pickle=True)
-    assert cli.main(command) == 2
-    assert "not a readable array" in capsys.readouterr().err
-    np.save(file, np.array(["a"] * N))
-    assert cli.main(command) == 2
-    assert f"{file}: unknown dtype 'str" in capsys.readouterr().err
+    if array is not None:
+        np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    given = ["--from", str(tmp_path / "x.npy")]
+    assert cli.main(["add-column", str(dataset), "x", *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_text_that_is_not_utf8_is_refused(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"1\n\xff\n")
-    line = [*command[:3], "--from", str(tmp_path / "x.jsonl"), "--field", "int8"]
-    assert cli.main(line) == 2
+    given = ["--from", str(tmp_path / "x.jsonl"), "--field", "int8"]
+    assert cli.main(["add-column", str(dataset), "x", *given]) == 2
     assert "not UTF-8" in capsys.readouterr().err
 
 
@@ -222,16 +206,10 @@ def test_inspect_and_verify_show_what_was_added(dataset: Path, capsys: Capture) 
     out, _ = capsys.readouterr()
     lines = out.splitlines()
     assert lines.count("shards of the added column x") == 1
-    assert [line.split()[0] for line in lines if ".shard  2 samples" in line] == [
-        "000000-000.shard",
-        "000000-001.shard",
-        "g000002-000.shard",
-        "g000002-001.shard",
-    ]
-    assert [line.split() for line in lines if line.startswith("  x ")] == [
-        ["x", "int8"],
-        ["x", "int8", "4"],
-    ]
+    names = [line.split()[0] for line in lines if ".shard  2 samples" in line]
+    assert names == [f"{stem}-00{k}.shard" for stem in ("000000", "g000002") for k in (0, 1)]
+    shown = [line.split() for line in lines if line.startswith("  x ")]
+    assert shown == [["x", "int8"], ["x", "int8", "4"]]
     assert 'made by     add_column name="x"' in out
     assert "4 in 2 shards" in out
     assert cli.main(["verify", str(dataset), "--workers", "0"]) == 0
