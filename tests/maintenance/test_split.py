@@ -68,17 +68,6 @@ def test_the_seed_and_nothing_else_decides(tmp_path: Path, group: str | None) ->
     assert found[0] != found[2] != found[3] != found[0]
 
 
-@pytest.mark.parametrize("field", ["label", "source"])
-def test_any_field_can_be_the_group(tmp_path: Path, field: str) -> None:
-    samples = [{"label": i % 6, "source": f"video {i % 4}"} for i in range(60)]
-    folder = write(tmp_path / "d", 60, 4, schema=LABELS, samples=samples)
-    split(folder, {"a": 0.5, "b": 0.5}, group=field)
-    at = ("label", "source").index(field)
-    sides = [{sample[at] for sample in content(folder, name)} for name in "ab"]
-    assert not sides[0] & sides[1]
-    assert len(sides[0] | sides[1]) == (6, 4)[at]
-
-
 @settings(max_examples=50)
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=40),

@@ -305,29 +305,6 @@ def test_a_report_that_could_not_be_written_is_an_error(
     assert codes == [cli.OK, cli.BAD_DATA, cli.USAGE]  # which report nothing
 
 
-def test_a_report_that_could_not_be_written_does_not_concern_the_next_command(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    with monkeypatch.context() as context, open("/dev/full", "w") as full:
-        context.setattr(sys, "stdout", full)
-        assert cli.main(["inspect", str(dataset)]) == cli.ENVIRONMENT
-    assert capsys.readouterr().err == LOST
-    assert cli.main(["inspect", str(dataset)]) == cli.OK
-
-
-@pytest.mark.parametrize(
-    ("streams", "code"), [(">&- 2>&-", cli.OK), (">/dev/full 2>/dev/full", cli.ENVIRONMENT)]
-)
-def test_a_conversion_whose_streams_are_closed_or_full_converts(
-    streams: str, code: int, videos: Path, dataset: Path, tmp_path: Path
-) -> None:
-    options = ("--frames", "4", "--size", "16", "--workers", "1", "--store", "raw")
-    done = run_in_shell(streams, "convert", videos / "dogs", tmp_path / "out", *options)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
-    with shardio.open(tmp_path / "out") as converted:
-        assert len(converted) == 2
-
-
 def test_what_is_opened_later_does_not_get_the_number_of_a_closed_stream() -> None:
     code = (
         "import os, shardio_tools.cli as cli\n"

@@ -17,7 +17,6 @@ from shardio import Array, Bytes, Json, List, Schema, Text
 from shardio.dataset.manifest import load, publish_next
 from shardio_tools import cli
 from shardio_tools.inspect.report import value_facts
-from tests.maintenance.datasets import forge
 from tests.shards import EVERY_FIELD, flip, media_sample, write_media, write_shard
 
 Capture = pytest.CaptureFixture[str]
@@ -309,21 +308,6 @@ def test_labels_that_are_no_whole_numbers_name_no_class(
     assert facts["sample"]["fields"]["label"]["min"] == [1.0, "nan", "inf"][sample]
     assert cli.main(["inspect", str(folder), "--sample", str(sample)]) == 0
     assert "  label  " + dtype in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("what", "value"), [("samples", 9), ("samples", 0), ("samples", 1 << 47), ("bytes", 7)]
-)
-def test_a_generation_that_disagrees_with_a_shard_is_damage(
-    what: str, value: int, copy: Path, capsys: Capture
-) -> None:
-    place = copy / "generations" / "000001.json"
-    forge(place, lambda generation: generation["shards"][0].update({what: value}))
-    (finding,) = as_json(capsys, copy, code=1)["damage"]
-    assert Path(finding["path"]).name == "000000-000.shard"
-    assert finding["message"].startswith("not the shard that the generation names: expected")
-    assert str(value) in finding["message"]
-    assert cli.main(["inspect", str(copy)]) == 1
 
 
 @pytest.mark.parametrize("how", ["loop", "folder", "closed"])
