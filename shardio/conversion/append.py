@@ -48,11 +48,7 @@ def check_dataset_exists(out: PathName) -> None:
 
 
 def load_base(out: PathName) -> Generation:
-    """Load the current generation of the dataset in `out`, to which an append adds samples.
-
-    Raise DatasetNotFound if there is no dataset, and InvalidArgument if the dataset has columns
-    that were added after its conversion.
-    """
+    """Load the current generation of a dataset; raise InvalidArgument if it has added columns."""
     check_dataset_exists(out)
     return _check_no_added_columns(load(out), out)
 
@@ -79,11 +75,7 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
-    """Return the kind and the options of the converter for an append.
-
-    A missing kind is taken from the dataset. If the kind is that of the dataset, missing options
-    are also taken from the dataset.
-    """
+    """Return kind and options of the converter for an append; those of the dataset are defaults."""
     name = base.converter.get("name")
     kind = kind or name
     if kind != name or name is None:
@@ -96,10 +88,7 @@ def inherit_options(
 def check_same_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:
-    """Raise InvalidArgument if the converter, its version, its options or the schema differ.
-
-    `converter` is the entry about the converter that a generation would record.
-    """
+    """Raise InvalidArgument if the converter, its version, its options or the schema differ."""
     differences = []
     if base.converter:
         found = different_settings(_sample_settings(base.converter), _sample_settings(converter))
@@ -110,10 +99,7 @@ def check_same_samples(
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:
-    """Raise InvalidArgument if two schemas differ, or if the caller has found other `differences`.
-
-    `expected` is the schema of the dataset, `found` that of the new samples.
-    """
+    """Raise InvalidArgument if two schemas differ, or if there are other `differences`."""
     differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
         if expected.get(name) != found.get(name):
@@ -147,8 +133,7 @@ def classify_inputs(
 ) -> tuple[Listing, list[InputReport]]:
     """Return the inputs that an append must convert, and the reports on all other inputs.
 
-    An input is known if a file of the same name gave samples to the dataset. Known inputs of
-    unchanged size are read in `n_threads` threads, to compare their hashes. The classes of the
+    An input is known if a file of the same name gave samples to the dataset. The classes of the
     returned listing are those of the dataset after the append.
     """
     listing = _merge_classes(listing, base, out)
@@ -169,11 +154,7 @@ def classify_inputs(
 
 
 def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
-    """Return a text about the change of an input since its conversion; "" if it is unchanged.
-
-    The input is unchanged if it equals any of the entries. Otherwise, the text compares it with the
-    last entry.
-    """
+    """Return a text about the change of an input since its conversion; "" if it equals an entry."""
     n_bytes = 0
     for state in input_states(one).values():
         if state is None:
@@ -213,9 +194,8 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation of the dataset in `out`, to which the append is then applied.
 
-    Raise DatasetConflict if another writer has changed the schema, the classes or the lineage (a
-    hash that identifies the dataset) since `base` was read. If a writer was killed while it
-    published a generation, that generation is removed first.
+    Raise DatasetConflict if another writer has changed its schema, classes or lineage since `base`
+    was read.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
@@ -236,9 +216,7 @@ def generation_changes(
     """Return the attributes in which the next generation differs from the generation `latest`.
 
     A report replaces the entry about an input that gave no samples before. Statistics of subsets
-    are kept, because the samples of a subset do not change; statistics of the whole dataset are
-    dropped. If there are new classes, all statistics are dropped, because they have a count per
-    class.
+    are kept if there are no new classes, because the samples of a subset do not change.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

@@ -28,10 +28,8 @@ Entry = tuple[int, Any, Any]  # the number of a line in a label file, and its pa
 def read_labels(path: str) -> dict[str, str]:
     """Read a label file; return a dict from the paths of files to the names of their classes.
 
-    If the name of the label file ends in .json, .jsonl or .ndjson, each line is a JSON object. Any
-    other label file is CSV, and its first line names the columns. `path` is relative to the source,
-    and `label` is a string or an integer; other columns are ignored. A path with an empty label is
-    not in the result.
+    The names .json, .jsonl and .ndjson are for lines of JSON objects; any other file is CSV. A path
+    with an empty label is not in the result.
     """
     check_encodable(path, "labels (--labels)")
     is_json = path.lower().endswith(_JSON_SUFFIXES)
@@ -103,9 +101,8 @@ def _json_lines(path: str) -> Iterator[Entry]:
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
     """Return the listing with the classes and labels of a label file, instead of folders.
 
-    `labels` maps names of inputs to names of classes; all other inputs get the label -1. Classes
-    are sorted by name, or by number if all names are integers. Raise InvalidArgument for a path
-    that is not an input; `where` is the path of the label file.
+    Inputs that are not in `labels` get the label -1. Classes are sorted by name, or by number if
+    all names are integers. `where` is the path of the label file.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
@@ -145,11 +142,7 @@ _WORD: Final = re.compile(r"[^\W\d_]+")
 
 
 def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
-    """Warn if folders of a source are named like splits, because they all go into one dataset.
-
-    The warning suggests a command for each split; `source` and `out` are those of the current
-    command.
-    """
+    """Warn if folders of a source are named like splits, because they all go into one dataset."""
     if not (found := find_split(folders)):
         return
     root, stem = parse_pattern(source).root, out.rstrip("/")
@@ -168,9 +161,8 @@ def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
 def find_split(folders: Iterable[str]) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
-    A folder counts only if its parent also contains a folder that is named like another split, and
-    only at the least depth with such folders. If several parents contain splits, the paths are
-    patterns that match all of them.
+    A folder counts only beside a folder that is named like another split, and only at the least
+    depth with such folders. For several parents, the paths are patterns that match all of them.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):

@@ -49,8 +49,7 @@ class Input:
 class Item(Input):
     """One item of a Python iterable, which is converted like a file.
 
-    `name` and `path` are the same text, which describes the item. `hash` is a hash of the item, and
-    `packed` is the pickled item.
+    `name` and `path` are the same text, `hash` is a hash of the item, and `packed` its pickle.
     """
 
     hash: str = ""
@@ -185,11 +184,10 @@ _PARAMETERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """The entry for a built-in converter in the table `BUILT_IN`.
+    """An entry of `BUILT_IN`: module and class, and the reason for files of other kinds.
 
-    `target` names the module and the class. `unsupported` is the reason in reports on files of
-    other kinds. `suffixes` are the endings of file names by which the kind is guessed. `packages`
-    are the packages and modules that `pip install '.[KIND]'` installs.
+    `suffixes` are the endings of names by which the kind is guessed. `packages` are the packages
+    and modules that `pip install '.[KIND]'` installs.
     """
 
     target: str
@@ -262,12 +260,7 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
 
 
 def converter_class(kind: str) -> type[Converter]:
-    """Import the converter of a kind, and return its class.
-
-    Raises:
-        InvalidArgument: the kind is unknown, or the class is not a valid converter.
-        UnsupportedEnvironment: the converter, or a package that it needs, cannot be imported.
-    """
+    """Import the converter of a kind, and return its class."""
     known = _entries()
     if kind not in known:
         raise InvalidArgument(
@@ -296,10 +289,7 @@ def converter_class(kind: str) -> type[Converter]:
 
 
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
-    """Return a new converter of a kind with the given options.
-
-    Raise InvalidArgument for an unknown or invalid option, and the errors of `converter_class`.
-    """
+    """Return a new converter of a kind with the given options, which are validated."""
     found = converter_class(kind)
     known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
@@ -343,10 +333,9 @@ def known_kinds() -> list[str]:
 
 
 def _entries() -> dict[str, EntryPoint]:
-    """Return the entry points of all converters by kind.
+    """Return the entry points of all converters by kind; third-party ones replace built-in ones.
 
-    A third-party converter replaces a built-in one of its kind. Built-in converters are not taken
-    from the metadata of the installed package, which may be older than the code in a checkout.
+    Built-in ones are not taken from the metadata of the installed package, which may be outdated.
     """
     found = {
         kind: EntryPoint(kind, known.target, ENTRY_POINT_GROUP) for kind, known in BUILT_IN.items()
@@ -374,14 +363,9 @@ def guess_kind(inputs: Iterable[Input]) -> str:
 def kind_from_names(names: Iterable[str]) -> str | None:
     """Return the kind that the names of files indicate, or None if they indicate none.
 
-    If there are files of several kinds, the kind that comes first in this list is returned:
-
-    1. a LeRobot data set, because videos are a part of such a data set;
-    2. videos;
-    3. audio, because images among audio files are usually covers;
-    4. images;
-    5. GIFs, which are converted as videos;
-    6. all other kinds, because tables among media files usually describe the media.
+    LeRobot comes first, because it has videos; then videos; then audio, because images among audio
+    files are usually covers; images; GIFs, as videos; and all other kinds, because tables among
+    media files usually describe the media.
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):

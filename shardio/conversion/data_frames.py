@@ -23,10 +23,7 @@ _CHUNK_ROWS: Final = 4096  # the number of rows that are copied from a frame at 
 
 
 def is_data_frame(src: object) -> bool:
-    """Return True for a DataFrame of pandas or polars, or an object that exports Arrow streams.
-
-    Raise InvalidArgument for a Series, and for a LazyFrame of polars.
-    """
+    """Return True for a DataFrame of pandas or polars, or an object that exports Arrow streams."""
     for package in ("pandas", "polars"):
         if is_of(src, package, "DataFrame"):
             return True
@@ -87,7 +84,6 @@ def object_column(
     """Return a column of Python objects, whose field can store all of them.
 
     `values(start, stop)` returns the objects of some rows, and `every` yields those of all rows.
-    None is a missing value, which makes the field optional.
     """
     known: _InferredType | None = None
     has_nulls = False
@@ -122,10 +118,7 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 
 
 class _InferredType(NamedTuple):
-    """The type of the values of a column that have been inspected so far.
-
-    `field` can store all these values; None if they are all empty lists.
-    """
+    """The type of values of a column; `field` is None if they are all empty lists."""
 
     field: Field | None
     may_be_json: bool = False
@@ -149,10 +142,7 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """Return an Array field that can store the values of two Array fields; None if there is none.
-
-    A dimension whose sizes differ gets any size. The dtypes int64 and float64 give float64.
-    """
+    """Return an Array field for the values of two fields, with any size where sizes differ."""
     if len(known.shape) != len(found.shape):
         return None
     dtype = known.dtype
@@ -214,9 +204,9 @@ def _number_dtype(value: object) -> str:
 def _infer_list_type(value: Sequence[Any]) -> _InferredType:
     """Return the type of a list or tuple.
 
-    Numbers of one dtype are stored in an Array field. Arrays of one dtype and one number of
-    dimensions, or non-empty lists of numbers of one dtype, are stored in a List field. The field of
-    an empty list is not known yet. Every other list is stored in a Json field.
+    Numbers of one dtype need an Array field. Arrays, or non-empty lists of numbers, of one dtype
+    and number of dimensions need a List field. The field of an empty list is not known yet. Every
+    other list needs a Json field.
     """
     if not value:
         return _EMPTY

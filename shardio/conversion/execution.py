@@ -57,10 +57,9 @@ from shardio.storage.fs import make_folder
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """The options of a conversion, as given by the caller of `convert`.
+    """The options of `convert`; `source` is the name of the source for messages.
 
-    `source` is the name of the source for messages. `uploader` uploads finished shards to an object
-    store; it is None for a dataset in a folder.
+    `uploader` uploads finished shards to an object store; it is None for a dataset in a folder.
     """
 
     kind: str | None = None
@@ -120,11 +119,7 @@ class ConvertOptions:
     def fit_source(
         self, base: Generation | None, listing: Listing, out: PathName
     ) -> tuple[Converter, Listing]:
-        """Return the converter, and the listing in which inputs have their parts.
-
-        The kind is the option `kind`, else that of the generation `base` to append to, else a guess
-        from the names of the inputs.
-        """
+        """Return the converter, and the listing in which inputs have their parts."""
         kind, options = self.kind, self.converter_options
         if base is not None:
             kind, options = inherit_options(base, kind, options)
@@ -239,10 +234,7 @@ class _Run:
         self.staging.begin(self._settings, [unit.key for unit in units])
 
     def convert(self, others: Sequence[InputReport] = ()) -> list[InputReport]:
-        """Convert all units; return the reports on their inputs, followed by the reports `others`.
-
-        `others` are the reports on inputs that an append does not convert.
-        """
+        """Convert all units; return the reports on their inputs, and then the reports `others`."""
         self.state.report_progress()
         with contextlib.closing(self._events()) as events:
             for event in events:
@@ -280,10 +272,7 @@ class _Run:
             self.options.uploader.submit(os.path.join(self.job.folder, path), shard)
 
     def final_shards(self) -> list[tuple[str, ShardSummary]]:
-        """Return the shards to publish, after small shards of items have been merged.
-
-        If the dataset is written to an object store, wait until all these shards are uploaded.
-        """
+        """Return the shards to publish, merged and uploaded if necessary."""
         made, uploader = self.state.shards(), self.options.uploader
         placed = compact_shards(made, self.job, self._least_bytes)
         if uploader is not None:
@@ -295,10 +284,6 @@ class _Run:
         return placed
 
     def publish(self, reports: Sequence[InputReport]) -> Generation:
-        """Publish the finished shards as a new dataset.
-
-        Uploaded shards have their final names already.
-        """
         placed, source = self.final_shards(), self.job.source
         is_local = self.options.uploader is None
         self.staging.link_shards([(path, shard.name) for path, shard in placed if is_local])
@@ -316,10 +301,7 @@ class _Run:
     def publish_next(
         self, latest: Generation, placed: Sequence[tuple[str, ShardSummary]]
     ) -> Generation:
-        """Publish the shards in `placed` after those of `latest`, as the next generation.
-
-        `placed` has the path in the work folder and the summary of each new shard.
-        """
+        """Publish shards, given with their paths in the work folder, after those of `latest`."""
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
@@ -371,10 +353,7 @@ COMPACTED: Final = "compacted"
 def compact_shards(
     placed: Sequence[tuple[str, ShardSummary]], job: ConversionJob, least_bytes: int
 ) -> list[tuple[str, ShardSummary]]:
-    """Merge adjacent shards smaller than `least_bytes`, and return the shards to publish.
-
-    The small shards are kept: an interrupted conversion can resume from them.
-    """
+    """Merge adjacent shards smaller than `least_bytes`; keep these for an interrupted run."""
     sizes = [
         _content_bytes(os.path.join(job.folder, path))
         if shard.n_bytes < least_bytes
@@ -386,11 +365,7 @@ def compact_shards(
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Divide shards of the given sizes into groups to be merged; return the range of each group.
-
-    Adjacent shards smaller than `least_bytes` form a group, which is complete when it reaches
-    `least_bytes`. Every larger shard is a group of its own.
-    """
+    """Divide shards into groups to be merged: of adjacent ones, until they reach `least_bytes`."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):

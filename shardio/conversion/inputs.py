@@ -18,10 +18,7 @@ from shardio.format.checksum import Hasher, hash_bytes
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The inputs of a source and the names of its classes.
-
-    The inputs of a folder are sorted by name. The label of an input is an index in `classes`.
-    """
+    """The inputs of a source, and its classes. The label of an input is an index of `classes`."""
 
     inputs: tuple[Input, ...]
     classes: tuple[str, ...]
@@ -30,19 +27,13 @@ class Listing:
 def list_inputs(source: str, exclude: str = "") -> Listing:
     """List all files in a folder and its subfolders, all matches of a pattern, or a single file.
 
-    The class of a file is its folder. Each folder below the source is a class if it contains files
-    or is empty. The name of a class is the path of the folder relative to the source. Links are
-    followed, except a link to a folder that contains the link. A folder that cannot be listed is an
-    input too, which is reported as broken when it is read.
+    Each folder below the source is a class if it contains files or is empty; its name is its path
+    relative to the source. Links are followed, except a link to a folder that contains the link. A
+    folder that cannot be listed is an input too, which is reported as broken when it is read.
 
     If nothing exists at the path `source`, and the path contains one of `*?[`, it is a pattern: the
     listing has all files that match, and all files in folders that match. Files in the output
     folder `exclude` are not listed.
-
-    Raises:
-        InvalidArgument: `source` does not exist, contains or matches no file, is a pipe or device,
-            or is `exclude`.
-        OSError: `source` itself, or the root of a pattern, cannot be listed.
     """
     pattern = parse_pattern(source)
     _check_root(source, pattern)
@@ -93,11 +84,11 @@ FileId = tuple[int, int]
 def _walk(
     root: str, pattern: Pattern, exclude: FileId | None
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Search the folder `root` and its subfolders, except `exclude`, for files that match.
+    """Search the folder `root`, except `exclude`, for files that match.
 
     For each folder that may contain matches, yield its path relative to `root`, the names of the
-    matching files in it, and True if the folder is a class. If a folder cannot be listed, the only
-    file name is "", which stands for the folder itself.
+    matching files in it, and True if the folder is a class. The name "" stands for a folder that
+    cannot be listed.
     """
     start = _add_without_stars({pattern.parts})
     waiting: list[tuple[str, set[Rest], frozenset[FileId]]] = [("", start, frozenset())]
@@ -166,11 +157,10 @@ Rest = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern for paths below the folder `root`.
+    """A pattern for paths below the folder `root`: parts that match names, as in a shell.
 
-    `parts` are the components of the pattern after `root`. A part matches one name, as in a shell:
-    a name that starts with a dot is only matched by a part that starts with a dot. The part `**`
-    matches any number of folders, including none. Everything in a matching folder matches too.
+    A name that starts with a dot is only matched by a part that does so. The part `**` matches any
+    number of folders, including none. Everything in a matching folder matches too.
     """
 
     root: str
@@ -198,11 +188,7 @@ def _add_without_stars(reached: set[Rest]) -> set[Rest]:
 
 
 def parse_pattern(source: str) -> Pattern:
-    """Return the pattern for a source; it has no parts if the path `source` exists.
-
-    Otherwise, the root ends before the first component that contains one of `*?[` and is not the
-    exact name of a file or folder.
-    """
+    """Return the pattern for a source; it has no parts if the path `source` exists."""
     if not _SPECIAL.search(source) or os.path.lexists(source):
         return Pattern(source)
     root = os.sep if source.startswith(os.sep) else ""
@@ -261,10 +247,7 @@ def input_hash(one: Input) -> str:
 
 
 def file_hash(path: str) -> str:
-    """Return the xxh3-64 hash of the content of a file, as 16 hex digits.
-
-    If reading fails, the OSError has the path of the file.
-    """
+    """Return the xxh3-64 hash of a file's content in hexadecimal; an OSError names the file."""
     hasher = Hasher()
     try:
         with open(path, "rb", buffering=0) as file:

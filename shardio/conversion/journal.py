@@ -48,11 +48,10 @@ MAX_UNIT_ITEMS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Consecutive inputs that one worker converts into shards of their own.
+    """Consecutive inputs that one worker converts into shards of their own, which have its number.
 
-    `number` is the index of the unit; the names of the published shards contain it. `first` is the
-    index of the unit's first input among all inputs. `skipped` has the inputs that are not read
-    again because they crashed workers: the index among all inputs, and a reason for the report.
+    `first` is the index of the unit's first input among all inputs. `skipped` has the indices of
+    inputs that are not read again because they crashed workers, and the reasons for the report.
     """
 
     number: int
@@ -81,10 +80,7 @@ class Unit:
 
 
 def cut_units(inputs: Sequence[Input]) -> list[Unit]:
-    """Divide the inputs into units that take about the same time to convert.
-
-    Files are divided by size, items of a Python iterable by number.
-    """
+    """Divide the inputs into units: files by size, items of a Python iterable by number."""
     if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
         starts = range(0, len(inputs), n_items)
@@ -123,11 +119,10 @@ def _power_of_two(n: int) -> int:
 
 
 class InputDone(NamedTuple):
-    """The event of a finished input.
+    """The event of a finished input, whose index among all inputs is `position`.
 
-    `unit` is the number of the unit, and `position` is the index of the input among all inputs. The
-    report has the size of the input when it was read, with which a later append compares that of
-    the file.
+    The report has the size of the input when it was read, with which a later append compares that
+    of the file.
     """
 
     unit: int
@@ -136,10 +131,7 @@ class InputDone(NamedTuple):
 
 
 class UnitDone(NamedTuple):
-    """The event of a finished unit; the shards have their names in the folder of the unit.
-
-    `stopped` is True if the unit ended at a broken input.
-    """
+    """The event of a finished unit; `stopped` is True if it ended at a broken input."""
 
     unit: int
     stopped: bool
@@ -159,11 +151,7 @@ _VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class JournaledPlan:
-    """The content of `plan.json`. `units` are the keys of the units.
-
-    `replaces` is True if the conversion replaces a dataset in `out`, and `appends` if it appends to
-    it.
-    """
+    """The content of `plan.json`. `units` are the keys of the units."""
 
     settings: Mapping[str, Any]
     units: tuple[str, ...]
@@ -174,10 +162,7 @@ class JournaledPlan:
 def conversion_settings(
     converter: Mapping[str, Any], libraries: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return all settings that determine the bytes of the shards, apart from the source itself.
-
-    `converter` is the entry about the converter that a generation records.
-    """
+    """Return all settings that determine the bytes of the shards, apart from the source itself."""
     versions = {
         "shardio": __version__,
         "format": f"{MAJOR}.{MINOR}",
@@ -202,9 +187,8 @@ def plan_path(folder: Path) -> Path | None:
 def read_plan(folder: Path) -> JournaledPlan | None:
     """Read the plan in a work folder; None if there is none.
 
-    Raises:
-        InvalidArgument: another version of shardio has written the plan in another form.
-        DatasetCorrupt: the plan is damaged.
+    Raise InvalidArgument if another version of shardio wrote it, and DatasetCorrupt if it is
+    damaged.
     """
     path = plan_path(folder)
     if path is None:
@@ -240,10 +224,7 @@ def check_same_settings(
 def different_settings(
     recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Return the name, the recorded value and the current value of each setting that differs.
-
-    The names of nested settings are joined by dots.
-    """
+    """Return the dotted name and both values of each setting that differs."""
     before, now = dict(_flatten(recorded)), dict(_flatten(current))
     names = sorted({*before, *now})
     differing = [name for name in names if before.get(name) != now.get(name)]
@@ -293,8 +274,7 @@ def has_records(folder: Path) -> bool:
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
     """Read the record of a finished unit, verify every byte of its shards, and return its events.
 
-    Return None if the unit must be converted again: the record or a shard is damaged or missing, or
-    its shards were uploaded under other names than in this plan.
+    Return None if the record or a shard is damaged or missing, or was uploaded under another name.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_checksummed_json(folder / RECORD_FILE)

@@ -49,11 +49,7 @@ def write_samples(
     *,
     append: bool,
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`, or append them to the dataset there.
-
-    If there are no samples, nothing is published. If the schema is also unknown, InvalidArgument is
-    raised.
-    """
+    """Write samples to a new dataset at `out`, or append them; publish nothing without samples."""
     start_s, rest, n_samples = time.monotonic(), iter(samples), 0
     base = load_base(out) if append else None
     if base is not None:
@@ -120,11 +116,10 @@ def is_pillow_image(value: object) -> bool:
 
 
 def to_plain(value: Any, field: Field | None = None) -> Any:
-    """Return a value in a form that a field can store.
+    """Return a value in a form that a field can store, or raise SchemaError.
 
     A tensor becomes an array, which shares the memory of the tensor if that is on the CPU. A Pillow
     image becomes an array of its pixels if `field` is an Array, otherwise the bytes of a PNG file.
-    Raise SchemaError if a value, such as a sparse tensor, cannot be converted.
     """
     if type(value) in _PLAIN:
         return value
@@ -230,7 +225,6 @@ def convert_items(
     """Convert items to a new dataset, or append their samples to an existing one.
 
     `make` returns the samples of one item, and `function` is its name, which the dataset records.
-    `names` are the names of the fields if samples are tuples.
     """
     options.check_for_inputs(None)
     base = load_base(out) if options.append else None
@@ -247,10 +241,7 @@ _MAX_NAME: Final = 200  # the maximum length of the name of an item, in characte
 
 
 def list_items(items: Iterable[Any]) -> Listing:
-    """Return a listing of items in the given order. Each item gets a unique name.
-
-    An item is identified by a hash of its JSON form, or of its pickle if it has no JSON form.
-    """
+    """Return a listing of items in the given order, each with a unique name."""
     found: list[Item] = []
     seen: Counter[str] = Counter()
     for item in items:
@@ -295,10 +286,7 @@ _NO_SAMPLE: Final = object()
 
 @dataclass(frozen=True)
 class ItemSource(Converter):
-    """A converter that calls `make` for each item: see `convert_items`.
-
-    `make` returns one sample, an iterable of samples, or None. `fields` is the schema of samples.
-    """
+    """A converter that calls `make` for each item; `fields` is the schema of the samples."""
 
     kind: ClassVar[str] = "items"
     version: ClassVar[str] = "1"
@@ -425,8 +413,7 @@ MAX_ITEMS: Final = 16_384
 def is_map_style(src: object, workers: int | None) -> bool:
     """Return True if samples are read from a source by index instead of by iteration.
 
-    A source that also has `__iter__` is read by index only if the caller has set the number of
-    workers. The `__getitem__` that a torch IterableDataset inherits only raises an exception.
+    The `__getitem__` that a torch IterableDataset inherits only raises an exception.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
@@ -437,10 +424,7 @@ def is_map_style(src: object, workers: int | None) -> bool:
 
 
 def samples_at(dataset: Any, run: int | tuple[int, int]) -> Iterator[Any]:
-    """Yield the samples of a map-style data set at an index, or from the first to the last index.
-
-    Raise MediaError if a sample is None.
-    """
+    """Yield the samples of a map-style data set at an index, or at the indices of a range."""
     first, last = (run, run) if isinstance(run, int) else run
     for position in range(first, last + 1):
         try:

@@ -54,10 +54,7 @@ class InputReport:
 
     @classmethod
     def of_json(cls, entry: Mapping[str, Any], known: Mapping[str, Input]) -> InputReport:
-        """Return the report for the entry that a generation stores about an input.
-
-        `known` has the inputs by name: the entry has no label, and a size only if it has a hash.
-        """
+        """Return the report for an entry of a generation; `known` are inputs by name."""
         source = known.get(entry["path"], Input(entry["path"], "", 0, -1))
         return cls(
             entry["path"],
@@ -137,11 +134,7 @@ _MAX_SUFFIXES: Final = 4
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Raise InvalidArgument if no file of a source is of the kind `kind`.
-
-    A file of the kind counts even if it is broken, has no samples or is a duplicate. `kind_given`
-    is True if the caller chose the kind.
-    """
+    """Raise InvalidArgument if no file is of the kind, not even a broken or known one."""
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
     suggested = kind_from_names(report.name for report in reports)

@@ -47,12 +47,11 @@ from shardio.storage.fs import make_folder, remove_tree, rename, sync_path, unli
 
 
 class ConversionState:
-    """The state of all units of a conversion, and the results that their workers have sent so far.
+    """The state of all units, and the results that their workers have sent so far.
 
-    `on_shard` is called for each shard of a finished unit, with the path of the shard below the
-    folder of the job, and a summary with the name that the shard gets in the dataset. If a unit
-    stopped at a broken input, the results of all later units are ignored, whether they finished
-    earlier or not.
+    `on_shard` is called for each shard of a finished unit, with its path below the folder of the
+    job, and a summary with its name in the dataset. If a unit stopped at a broken input, the
+    results of all later units are ignored, whether they finished earlier or not.
     """
 
     def __init__(
@@ -165,14 +164,9 @@ def run_in_workers(
 ) -> Generator[UnitEvent, None, None]:
     """Convert units in `n_workers` processes, and yield the events of the units as they arrive.
 
-    Every worker inherits `lock_fds`, descriptors of locked files or folders, so that the locks are
-    held until the last worker has exited. If the generator is closed, the workers are stopped.
-
-    Raises:
-        WorkerDied: an unexpected exception ended the conversion of a unit; or MAX_CRASHES workers
-            crashed in the same unit while they read no input, so that no input can be skipped.
-        OSError, ShardioError: an error that occurred in a worker, for example because a shard
-            cannot be written.
+    Every worker inherits `lock_fds`, so that these locks are held until the last worker has exited.
+    If the generator is closed, the workers are stopped. Errors of workers are raised, and
+    WorkerDied if they crash while they read no input that could be skipped.
     """
     running: dict[int, Unit] = {}  # keys: the indices that the pool gave to the units
     n_crashes: Counter[tuple[int, int | None]] = Counter()
@@ -212,10 +206,7 @@ def run_in_workers(
 
 
 class UnitCrash(NamedTuple):
-    """The crash of a worker.
-
-    `position` is the index, within the unit, of the input that was being read; None between inputs.
-    """
+    """The crash of a worker, at an input of the unit; `position` is None between inputs."""
 
     position: int | None
     died: WorkerExit
@@ -224,10 +215,7 @@ class UnitCrash(NamedTuple):
 def _unit_after_crash(
     unit: Unit, crash: UnitCrash, job: ConversionJob, n_crashes: Counter[tuple[int, int | None]]
 ) -> Unit:
-    """Return the unit that a new worker converts, without an input that always crashes.
-
-    The keys of `n_crashes` are numbers of units and `UnitCrash.position`.
-    """
+    """Return the unit to convert again, without an input that always crashes workers."""
     position, died = crash
     n_crashes[unit.number, position] += 1
     if position is None:
@@ -269,11 +257,7 @@ def _events_or_error(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exc
 
 
 class UnitAttempt(NamedTuple):
-    """The result of one attempt to convert a unit on a machine of the cluster.
-
-    `folder` is the folder of its new shards, or "" if an earlier conversion had finished the unit.
-    `missing_path` is the path of the first file that the machine cannot see; "" if there is none.
-    """
+    """The events of a unit, the folder of new shards or "", and the first file that is not seen."""
 
     events: tuple[UnitEvent, ...]
     folder: str
@@ -321,12 +305,8 @@ def run_on_ray(
     """Convert units on the machines of a Ray cluster, and yield the events of the units.
 
     At most `n_at_once` units are on the cluster at the same time. None means two units per CPU, of
-    which one waits.
-
-    Raises:
-        UnsupportedEnvironment: a machine cannot see the source or the dataset; or its processor
-            type, or its version of shardio or of a library, differs from this machine's.
-        WorkerDied, OSError, ShardioError: for the reasons that `run_in_workers` lists.
+    which one waits. Raise UnsupportedEnvironment if a machine cannot see the files, or if its
+    processor type or its versions differ from this machine's.
     """
     attempts = os.path.join(job.folder, f"attempts-{secrets.token_hex(8)}")
     make_folder(attempts)

@@ -77,18 +77,12 @@ LOCK_PATIENCE_S: Final = 2.0
 class Staging:
     """The work folder `out/.conversion`. Within the `with` block, this object owns and locks it.
 
-    `resume`, `overwrite` and `appends` are the options of `convert`. In the local folder of an
-    upload, `hint` says how to start the upload from the beginning; otherwise it is "".
+    In the local folder of an upload, `hint` says how to start the upload from the beginning;
+    otherwise it is "".
 
     At the end of the `with` block, the work folder is removed if `finish` was called; an upload
     keeps its plan. Otherwise it is kept if at least one unit is finished; if not, it is removed,
     and so is `out` if this object has created it.
-
-    Raises:
-        DatasetExists: `out` is a file; or `out` contains data or an interrupted conversion, and the
-            options do not permit this.
-        DatasetNotFound: there is no dataset in `out` to append to.
-        DatasetConflict: another process is writing to `out`.
     """
 
     def __init__(
@@ -227,10 +221,9 @@ class Staging:
             refuse_existing(self.out, exclude=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
-        """Write a new plan to the journal. `units` has the key of each unit.
+        """Write a new plan to the journal, for units of these keys; remove those of another plan.
 
-        If an interrupted conversion is resumed, check that its settings are the same, and remove
-        its units that are not in the new plan.
+        If an interrupted conversion is resumed, its settings must be the same.
         """
         if self._plan is not None:
             check_same_settings(self._plan, settings, self.out, self._restart_hint)
@@ -246,11 +239,7 @@ class Staging:
         sync_path(self.out)
 
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """Return a dict from the names of the shards of an append to their names in `out`.
-
-        The names in `out` contain `number`, the number of the new generation, and no file there has
-        them.
-        """
+        """Map the names of an append's shards to names that no file in `out` has."""
         prefix = f"g{number:06d}-"
         while any((self.out / f"{prefix}{name}").exists() for name in names):
             prefix += "-"
@@ -259,7 +248,7 @@ class Staging:
     def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
         """Move away a dataset that is to be replaced, and link finished shards into `out`, durably.
 
-        `shards` has two paths for each shard: one relative to the work folder and one to `out`.
+        Each shard has a path relative to the work folder and one relative to `out`.
         """
         if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
             make_folder(self._replaced)
@@ -270,10 +259,9 @@ class Staging:
         sync_path(self.out)
 
     def _has_published(self) -> bool:
-        """Return True if an earlier conversion has published the shards in this work folder.
+        """Return True if a generation of `out` lists a shard of this work folder.
 
-        This is the case if a generation of the dataset in `out` lists one of the shards. If a
-        writer was killed while it published a generation, that generation is removed first. An
+        If a writer was killed while it published a generation, that generation is removed first. An
         upload has removed its shards, but only this upload uses `out`: any dataset there is its
         own.
         """
@@ -308,11 +296,7 @@ class Staging:
         self._is_finished = True
 
     def _remove_work(self) -> None:
-        """Remove the files in the work folder after the dataset is published; remove the plan last.
-
-        If this process is killed meanwhile, a resumed conversion finds the plan and removes the
-        rest.
-        """
+        """Remove the files in the work folder; remove the plan last, for a resumed conversion."""
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
             sync_path(self.folder)

@@ -98,10 +98,7 @@ def upload_shard(
 
 
 def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None:
-    """Raise ShardNotFound or ShardChanged if an uploaded shard is missing or has been replaced.
-
-    `hint` is the next step for the user.
-    """
+    """Raise ShardNotFound or ShardChanged if an uploaded shard is missing or was replaced."""
     path = f"{objects.url}/{shard.name}"
     try:
         content = RangeFile(objects, shard.name)
@@ -194,12 +191,6 @@ class Upload(Closing):
 
     This object owns the upload threads, the lease, and a lock on this machine. `folder_options` are
     the options `append` and `overwrite`, which are only for datasets in folders.
-
-    Raises:
-        DatasetExists: the URL contains data; or an earlier conversion to the URL is complete but
-            not published, and `resume` is False.
-        DatasetConflict: another conversion, on this or another machine, is writing to the URL.
-        InvalidArgument: an option is only for folders, or the URL is that of a web server.
     """
 
     def __init__(
@@ -288,11 +279,7 @@ class Upload(Closing):
         raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another URL")
 
     def publish(self, report: ConversionReport) -> ConversionReport:
-        """Upload the remaining shards and then the generation, and return the report.
-
-        Raise an error if a request fails, if an uploaded shard is missing or replaced, or if
-        another writer has published a dataset.
-        """
+        """Upload the remaining shards and then the generation, and return the report."""
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
         here = {shard.name for shard in shards if (root / shard.name).exists()}
@@ -349,7 +336,7 @@ class Upload(Closing):
 class UploadLease:
     """A lease: an object in the store, whose owner is the only machine that may write below a URL.
 
-    The owner has a local file at `path` with the same content, which includes a random token.
+    The owner has a local file with the same content, which includes a random token.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:

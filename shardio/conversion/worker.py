@@ -48,11 +48,7 @@ _MACHINE_ERRNOS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """The settings that all units of a conversion share, which are sent to each worker once.
-
-    `source` is the converter. The shards of each unit are written to a separate folder in `folder`.
-    `step_s` is `Converter.step_s`, or None without worker processes.
-    """
+    """The settings that all units share; `step_s` is the converter's, or None without workers."""
 
     source: Converter
     folder: str
@@ -119,10 +115,7 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
 def _read_input(
     source: Input, before: Mapping[str, InputState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
-    """Write the samples of one input to the buffer; return the outcome and the content hash.
-
-    `before` are the states of the files. The hash is "" if the input gave no samples.
-    """
+    """Write the samples of one input to the buffer; return outcome and hash, "" without samples."""
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
@@ -171,10 +164,7 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 
 
 def _concerns(error: OSError, source: Input) -> bool:
-    """Return True if an error means that an input or one of its parts cannot be read.
-
-    An error that names no file counts.
-    """
+    """Return True if an error, even one that names no file, means that an input cannot be read."""
     if error.errno in _MACHINE_ERRNOS:
         return False
     named, every = error.filename, (source, *source.parts)
@@ -370,10 +360,7 @@ def cpu_limit_s(step_s: float, source: Input) -> float:
 def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
-    """Yield the samples of a generator, and return its return value.
-
-    If one step takes more than `seconds` of CPU time, kill this process.
-    """
+    """Pass on a generator; kill this process if one step takes `seconds` of CPU time."""
     try:
         while True:
             signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -61,11 +61,7 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """The handler of ZeroMQ's requests to check the key of a client (ZAP, RFC 27).
-
-    A request has version, id, domain, the client's address, identity, mechanism and credentials; an
-    answer has version, id, status code, status text, user and metadata.
-    """
+    """The handler of ZeroMQ's requests to check the key of a client (ZAP, RFC 27)."""
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
         self._zmq, self._keys = zeromq("a server"), keys
@@ -87,6 +83,7 @@ class Gatekeeper:
         self.socket.send_multipart([_VERSION, request_id, code, message, b"", b""])
 
     def _is_known(self, frames: list[bytes]) -> bool:
+        # The frames are version, id, domain, address, identity, mechanism and key.
         if len(frames) != _N_FRAMES or frames[0] != _VERSION or frames[5] != b"CURVE":
             return False
         key = self._zmq.utils.z85.encode(frames[6])
@@ -109,9 +106,8 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 class Server(Closing):
     """A server of batches, made by `make_server`. Owns its socket and all sessions.
 
-    `served` has the options that the server has set itself and on which batches depend, as JSON
-    values. If `keys` is None, only this machine is served. At most `most_clients` clients are
-    served at the same time.
+    `served` are options set by the server on which batches depend. Without `keys`, only this
+    machine is served.
     """
 
     def __init__(
@@ -369,7 +365,6 @@ def make_server(
     Raises:
         InvalidArgument: an option is invalid, or the address is open to other machines without
             keys.
-        DatasetNotFound, DatasetCorrupt, …: the dataset cannot be opened.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
     # Check the options here, because the errors of a client's loader are only sent to the client.

@@ -42,8 +42,8 @@ Frames = list[Any]
 class Session:
     """The session of one client. Owns a loader and a thread, which end after `leave`.
 
-    `head` is the client's "open" message. `served` are the options that the server sets. `post`
-    queues a message for the client; its arguments are the session and the frames of the message.
+    `head` is the client's "open" message. `post` queues a message for the client; its arguments are
+    the session and the frames of the message.
     """
 
     def __init__(

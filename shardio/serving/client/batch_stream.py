@@ -53,9 +53,8 @@ class Stream(Closing):
     """A stream of batches from one of several servers of a dataset. Owns its connection.
 
     A stream may be used by one thread at a time; only `close` and `interrupt` may be called from
-    any thread. Methods that wait for a server raise the errors that `RemoteLoader` documents.
-    `options` are those of the loader, as JSON values. At most `most_ahead` batches, of at most
-    `most_bytes` in total, are requested before the user's loop takes them.
+    any thread. At most `most_ahead` batches, of at most `most_bytes` in total, are requested before
+    the user's loop takes them.
     """
 
     def __init__(
@@ -120,11 +119,7 @@ class Stream(Closing):
         return begun["epoch"], begun["first"], begun["last"]
 
     def take(self, wait_s: float | None = None) -> Arrived | None:
-        """Return the next batch. If `wait_s` is None, wait for the batch.
-
-        Return None if the iteration has ended (`is_over` is then True), or if no batch has arrived
-        within `wait_s`.
-        """
+        """Return the next batch; None if the iteration is over, or if none came in `wait_s`."""
         self._check_open()
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
@@ -211,8 +206,7 @@ class Stream(Closing):
     def _process_one(self, wait_s: float, entered_s: float) -> None:
         """Handle one message, if one arrives within `wait_s`.
 
-        The server is considered lost if it has sent nothing for `_SILENCE_S`, not counting the time
-        before `entered_s`, in which this client received no messages.
+        Silence before `entered_s`, in which this client received no messages, is not the server's.
         """
         with self._lock:
             self._check_open()

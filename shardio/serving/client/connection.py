@@ -47,10 +47,10 @@ class ServerKeys:
     clients: Path
 
     def knows(self, public: bytes) -> bool:
-        """Return True if `public` is the key of an accepted client.
+        """Return True if `public` is the key of an accepted client; the folder is read each time.
 
-        The folder is read on every call. A file that is not a key, for example because it is being
-        written, is ignored. Raises OSError if too many files are open.
+        A file that is not a key, for example because it is being written, is ignored. Raises
+        OSError if too many files are open.
         """
         for name in os.listdir(self.clients):
             if name.endswith(".public"):
@@ -179,10 +179,7 @@ _NO_HANDSHAKE: Final = (
 
 
 class Lost(Exception):
-    """Raised if a connection can no longer be used; the message has the reason.
-
-    `is_denied` is True if the server does not accept this client's key.
-    """
+    """Raised if a connection can no longer be used; `is_denied` if the server refuses this key."""
 
     def __init__(self, reason: str, *, is_denied: bool = False) -> None:
         super().__init__(reason)
@@ -192,8 +189,7 @@ class Lost(Exception):
 class Link(Closing):
     """A connection to one server, for one thread at a time. Owns its sockets.
 
-    `keys` may be None only if the server is on this machine. `most_bytes` is the maximum size of a
-    received block.
+    `most_bytes` is the maximum size of a received block.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
@@ -330,10 +326,10 @@ class Servers:
         return left_s <= 0
 
     def lose(self, lost: Lost) -> None:
-        """Record that the connection to the current server was lost; switch to the next server.
+        """Record that the current server was lost; switch to the next, after a growing pause.
 
-        The time until the next attempt grows with each loss. Raises ServerUnreachable if no server
-        has been reachable for too long, or if all servers refuse this client.
+        Raises ServerUnreachable if no server has been reachable for too long, or if all servers
+        refuse this client.
         """
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)

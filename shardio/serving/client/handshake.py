@@ -103,10 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for ShardLoader from a client's message, or raise MalformedMessage.
-
-    ShardLoader checks their values.
-    """
+    """Return the options for ShardLoader, which checks their values, from a client's message."""
     if unknown := found.keys() - KNOWN:
         raise MalformedMessage(f"unknown options: {sorted(unknown)}")
     return {name: _from_json(name, value) for name, value in found.items()}
@@ -168,10 +165,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The facts about a loader that a server has opened for this client.
-
-    `served` has the options that the server has set itself and on which batches depend.
-    """
+    """The facts about a loader that a server has opened; `served` are options set by the server."""
 
     lineage: str
     generation: int

@@ -226,9 +226,7 @@ class RemoteLoader(Closing):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration begin with the first batch that follows a state.
 
-        Raises:
-            InvalidArgument: `state` is invalid or belongs to another dataset, subset, seed or
-                order.
+        Raise InvalidArgument if the state belongs to another dataset, subset, seed or order.
         """
         self.check_open()
         if not isinstance(state, Mapping):
@@ -299,11 +297,7 @@ class RemoteIteration:
         self.epoch, self.first_step, self.last_step = stream.begin(state)
 
     def take(self, wait_s: float | None) -> Batch | None:
-        """Return the next batch.
-
-        Return None if the iteration has ended (`is_exhausted` is then True), or if no batch has
-        arrived within `wait_s`.
-        """
+        """Return the next batch; None if there is none within `wait_s`, or if it `is_exhausted`."""
         if self.is_over:
             if not self.is_exhausted:
                 raise ClosedError("this iteration was ended by close() or by a new iteration")

@@ -32,8 +32,8 @@ _RESERVED: Final = (
 class RemoteSamples(Closing):
     """The samples of several servers. Owns a RemoteLoader for each server.
 
-    `options` are options of RemoteLoader, for all servers. The received batches of all servers have
-    at most `memory_bytes` together. `say` is called with a line of text for each event.
+    The received batches of all servers have at most `memory_bytes` together. `say` is called with a
+    line of text for each event.
     """
 
     def __init__(
@@ -99,10 +99,7 @@ class RemoteSamples(Closing):
         return self._pid == this_process.pid
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """Return an iterator over the samples of an epoch; end the previous iteration.
-
-        Several threads may use the iterator; each sample goes to one of them.
-        """
+        """Return an iterator over the samples of an epoch, which several threads may share."""
         with self.lock:
             self.skipped.clear()
             passes = []
@@ -134,10 +131,7 @@ class RemoteSamples(Closing):
                 each.end()
 
     def _take(self, going: deque[tuple[int, RemoteIteration]]) -> tuple[int, Batch] | None:
-        """Return the next batch that has arrived, with the index of its server, or None.
-
-        A server that has sent all batches is removed from `going`.
-        """
+        """Return the next batch that has arrived, with the index of its server, or None."""
         for _ in range(len(going)):
             server, each = going.popleft()
             try:
