@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from shardio.errors import (
     DatasetNotFound,
     SchemaError,
 )
-from shardio.maintenance import add_column, compact, compute_stats, merge, split, verify_dataset
+from shardio.maintenance import add_column, compute_stats, merge, split, verify_dataset
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.lines import (
     OLD,
@@ -553,36 +553,6 @@ def test_samples_follow_those_that_others_append_meanwhile(numbers: Path) -> Non
     report = shardio.convert(samples(), numbers, append=True)
     assert values(numbers) == [*range(7)] and report.generation == 4
     assert shardio.open(numbers).subsets == {"train": 6}
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda out: shardio.convert([{"n": 5, "t": "5"}], out, append=True),
-        lambda out: add_column(out, "more", Array("int64"), range(5)),
-        lambda out: split(out, {"a": 0.5, "b": 0.5}),
-        compute_stats,
-        lambda out: compact(out, workers=0),
-    ],
-    ids=["append", "add_column", "split", "stats", "compact"],
-)
-def test_a_killed_operation_can_be_repeated(run: Callable[[Path], object], tmp_path: Path) -> None:
-    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
-    records = ({"n": n, "t": str(n)} for n in range(5))
-    shardio.convert(records, out, shard_bytes=8)
-    shutil.copytree(out, undisturbed)
-    run(undisturbed)
-    before, pid = contents(out), os.fork()
-    if pid == 0:
-        manifest._write_pointer = lambda *_: os.kill(os.getpid(), 9)
-        run(out)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 9
-    assert before.items() <= contents(out).items() and values(out) == [*range(5)]
-    assert (out / "generations" / "000002.json").exists()
-    run(out)
-    assert values(out) == values(undisturbed) and load(out).number == 2
-    assert contents(out).keys() == contents(undisturbed).keys()
 
 
 @pytest.mark.parametrize(("key", "value"), [("hash", 7), ("bytes", "7"), ("bytes", True)])

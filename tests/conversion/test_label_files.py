@@ -38,10 +38,7 @@ def test_classes_come_from_the_file_and_not_from_folders(lines: Path, tmp_path: 
         ("labels.csv", "\ufefflabel,path,more\r\nzebra,a/1.txt,x\r\n,top.txt,\r\n"),
         ("labels", 'path,label\n"a/1.txt","zebra"\n'),
         ("labels.jsonl", '{"path": "a/1.txt", "label": "zebra", "more": 1}\n\n'),
-        (
-            "labels.json",
-            '{"path": "a/1.txt", "label": "zebra"}\n{"path": "top.txt", "label": null}',
-        ),
+        ("l.json", '{"path": "a/1.txt", "label": "zebra"}\n{"path": "b", "label": null}'),
     ],
 )
 def test_csv_and_json_lines_are_equal(lines: Path, tmp_path: Path, name: str, content: str) -> None:
@@ -57,29 +54,17 @@ def test_whole_numbers_are_sorted_numerically(lines: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "l.csv",
-            "path,label\na/1.txt,x\na/none.txt,y\n",
-            r"paths that are not files of the source \(1\): 'a/none\.txt'",
-        ),
+        ("l.csv", "path,label\na/1.txt,x\na/no,y\n", r"not files of the source \(1\): 'a/no'"),
         ("l.csv", "path,class\na/1.txt,x\n", "it lacks label, found 'path', 'class'"),
         ("l.csv", "", "it lacks path and label"),
-        (
-            "l.csv",
-            "path,label\na/1.txt,x\n./a/1.txt,x\n",
-            "line 3: 'a/1.txt' is already labelled in line 2",
-        ),
+        ("l.csv", "path,label\na,x\n./a,x\n", "line 3: 'a' is already labelled in line 2"),
         ("l.csv", "path,label\n,x\n", "line 2: expected a path, found ''"),
         ("l.csv", 'path,label\n"a/1.txt"x,y\n', "line 2: not CSV"),
         ("l.csv", b"path,label\n\xff,y\n", "not UTF-8: invalid start byte at byte 11"),
         ("l.jsonl", '{"path": "a/1.txt", "label": "x"}\n{"path": ', "line 2: not JSON"),
         ("l.jsonl", "[" * 100_000, "line 1: not JSON"),
         ("l.jsonl", '{"path": "a/1.txt"}', "line 1: expected an object with path and label"),
-        (
-            "l.jsonl",
-            '{"path": "a/1.txt", "label": 1.5}',
-            "line 1: expected a name or a whole number",
-        ),
+        ("l.jsonl", '{"path": "a", "label": 1.5}', "line 1: expected a name or a whole number"),
         ("l.jsonl", '{"path": "a/1.txt", "label": "\\ud800"}', r"found '\\ud800'"),
         ("l.jsonl", '{"path": 3, "label": "x"}', "line 1: expected a path, found 3"),
     ],

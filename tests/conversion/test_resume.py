@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from shardio import InvalidArgument
 from shardio.conversion import Progress
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
-from shardio.storage import fs
+from tests.faults.failing import before_calls
 from tests.lines import (
     Lines,
     check_resumes,
@@ -71,16 +71,6 @@ def test_an_interrupted_conversion_hints_and_hides_its_work(lines: Path, tmp_pat
     with pytest.raises(DatasetExists, match=r"interrupted .* resume \(--resume\) .* overwrite"):
         convert(lines, tmp_path / "out")
     assert contents(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_full_disk_keeps_finished_units(lines: Path, tmp_path: Path, workers: int) -> None:
-    (lines / "top.txt").write_text("full")
-    with pytest.raises(OSError, match="No space left") as caught:
-        convert(lines, tmp_path / "out", workers=workers)
-    assert "finished units are kept" in caught.value.__notes__[0]
-    (lines / "top.txt").write_text("seven")
-    check_resumes(lines, tmp_path / "out")
 
 
 def test_without_finished_units_nothing_is_left(lines: Path, tmp_path: Path) -> None:
@@ -354,38 +344,36 @@ def test_a_conversion_killed_during_its_clean_up_can_be_resumed(
 ) -> None:
     out, work = tmp_path / "out", tmp_path / "out" / ".conversion"
     convert(lines, tmp_path / "whole")
-    finish, n_calls, limit, is_over = Staging.finish, itertools.count(), 0, False
+    finish, n_left, is_over = Staging.finish, math.inf, False
 
-    def count(staging: Staging) -> None:
-        finish(staging)
-        nonlocal n_calls
-        n_calls = itertools.count()
-        monkeypatch.setattr("shardio.storage.fs.perform", perform)
-
-    def perform(
-        call: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
-    ) -> Any:
-        if next(n_calls) == limit - 1:
+    def act(*_: str) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if not n_left:
             raise Killed
-        return function(*given, **named)
 
-    real = fs.perform
-    while not is_over:
-        limit += 1
+    for limit in itertools.count(1):
         shutil.rmtree(out, ignore_errors=True)
         if what == "replaced":
             convert(lines, out, shard_bytes=77)
+
+        def count(staging: Staging, limit: int = limit) -> None:
+            nonlocal n_left
+            finish(staging)
+            n_left = limit
+
         with monkeypatch.context() as patched:
+            before_calls(patched, act)
             patched.setattr(Staging, "finish", count)
             try:
                 convert(lines, out, overwrite=what == "replaced")
                 is_over = True  # without so many calls
             except Killed:
                 pass
-            finally:
-                monkeypatch.setattr("shardio.storage.fs.perform", real)
         if work.exists() and any(work.iterdir()):
             report = convert(lines, out, resume=True)
             assert len(report.inputs) == N_INPUTS and not work.exists()
         assert contents(out) == contents(tmp_path / "whole")
+        if is_over:
+            break
     assert limit > 8

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from shardio import Array, Schema
 from tests.faults.scene import PATIENCE_S, Scene, line
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -115,21 +111,3 @@ with ShardLoader({folder!r}, 30, output="numpy", num_workers=1, transform=shout)
     main = stage.start(["-c", script])
     output, _ = main.communicate(timeout=PATIENCE_S)
     assert output.decode().splitlines() == [f"sample {i}" for i in (0, *range(30))]
-
-
-@pytest.mark.cpu_device
-def test_the_example_of_the_readme_works_as_it_stands(stage: Scene, tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    examples: list[str] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    example = next(text for text in examples if "ShardLoader(" in text)
-    assert len(example.splitlines()) <= 12
-    (tmp_path / "script.py").write_text(example)
-    schema = Schema({"frames": Array("uint8", (4, 12, 12, 3)), "label": Array("int64")})
-    samples = ({"frames": np.full((4, 12, 12, 3), i, np.uint8), "label": i % 2} for i in range(20))
-    write_dataset(tmp_path / "out", 20, 2, schema, samples)
-    main = stage.start(["script.py"], cwd=tmp_path)
-    printed = [line(main).split() for _ in range(2)]
-    assert [epoch for epoch, _ in printed] == ["0", "1"]
-    assert all(math.isfinite(float(loss)) for _, loss in printed)
-    assert main.wait(PATIENCE_S) == 0
-    assert stage.left_after() == {}
