@@ -36,12 +36,7 @@ from shardio.conversion.converter import (
 )
 from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.journal import UnitEvent, conversion_settings, cut_units, has_items
-from shardio.conversion.report import (
-    ConversionReport,
-    InputReport,
-    Progress,
-    check_any_of_kind,
-)
+from shardio.conversion.report import ConversionReport, InputReport, Progress, check_any_of_kind
 from shardio.conversion.scheduler import ConversionState, run_in_workers, run_on_ray
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import ShardUploader

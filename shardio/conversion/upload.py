@@ -55,12 +55,7 @@ from shardio.storage.fs import (
 )
 from shardio.storage.remote.cache_folder import try_exclusive
 from shardio.storage.remote.connection import RemoteOptions
-from shardio.storage.remote.object_store import (
-    ObjectStore,
-    no_cancel,
-    run_parallel,
-    start_thread,
-)
+from shardio.storage.remote.object_store import ObjectStore, no_cancel, run_parallel, start_thread
 from shardio.storage.remote.storage import RangeFile
 
 _MAX_CONCURRENT: Final = 4
@@ -74,10 +69,7 @@ LEASE_OBJECT: Final = "conversion.json"
 
 
 def upload_shard(
-    objects: ObjectStore,
-    path: str,
-    shard: ShardSummary,
-    check: Callable[[], None] = no_cancel,
+    objects: ObjectStore, path: str, shard: ShardSummary, check: Callable[[], None] = no_cancel
 ) -> None:
     """Upload the shard at `path`, unless the store already has it.
 

@@ -119,11 +119,7 @@ def test_a_pattern_without_matches_is_refused_with_the_folder_searched(
 
 def test_patterns_give_datasets_of_a_folder(lines: Path, tmp_path: Path, read: list[str]) -> None:
     report = convert(lines / "[ac]" / "*.txt", tmp_path / "out")
-    assert outcomes(report) == {
-        "a/1.txt": "converted",
-        "a/2.txt": "empty",
-        "c/4.txt": "converted",
-    }
+    assert outcomes(report) == {"a/1.txt": "converted", "a/2.txt": "empty", "c/4.txt": "converted"}
     assert [*outcomes(report)] == read
     for name in ("b/readme", "b/3.txt", "d/5.txt", "top.txt"):
         (lines / name).unlink()

@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import (
-    Array,
-    Bytes,
-    Image,
-    InvalidArgument,
-    Json,
-    List,
-    Schema,
-    Text,
-)
+from shardio import Array, Bytes, Image, InvalidArgument, Json, List, Schema, Text
 from shardio.conversion import python_samples
 from shardio.errors import SchemaError, UnsupportedEnvironment
 from shardio.media import decode_image

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import (
-    Array,
-    DatasetWriter,
-    InvalidArgument,
-    Schema,
-    Text,
-)
+from shardio import Array, DatasetWriter, InvalidArgument, Schema, Text
 from shardio.conversion import Progress, execution
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging

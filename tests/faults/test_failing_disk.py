@@ -150,7 +150,7 @@ def test_every_kind_of_call_is_made(
     calls = calls_of(lines, tmp_path / "out", monkeypatch)
     kinds = Counter(call.kind for call in calls)
     assert kinds.keys() == {
-        *("mkdir", "create", "write", "fsync", "rename", "link", "unlink", "rmdir"),
+        *("mkdir", "create", "write", "fsync", "rename", "link", "unlink", "rmdir")
     }
     # Three shards, with two records, the plan, the generation and the pointer; and in the end the
     # plan gets its other name.
@@ -187,14 +187,7 @@ def test_an_append_leaves_the_old_or_the_new_dataset_after_any_failing_call(
     convert(lines, tmp_path / "grown", append=True, **OPTIONS)
     grown = contents(tmp_path / "grown")
     n_failed = fail_each(
-        lines,
-        tmp_path / "out",
-        grown,
-        monkeypatch,
-        old,
-        code=code,
-        for_good=for_good,
-        append=True,
+        lines, tmp_path / "out", grown, monkeypatch, old, code=code, for_good=for_good, append=True
     )
     assert n_failed > 40 // EVERY
 
@@ -233,10 +226,7 @@ def test_resuming_may_fail_at_any_call_as_well(
 
 
 def test_the_command_names_the_file_and_ends_with_code_3(
-    lines: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["convert", str(lines), str(tmp_path / "out"), "--kind=lines", "--workers=0"]
     failing = FailingDisk(errno.ENOSPC, 40, for_good=True)

@@ -238,11 +238,7 @@ def test_nothing_is_left_at_exit(
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["main", "group"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_nothing_is_left_after_a_signal_in_a_loop(
-    stage: Scene,
-    folder: str,
-    number: signal.Signals,
-    send: Callable[[int, int], None],
-    busy: str,
+    stage: Scene, folder: str, number: signal.Signals, send: Callable[[int, int], None], busy: str
 ) -> None:
     main = stage.start(_program(folder, STAYING, busy))
     assert line(main) == "ready"

@@ -36,13 +36,7 @@ def second(folder: str) -> str:
 def load_mapped(folder: str, num_workers: int, **options: Any) -> ShardLoader:
     """Load with so few blocks that at most 4 batches of the next epoch are filled when one ends."""
     return make_loader(
-        folder,
-        BATCH,
-        access="mmap",
-        output="numpy",
-        num_workers=num_workers,
-        prefetch=1,
-        **options,
+        folder, BATCH, access="mmap", output="numpy", num_workers=num_workers, prefetch=1, **options
     )
 
 

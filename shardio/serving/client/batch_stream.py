@@ -23,13 +23,7 @@ from shardio._base.classes import Closing
 from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol
-from shardio.serving.client.connection import (
-    SILENCE_MS,
-    ClientKeys,
-    Link,
-    Lost,
-    Servers,
-)
+from shardio.serving.client.connection import SILENCE_MS, ClientKeys, Link, Lost, Servers
 from shardio.serving.client.handshake import Arrived, Opened, State
 from shardio.serving.client.protocol import (
     VERSION,

@@ -25,12 +25,7 @@ from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, ServerUnreachable
-from shardio.serving.client.protocol import (
-    FROM_SERVER,
-    MAX_HEAD_BYTES,
-    Address,
-    unpack,
-)
+from shardio.serving.client.protocol import FROM_SERVER, MAX_HEAD_BYTES, Address, unpack
 from shardio.storage import fs
 
 _FORM: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")

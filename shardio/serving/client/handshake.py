@@ -19,13 +19,7 @@ from shardio.media.audio import Sound
 from shardio.order.sampling import WeightedSampler, holds_positions
 from shardio.samples.clips import Clip
 from shardio.samples.packing import Pack
-from shardio.serving.client.protocol import (
-    VERSION,
-    Address,
-    MalformedMessage,
-    member,
-    number,
-)
+from shardio.serving.client.protocol import VERSION, Address, MalformedMessage, member, number
 
 RECORDS: Final[dict[str, type[Clip | Pack]]] = {"clips": Clip, "pack": Pack}
 """The options that select a view of the dataset, given as dicts of the view's arguments."""
