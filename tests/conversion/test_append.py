@@ -563,12 +563,3 @@ def test_an_append_compares_recorded_sizes_and_hashes(out: Path, key: str, value
     place.write_bytes(to_checksummed_json(content))
     with pytest.raises(DatasetCorrupt, match="'hash', and counts as 'samples' and 'bytes'"):
         load(out)
-
-
-def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, out: Path) -> None:
-    leave_killed(lines, out, execution, "publish_next", append=True)
-    with pytest.raises(
-        InvalidArgument, match=r"shard_bytes was .*; use the original settings; .* delete"
-    ):
-        append(lines, out, resume=True, shard_bytes=77)
-    append(lines, out, resume=True)

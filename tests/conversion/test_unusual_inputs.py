@@ -16,7 +16,7 @@ import pytest
 import shardio
 from shardio import Input
 from shardio_tools import cli
-from tests.lines import convert, during, outcomes, texts, write
+from tests.lines import convert, during, outcomes, texts
 from tests.media_made import scene, write_video
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,16 +77,6 @@ def test_every_input_is_listed(
     assert found == {name for name, outcome in wanted.items() if outcome == "converted"}
     output = "".join(capsys.readouterr())
     assert all(char.isprintable() for line in output.splitlines() for char in line)
-
-
-def test_printed_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "odd", {"a\n\x1b[2J/b\u202e.mp4": "no video"})
-    for n, option in enumerate(("--quiet", "--workers=1")):
-        arguments = ["convert", str(tmp_path / "odd"), str(tmp_path / f"{n}\n"), "--workers=0"]
-        assert cli.main([*arguments, option]) == cli.BAD_DATA
-        output = "".join(capsys.readouterr())
-        assert "a\\n\\x1b[2J/b\\u202e.mp4" in output
-        assert all(char.isprintable() for line in output.split("\n") for char in line)
 
 
 def test_an_unlisted_folder_is_broken(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -145,21 +146,23 @@ def test_invalid_folder_names(
     assert not [*Path().iterdir()]
 
 
-@pytest.mark.parametrize("how", ["reshard", "merge", "export", "write"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda made: reshard(made, ""),
+        lambda made: merge("", made),
+        lambda made: export(made, "", "files"),
+        lambda _: shardio.DatasetWriter("", shardio.Schema({"x": Array("int64")})),
+    ],
+    ids=["reshard", "merge", "export", "write"],
+)
 def test_an_empty_name_fails(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[Path], object]
 ) -> None:
     made = tmp_path / "made"
     convert(lines, made)
     (lines / "cwd").mkdir()
     monkeypatch.chdir(lines / "cwd")
     with pytest.raises(InvalidArgument, match="is empty; expected the name of a folder"):
-        if how == "reshard":
-            reshard(made, "")
-        elif how == "merge":
-            merge("", made)
-        elif how == "export":
-            export(made, "", "files")
-        else:
-            shardio.DatasetWriter("", shardio.Schema({"x": Array("int64")}))
+        run(made)
     assert not [*Path().iterdir()]

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,20 +141,6 @@ def fail_each(
         assert visible(place) == whole, calls[n]
         assert not has_failed or contents(place) == whole
     return n_failed
-
-
-def test_every_kind_of_call_is_made(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = calls_of(lines, tmp_path / "out", monkeypatch)
-    kinds = Counter(call.kind for call in calls)
-    assert kinds.keys() == {
-        *("mkdir", "create", "write", "fsync", "rename", "link", "unlink", "rmdir")
-    }
-    # Three shards, with two records, the plan, the generation and the pointer; and in the end the
-    # plan gets its other name.
-    assert kinds["create"] == 8 and kinds["rename"] == 3 + 2 + 2 + 1 and kinds["link"] == 3 + 1
-    assert [call.kind for call in calls if call.path.endswith("generations")][0] == "mkdir"
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,8 @@ import numpy as np
 import pytest
 
 from shardio import Image, Input, Outcome, Schema
-from shardio._workers.processes import blocks
-from shardio.errors import InsufficientMemory
 from shardio.media import encode_jpeg
 from shardio_tools import cli
-from tests.limits import files_of_at_most
 from tests.lines import Lines, contents, convert, install
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -87,18 +84,6 @@ def test_a_batch_that_outgrows_the_limit_is_an_error(tmp_path: Path, num_workers
         r"InsufficientMemory: .* memory file of \d{7} bytes .* allows 3145728: ", done.stderr
     )
     assert _run(LOAD, 64 << 20, place, 1, num_workers).stdout == "32\n"
-
-
-def test_a_block_grows_as_far_as_the_limit_allows() -> None:
-    with files_of_at_most(1 << 20):
-        block = blocks.Block(0, 64 << 10)
-        block.grow(128 << 10, better=4 << 20)
-        assert len(block.bytes) == 1 << 20
-        with pytest.raises(
-            InsufficientMemory, match=r"of 1052672 bytes is .* RLIMIT_FSIZE allows 1048576"
-        ):
-            block.grow((1 << 20) + 1)
-    os.close(block.fd)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import socket
@@ -199,29 +198,6 @@ def test_an_interrupt_in_a_finalizer_is_not_lost_and_comes_when_that_is_through(
         _be_interrupted()
     assert is_through.is_set()
     assert not finalizer.alive
-
-
-def test_an_interrupt_in_a_finalizer_beside_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = _thread.start_new_thread
-
-    def start_and_let_run(call: Callable[..., object], given: tuple[Any, ...]) -> int:
-        is_running = threading.Event()
-
-        def run() -> None:
-            is_running.set()
-            call(*given)
-
-        number = start(run, ())
-        is_running.wait(PATIENCE_S)
-        time.sleep(0.005)
-        return number
-
-    monkeypatch.setattr(_thread, "start_new_thread", start_and_let_run)
-    owner = _Owner()
-    Finalizer(owner, signal.raise_signal, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        del owner
-        _be_interrupted()
 
 
 def test_an_interrupt_in_a_finalizer_ends_what_is_waited_for_after_it() -> None:

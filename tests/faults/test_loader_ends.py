@@ -51,11 +51,6 @@ time.sleep(1000)
 
 LEAVING = {
     "break": "for batch in load(): break",
-    "exception in the body": """
-try:
-    for batch in load(): raise ValueError('oops')
-except ValueError: pass
-""",
     "exception in a function": """
 def epoch():
     loader = load()

@@ -125,31 +125,6 @@ def test_without_workers_no_batch_is_overdue(folder: str) -> None:
             assert [int(i) for batch in loader for i in batch["label"]] == list(range(N))
 
 
-def test_stacks_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", 0.05)
-    files = [(tmp_path / str(worker)).open("wb+", buffering=0) for worker in range(4)]
-
-    def send(worker: int, _: int) -> bool:
-        if worker == 2:  # all but the first are quick to answer; the third is not there yet
-            return False
-        if worker:
-            files[worker].write(f"  worker {worker}\n".encode())
-        return True
-
-    for _ in range(2):  # what they have said before is not said again
-        found = stack_dumps.ask_for_stacks([file.fileno() for file in files], send)
-        assert found == [
-            "it did not report within 0.05 s what it is doing",
-            "  worker 1",
-            "it is being started",
-            "  worker 3",
-        ]
-        sizes = [os.fstat(file.fileno()).st_size for file in files]
-        assert sizes == [0, 11, 0, 11], "nor kept: the files are as long as one answer"
-    for file in files:
-        file.close()
-
-
 def workers_of(loader: ShardLoader) -> backends.WorkerBackend:
     found = loader._engine._backend
     assert isinstance(found, backends.WorkerBackend)

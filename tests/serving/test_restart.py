@@ -27,7 +27,6 @@ from tests.loading import PATIENCE_S, bits
 from tests.serving.served import (
     FREE,
     HOW,
-    Gate,
     Process,
     Relay,
     keys_between,
@@ -310,17 +309,6 @@ def test_a_server_that_stays_away_is_an_error_and_the_state_goes_on_elsewhere(pa
     with ShardLoader(path, 4, num_workers=0, **HOW) as local:
         local.load_state_dict(state)
         assert found + list(map(bits, local)) == local_bits(path, 4)
-
-
-def test_a_batch_that_is_not_made_in_time_is_overdue(path: str) -> None:
-    gate = Gate()
-    with serving(path, transform=gate) as server:
-        with shardio.connect(server.address, 4, timeout_s=0.3, fields=["label"], **HOW) as far:
-            batches = iter(far)
-            gate.opened.clear()
-            with pytest.raises(BatchTimeout, match="did not come from"):
-                list(batches)
-            gate.opened.set()
 
 
 def test_who_listens_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
