@@ -173,9 +173,7 @@ def test_an_append_that_stops_is_continued_by_the_next(lines: Path, out: Path) -
         ("one two more", "12 bytes, 7 when it was converted"),
     ],
 )
-def test_modified_inputs_stay_as_they_are(
-    lines: Path, out: Path, content: str, reason: str
-) -> None:
+def test_modified_inputs_stay_so(lines: Path, out: Path, content: str, reason: str) -> None:
     (lines / "a" / "1.txt").write_text(content)
     report = append(lines, out)
     (modified,) = report.modified
@@ -186,9 +184,7 @@ def test_modified_inputs_stay_as_they_are(
     assert entries["a/1.txt"]["bytes"] == 7
 
 
-def test_a_grown_file_is_recorded(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_may_grow_later(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def grow(source: Input) -> None:
         if source.name == "a/1.txt":
             (lines / "c" / "4.txt").write_text("four five six and more")
@@ -250,9 +246,7 @@ def test_shard_bytes_and_on_error_may_differ(lines: Path, out: Path) -> None:
         ({"kind": "videos"}, "converter was 'lines', is 'videos'"),
     ],
 )
-def test_other_options_are_refused(
-    lines: Path, out: Path, options: dict[str, Any], named: str
-) -> None:
+def test_other_options_fail(lines: Path, out: Path, options: dict[str, Any], named: str) -> None:
     before = contents(out)
     with pytest.raises(
         InvalidArgument, match=f"{named}.*; convert with the options of the dataset, or into"
@@ -269,9 +263,7 @@ def test_another_converter_version_fails(
         append(lines, out)
 
 
-def test_library_versions_are_recorded(
-    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_are_recorded(lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lines, "libraries", lambda _: {"alphabet": "27"})
     append(lines, out)
     assert shardio.open(out).versions["alphabet"] == "27"
@@ -292,9 +284,7 @@ def test_library_versions_are_recorded(
         ),
     ],
 )
-def test_differing_fields_are_named(
-    lines: Path, tmp_path: Path, fields: dict[str, Any], named: str
-) -> None:
+def test_other_fields_fail(lines: Path, tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     DatasetWriter(tmp_path / "out", Schema(fields)).close()
     with pytest.raises(InvalidArgument, match=named):
         append(lines, tmp_path / "out", kind="lines")

@@ -86,9 +86,7 @@ def test_a_file_that_became_a_folder_is_listed_as_one(lines: Path, out: Path) ->
     assert texts(out) == [*OLD, "eight"]
 
 
-def test_ctrl_c_interrupts_comparing(
-    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_comparing(lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n_begun, is_begun, may_end = [], threading.Event(), threading.Event()
 
     def slow(path: str) -> str:

@@ -65,9 +65,7 @@ def test_small_samples_make_one_shard_for_any_number_of_workers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("shard_bytes", [256 << 20, 150_000])
-def test_shards_have_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
-) -> None:
+def test_shard_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int) -> None:
     monkeypatch.setattr(execution, "MIN_SHARD_BYTES", 200_000)
 
     def varying(n: int) -> dict[str, Any]:

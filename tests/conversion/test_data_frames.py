@@ -189,9 +189,7 @@ def test_anything_that_exports_an_arrow_stream_is_a_data_frame(tmp_path: Path) -
         shardio.convert(columns["x"], tmp_path / "no")
 
 
-def test_without_pyarrow_its_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("shardio_converters.tabular")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -38,9 +38,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_parts_give_no_samples(
-    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_are_listed(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = convert(lines, tmp_path / "out")
     assert texts(tmp_path / "out") == "one two three four five six miau wau seven".split()
     found = {one.name: one for one in report.inputs}

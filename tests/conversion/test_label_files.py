@@ -85,9 +85,7 @@ def test_units_with_other_labels_are_converted_again(lines: Path, tmp_path: Path
     check_resumes(lines, tmp_path / "out", **options)
 
 
-def test_labels_of_the_command(
-    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_labels(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = str(written(tmp_path, "labels.csv", CSV))
     arguments = ["convert", str(lines), str(tmp_path / "out"), "--kind=lines", "--workers=0"]
     assert cli.main([*arguments, "--labels", labels]) == 0

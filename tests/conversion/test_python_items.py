@@ -329,9 +329,7 @@ UNREADY = {
 @pytest.mark.parametrize("kind", UNREADY)
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("bad", [0, 2])
-def test_an_odd_value_breaks_only_its_item(
-    tmp_path: Path, kind: str, n_workers: int, bad: int
-) -> None:
+def test_an_odd_value_breaks_its_item(tmp_path: Path, kind: str, n_workers: int, bad: int) -> None:
     values = [UNREADY[kind][n != bad] for n in range(4)]
     source: Any = [{"x": value, "n": n} for n, value in enumerate(values)]
     report = shardio.convert(

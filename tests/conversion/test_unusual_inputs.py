@@ -153,9 +153,7 @@ def test_an_input_that_changes_while_it_is_read_gives_no_samples(
     assert texts(tmp_path / "out") == "one two four five six seven".split()
 
 
-def test_a_vanished_input_is_broken(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vanished_is_broken(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def removing(*_: object) -> None:
         (lines / "c" / "4.txt").unlink(missing_ok=True)
 

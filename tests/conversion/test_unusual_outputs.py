@@ -29,9 +29,7 @@ def create_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_foreign_work_folder_is_kept(
-    lines: Path, tmp_path: Path, options: dict[str, bool]
-) -> None:
+def test_foreign_work_folders_stay(lines: Path, tmp_path: Path, options: dict[str, bool]) -> None:
     place = create_out(lines, tmp_path / "out", options)
     write(place, {"thesis.tex": "a year of work"})
     before = contents(tmp_path / "out")
@@ -41,9 +39,7 @@ def test_a_foreign_work_folder_is_kept(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_linked_work_folder_is_kept(
-    lines: Path, tmp_path: Path, options: dict[str, bool]
-) -> None:
+def test_linked_work_folders_stay(lines: Path, tmp_path: Path, options: dict[str, bool]) -> None:
     place = create_out(lines, tmp_path / "out", options)
     write(tmp_path / "elsewhere", {"plan.json": "mine", "0123456789abcdef/000.shard": "mine"})
     place.symlink_to(tmp_path / "elsewhere")
@@ -135,9 +131,7 @@ def test_an_impossible_out_is_an_error(lines: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("source", ["files", "samples"])
 @pytest.mark.parametrize("out", ["", "a\0b", "a\ud800b"])
-def test_invalid_folder_names(
-    lines: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str
-) -> None:
+def test_invalid_names(lines: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str) -> None:
     (lines / "cwd").mkdir()
     monkeypatch.chdir(lines / "cwd")
     message = r"out \(OUT\) is (empty|'a.*, not a valid folder name|'a.* no file or folder)"

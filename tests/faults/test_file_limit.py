@@ -140,9 +140,7 @@ def test_a_command_that_writes_leaves_the_dataset_as_it_was(tmp_path: Path, comm
     assert _run(COMMAND, 1 << 30, *arguments).returncode == cli.OK
 
 
-def test_a_limit_met_by_a_converter_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_met_by_a_converter_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = install(tmp_path, monkeypatch)
 
     def write_much(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:

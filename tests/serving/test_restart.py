@@ -136,9 +136,7 @@ def test_a_message_after_a_failed_handshake_does_not_block(keys: Path) -> None:
             link.close()
 
 
-def test_unreadable_keys_are_retried(
-    path: str, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_keys_are_reread(path: str, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     knows, asked = ServerKeys.knows, list[bytes]()
 
     def refuse_once(self: ServerKeys, public: bytes) -> bool:

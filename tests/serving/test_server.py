@@ -300,9 +300,7 @@ def test_memory_of_a_client_bounds_what_is_under_way(server: Server) -> None:
         assert session.n_sent <= 4 + 100_000 // 20_000
 
 
-def test_untaken_bytes_are_bounded(
-    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untaken_bytes_are_few(path: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.serving.session.MAX_UNTAKEN_BYTES", 50_000)
     with shardio.connect(server.address, 2, **HOW) as far:
         batches = iter(far)
