@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio import Array, Bytes, Json, Schema, Text
+from shardio.batch.collation import parse_collate
 from shardio.batch.layout import EXTENT, ORIGIN, BlockLayout, layout_for_samples
 from shardio.format.types import DTYPES, Field
 
@@ -14,6 +15,7 @@ FIELDS: st.SearchStrategy[Field] = st.one_of(
         st.sampled_from(sorted(DTYPES)),
         st.lists(DIMS, max_size=3).map(tuple),
         st.sampled_from(["raw", "zstd"]),
+        optional=st.booleans(),
     ),
     st.builds(Bytes),
     st.builds(Text),
@@ -33,6 +35,8 @@ def parts_of(layout: BlockLayout) -> list[tuple[int, int]]:
     for varying in layout.varying:
         parts.append((varying.offset, n * EXTENT.itemsize))
         parts.append((varying.shapes, n * varying.n_dims * 8))
+    parts += [(slot.offset, n) for slot in layout.presence]
+    parts += [(slot.offset, 8 + 8 * slot.n_dims) for slot in layout.whole]
     return sorted(part for part in parts if part[1])
 
 
@@ -41,15 +45,22 @@ def test_the_tables_of_a_block_have_the_sizes_they_always_had() -> None:
     assert (ORIGIN.itemsize, EXTENT.itemsize) == (24, 16)
 
 
-@given(schema=SCHEMAS, n_rows=st.integers(1, 3000))
+@given(
+    schema=SCHEMAS,
+    n_rows=st.integers(1, 3000),
+    collate=st.sampled_from(["stack", "pad", "ragged", "list"]),
+)
 @settings(max_examples=200, deadline=None)
 def test_parts_of_a_block_are_aligned_never_overlap_and_waste_less_than_a_cache_line_each(
-    schema: Schema, n_rows: int
+    schema: Schema, n_rows: int, collate: str
 ) -> None:
-    layout = layout_for_samples(schema, n_rows)
+    layout = layout_for_samples(schema, n_rows, parse_collate(collate))
     parts = parts_of(layout)
     assert all(offset % 64 == 0 for offset, _ in parts)
     ends = [offset + size for offset, size in parts]
     assert all(end <= start for end, (start, _) in zip(ends, parts[1:], strict=False))
     assert ends[-1] <= layout.heap < sum(size for _, size in parts) + 64 * len(parts) + 4096
     assert layout.heap % 4096 == 0
+    names = [slot.name for slot in layout.fixed + layout.whole]
+    names += [slot.name for slot in layout.varying]
+    assert sorted(names) == sorted(layout.schema)

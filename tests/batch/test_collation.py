@@ -6,9 +6,7 @@ import pytest
 
 from shardio import Array, Bytes, List, Schema, Text
 from shardio.batch.collation import DEFAULT_COLLATION, CollateRule, Collation, parse_collate
-from shardio.batch.layout import EXTENT, layout_for_samples
 from shardio.errors import InvalidArgument
-from tests.shards import EVERY_FIELD
 
 SCHEMA = Schema(
     {
@@ -109,19 +107,3 @@ def test_a_field_that_has_the_name_of_a_mask_is_in_the_way(collate: str, name: s
     schema = Schema({"x": Array("int64", (None,)), name: Bytes()})
     with pytest.raises(InvalidArgument, match=f"of 'x' adds '{name}', which is a field already"):
         parse_collate(collate).expand(schema)
-
-
-@pytest.mark.parametrize("collate", ["pad", "ragged", "list", "stack"])
-def test_heads_lie_between_other_parts_and_fields_are_in_one_place(collate: str) -> None:
-    layout = layout_for_samples(EVERY_FIELD, 5, parse_collate(collate))
-    parts = [(slot.offset, 5 * slot.row_bytes) for slot in layout.fixed]
-    parts += [(slot.offset, 8 + 8 * slot.n_dims) for slot in layout.whole]
-    parts += [(slot.offset, 5 * EXTENT.itemsize) for slot in layout.varying]
-    parts += [(slot.offset, 5) for slot in layout.presence]
-    parts.sort()
-    assert all(a + n <= b for (a, n), (b, _) in zip(parts, parts[1:], strict=False))
-    assert parts[-1][0] + parts[-1][1] <= layout.heap
-    names = [slot.name for slot in layout.fixed + layout.whole]
-    names += [slot.name for slot in layout.varying]
-    assert sorted(names) == sorted(layout.schema)
-    assert bool(layout.whole) == (collate in ("pad", "ragged"))

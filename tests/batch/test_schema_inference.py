@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, Schema, Text
 from shardio.batch.schema_inference import check_sample, infer_schema
-from shardio.errors import SchemaError
 from shardio.format.types import DTYPES
 from shardio.format.types.arrays import numpy_dtype
 
@@ -64,58 +59,6 @@ def test_every_kind_of_value_has_its_field(value: object, field: object) -> None
 def test_every_dtype_that_can_be_stored_is_inferred(dtype: str) -> None:
     stored = "uint16" if dtype == "bfloat16" else dtype
     assert infer(np.zeros(3, numpy_dtype(dtype))) == Array(stored, (3,))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.zeros(2, np.complex64),
-        1j,
-        np.array(["a", "b"]),
-        np.array([None]),
-        np.array([1, "a"], object),
-        np.datetime64("2024-01-01"),
-        np.zeros(2, [("a", "i4")]),
-        2**70,
-        object(),
-        {1, 2},
-        range(3),
-        print,
-        float,
-        types.SimpleNamespace(shape=(3,)),
-    ],
-)
-def test_what_no_batch_can_hold_is_refused_with_the_fields_name(value: object) -> None:
-    with pytest.raises(SchemaError, match="'my field'"):
-        infer(value, "my field")
-
-
-def test_an_array_of_too_many_dimensions_is_refused() -> None:
-    with pytest.raises(SchemaError, match="17 dimensions"):
-        infer(np.zeros((1,) * 17))
-
-
-@pytest.mark.parametrize("sample", [None, [1], "text", 5, np.zeros(3), [{"a": 1}]], ids=repr)
-def test_what_is_no_dict_is_no_sample(sample: object) -> None:
-    with pytest.raises(SchemaError, match="must be a dict of fields, found"):
-        infer_schema(sample)
-    with pytest.raises(SchemaError, match="must be a dict of fields, found"):
-        check_sample(sample, SOURCE)
-
-
-def test_any_mapping_is_a_sample() -> None:
-    sample: Mapping[str, Any] = types.MappingProxyType({"a": 1})
-    assert infer_schema(sample) == Schema({"a": Array("int64")})
-
-
-@pytest.mark.parametrize("sample", [{}, {1: 2}, {"": 1}, {"a.": 1}, {"a\n": 1}], ids=repr)
-def test_names_must_be_names_of_fields(sample: object) -> None:
-    with pytest.raises(SchemaError):
-        infer_schema(sample)
-
-
-def test_fields_keep_the_order_of_the_sample() -> None:
-    assert list(infer_schema({"b": 1, "a": 2})) == ["b", "a"]
 
 
 # What the source says of a field that keeps its name.
@@ -182,28 +125,3 @@ def test_a_sample_like_the_first_is_accepted(sample: dict[str, object]) -> None:
 def test_the_first_sample_always_fits_what_was_inferred_from_it() -> None:
     for value in (np.zeros(3, ">f4"), np.zeros(0), True, 2.5, np.float16(1), np.zeros((), ">u2")):
         check_sample({"x": value}, infer_schema({"x": value}))
-
-
-@pytest.mark.parametrize(
-    ("sample", "text"),
-    [
-        (changed(image=np.zeros((3, 2), np.uint8)), r"'image'.* \(2, 3\).* \(3, 2\)"),
-        (changed(image=np.zeros((2, 3), np.float32)), "'image'.*uint8.*float32"),
-        (changed(image=np.zeros(6, np.uint8)), r"'image'.* \(6,\)"),
-        (changed(points=np.zeros(4, np.int16)), "'points'"),
-        (changed(points=np.zeros((4, 2), np.int32)), "'points'.*int16.*int32"),
-        (changed(count=7.0), "'count'.*int64.*float64"),
-        (changed(count=True), "'count'.*int64.*bool"),
-        (changed(count=None), "'count'.*this has a NoneType"),
-        (changed(count="7"), "'count'.*this has a str"),
-        (changed(image=[[1, 2, 3], [4, 5, 6]]), "'image'.*this has a list"),
-        (changed(image=[[1, 2], [3]]), "'image'.*this has a list"),
-        (changed(more=1), r"the first sample had fields \[.*this has \[.*'more'\]"),
-        ({"count": 7}, r"had fields \['image'.*this has \['count'\]"),
-    ],
-)
-def test_a_sample_that_differs_is_refused_and_both_are_named(
-    sample: dict[str, object], text: str
-) -> None:
-    with pytest.raises(SchemaError, match=text):
-        check_sample(sample, SCHEMA)

@@ -172,22 +172,16 @@ def close(found: Pixels, wanted: npt.NDArray[Any]) -> None:
     np.testing.assert_allclose(found, np.clip(wanted, 0, 255), atol=0.51)
 
 
-def test_brightness_scales_all_levels() -> None:
-    close(changed(ColorJitter(brightness=(1.5, 1.5)), muted()), muted() * 1.5)
-    close(changed(ColorJitter(brightness=(0.0, 0.0)), muted()), muted() * 0)
-
-
-def test_contrast_scales_the_distance_from_the_mean_grey() -> None:
-    mean = grey_of(muted()).mean()
-    close(changed(ColorJitter(contrast=(1.5, 1.5)), muted()), mean + (muted() - mean) * 1.5)
-    both = ColorJitter(brightness=(0.5, 0.5), contrast=(0.0, 0.0))
-    close(changed(both, muted()), np.full((12, 16, 3), mean / 2))
-
-
-def test_saturation_scales_the_distance_from_a_pixels_own_grey() -> None:
+@pytest.mark.parametrize("factor", [0.0, 1.5])
+def test_a_factor_scales_the_distance_from_black_the_mean_grey_or_a_pixels_own_grey(
+    factor: float,
+) -> None:
     grey = grey_of(muted())[..., None]
-    close(changed(ColorJitter(saturation=(1.5, 1.5)), muted()), grey + (muted() - grey) * 1.5)
-    close(changed(ColorJitter(saturation=(0.0, 0.0)), muted()), np.repeat(grey, 3, axis=-1))
+    for name, centre in (("brightness", 0), ("contrast", grey.mean()), ("saturation", grey)):
+        jitter = ColorJitter(**{name: (factor, factor)})  # type: ignore[arg-type]
+        close(changed(jitter, muted()), centre + (muted() - centre) * factor)
+    both = ColorJitter(brightness=(0.5, 0.5), contrast=(factor, factor))
+    close(changed(both, muted()), (grey.mean() + (muted() - grey.mean()) * factor) / 2)
 
 
 def test_hue_turns_colours_and_keeps_greys_and_brightness() -> None:
