@@ -192,14 +192,6 @@ def test_a_generator_draws_the_same_whatever_was_drawn_before() -> None:
     assert np.array_equal(again.integers(0, 100, 3, np.int32), expected[1])
 
 
-def test_a_generator_is_a_plain_philox_of_its_key() -> None:
-    generators = SampleGenerators(8)
-    key = generators.key(1, 2)
-    pair = np.array([key, mix(key ^ 0x9E3779B97F4A7C15)], np.uint64)
-    plain = np.random.Generator(np.random.Philox(key=pair))
-    assert np.array_equal(generators.at(1, 2).random(9), plain.random(9))
-
-
 def test_every_sample_epoch_and_seed_has_a_generator_of_its_own() -> None:
     drawn = {
         float(SampleGenerators(seed).at(epoch, position).random())
