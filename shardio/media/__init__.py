@@ -14,7 +14,7 @@ from shardio.media.container import (
 )
 from shardio.media.demuxing import SpanReader, demux, times_of
 from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
-from shardio.media.frames import MAX_SIDE, CropBox, CropPosition
+from shardio.media.frames import MAX_SIDE, CropPosition
 from shardio.media.image import (
     ImageFacts,
     decode_crop,
@@ -34,7 +34,6 @@ __all__ = [
     "HEAD_BYTES",
     "MAX_SIDE",
     "AudioDecoder",
-    "CropBox",
     "ClipDecoder",
     "ImageFacts",
     "JpegEncoder",

@@ -34,7 +34,7 @@ from shardio.media.decoders import (
     open_video_decoder,
     recently_used,
 )
-from shardio.media.frames import CropBox, CropPosition, FrameWriter
+from shardio.media.frames import CropPosition, FrameWriter
 from shardio.media.pixels import FrameConverter, Pixels, display_matrix
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class _OpenDecoder:
         self,
         size: tuple[int, int],
         aspect: Fraction,
-        crop: CropPosition | CropBox | None,
+        crop: CropPosition | None,
         pixels: str,
     ) -> FrameWriter:
         """Return a writer with these options: the previous writer if it has the same options."""
@@ -256,7 +256,7 @@ class ClipDecoder(Closing):
         frames: npt.ArrayLike,
         out: Pixels,
         *,
-        crop: CropPosition | CropBox | None = None,
+        crop: CropPosition | None = None,
         pixels: str = "rgb",
     ) -> None:
         """Decode frames into `out`. The shape of `out` sets the size of the pictures.
@@ -283,7 +283,7 @@ class ClipDecoder(Closing):
         stream: EncodedStream,
         clips: Sequence[tuple[npt.ArrayLike, Pixels]],
         *,
-        crop: CropPosition | CropBox | None | list[CropPosition | CropBox | None] = None,
+        crop: CropPosition | None | list[CropPosition | None] = None,
         pixels: str = "rgb",
     ) -> None:
         """Decode several clips of one stream. `clips` has the `frames` and the `out` of each clip.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardio.errors import InvalidArgument
 from shardio.media.pixels import (
     MATRICES,
     RANGES,
@@ -46,19 +45,6 @@ class CropPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class CropBox:
-    """A crop: the part of the displayed picture that fills the requested size after scaling.
-
-    The unit is a pixel of the displayed picture before scaling.
-    """
-
-    left: int
-    top: int
-    width: int
-    height: int
-
-
-@dataclass(frozen=True, slots=True)
 class CropGeometry:
     """The width and height of the whole scaled picture, and the crop's position in this picture."""
 
@@ -88,40 +74,27 @@ def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tupl
 def crop_geometry(
     shown: tuple[Fraction, Fraction],
     size: tuple[int, int],
-    crop: CropPosition | CropBox | None,
+    crop: CropPosition | None,
 ) -> CropGeometry:
     """Compute the geometry of a crop of `size` (height, width).
 
     `shown` is the (width, height) of the whole picture as displayed, before scaling.
 
     Raises:
-        InvalidArgument: the box is not within the picture.
         ValueError: a side of the scaled picture would be longer than `MAX_SIDE`.
     """
     height, width = size
     wide, tall = shown
-    if isinstance(crop, CropBox):
-        right, bottom = crop.left + crop.width, crop.top + crop.height
-        most = _round_half_up(wide), _round_half_up(tall)
-        if not (0 <= crop.left < right <= most[0] and 0 <= crop.top < bottom <= most[1]):
-            raise InvalidArgument(f"{crop} is not within a picture of {most[0]}x{most[1]} pixels")
-        whole = (
-            max(width, _round_half_up(wide * width / crop.width)),
-            max(height, _round_half_up(tall * height / crop.height)),
-        )
-        left = _round_half_up(Fraction(crop.left * width, crop.width))
-        top = _round_half_up(Fraction(crop.top * height, crop.height))
-    else:
-        whole = covering_size(wide, tall, size)
-        left = _crop_offset(whole[0] - width, None if crop is None else crop.x)
-        top = _crop_offset(whole[1] - height, None if crop is None else crop.y)
+    whole = covering_size(wide, tall, size)
+    left = _crop_offset(whole[0] - width, None if crop is None else crop.x)
+    top = _crop_offset(whole[1] - height, None if crop is None else crop.y)
     if max(whole) > MAX_SIDE:
         raise ValueError(
             f"frames of {_round_half_up(wide)}x{_round_half_up(tall)} pixels as shown would be "
             f"{whole[0]}x{whole[1]} after scaling for {width}x{height}; at most {MAX_SIDE} "
             f"are supported"
         )
-    return CropGeometry(*whole, min(left, whole[0] - width), min(top, whole[1] - height))
+    return CropGeometry(*whole, left, top)
 
 
 def _crop_offset(left_over: int, share: float | None) -> int:
@@ -158,7 +131,7 @@ class FrameWriter:
         self,
         size: tuple[int, int],
         aspect: Fraction,
-        crop: CropPosition | CropBox | None = None,
+        crop: CropPosition | None = None,
         pixels: str = "rgb",
         converter: FrameConverter | None = None,
     ) -> None:

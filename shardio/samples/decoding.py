@@ -23,7 +23,7 @@ from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, sample_rate
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.decoders import recently_used
-from shardio.media.frames import CropBox, CropPosition
+from shardio.media.frames import CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
 from shardio.samples.clips import Clips, time_field_names
 from shardio.samples.field_sources import (
@@ -104,7 +104,7 @@ class ImageSource(RecordSource):
 
 
 Numbers = npt.NDArray[np.int64]
-Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | CropBox | None]]
+Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | None]]
 """The clips of one video, as pairs (start code, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048

@@ -19,7 +19,7 @@ from shardio.media.clip_decoder import ClipDecoder, FrameTable
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
-from shardio.media.frames import CropBox, CropGeometry, CropPosition, crop_geometry
+from shardio.media.frames import CropGeometry, CropPosition, crop_geometry
 from tests.media_made import Image, scene, write_video
 
 SQUARE = (Fraction(100), Fraction(60))
@@ -86,20 +86,12 @@ def test_a_table_that_cannot_be_decoded_is_refused() -> None:
         ((30, 30), CropPosition(1, 1), CropGeometry(50, 30, 20, 0)),
         ((30, 30), CropPosition(0.999, 0.5), CropGeometry(50, 30, 20, 0)),
         ((30, 30), CropPosition(0.5, 0.5), CropGeometry(50, 30, 10, 0)),
-        ((30, 30), CropBox(10, 0, 60, 60), CropGeometry(50, 30, 5, 0)),
-        ((20, 40), CropBox(80, 50, 20, 10), CropGeometry(200, 120, 160, 100)),
     ],
 )
 def test_the_part_that_is_wanted_is_cut_out_of_the_scaled_whole(
-    size: tuple[int, int], crop: CropPosition | CropBox | None, framing: CropGeometry
+    size: tuple[int, int], crop: CropPosition | None, framing: CropGeometry
 ) -> None:
     assert crop_geometry(SQUARE, size, crop) == framing
-
-
-@pytest.mark.parametrize("box", [(50, 0, 51, 10), (-1, 0, 5, 5), (0, 0, 0, 5), (0, 55, 5, 6)])
-def test_a_box_outside_of_the_picture_is_refused(box: tuple[int, int, int, int]) -> None:
-    with pytest.raises(InvalidArgument, match="is not within a picture of 100x60"):
-        crop_geometry(SQUARE, (8, 8), CropBox(*box))
 
 
 def decode(
@@ -117,14 +109,12 @@ def test_every_part_is_cut_from_the_same_picture(stream: EncodedStream) -> None:
     left, right = CropPosition(0, 0.5), CropPosition(1, 0.5)
     assert np.array_equal(decode(stream, [17], (64, 64, 3), crop=left), whole[:, :, :64])
     assert np.array_equal(decode(stream, [17], (64, 64, 3), crop=right), whole[:, :, 32:])
-    box = decode(stream, [17], (20, 30, 3), crop=CropBox(50, 40, 30, 20))
-    assert np.array_equal(box, whole[:, 40:60, 50:80])
 
 
 def test_clips_that_are_decoded_together_are_cropped_each_in_its_place(
     stream: EncodedStream,
 ) -> None:
-    crops: list[CropPosition | CropBox | None] = [
+    crops: list[CropPosition | None] = [
         CropPosition(0, 0.5),
         None,
         CropPosition(1, 0.5),
@@ -140,10 +130,10 @@ def test_clips_that_are_decoded_together_are_cropped_each_in_its_place(
         assert np.array_equal(made, decode(stream, frames, (64, 64, 3), crop=crop))
 
 
-@pytest.mark.parametrize("crop", [None, CropPosition(0.3, 0.1), CropBox(3, 1, 70, 55)])
+@pytest.mark.parametrize("crop", [None, CropPosition(0.3, 0.1)])
 @pytest.mark.parametrize("shape", [(32, 32), (64, 96), (48, 32), (80, 120)])
 def test_planes_show_the_same_part_as_rgb(
-    stream: EncodedStream, shape: tuple[int, int], crop: CropPosition | CropBox | None
+    stream: EncodedStream, shape: tuple[int, int], crop: CropPosition | None
 ) -> None:
     height, width = shape
     rgb = decode(stream, [3, 30], (height, width, 3), crop=crop)

@@ -11,7 +11,7 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.media.frames import CropBox, CropPosition, FrameWriter, covering_size
+from shardio.media.frames import CropPosition, FrameWriter, covering_size
 from shardio.media.pixels import FrameConverter, plane_rows
 from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, Image, quadrants
 
@@ -241,23 +241,15 @@ def looks() -> list[av.VideoFrame]:
     return found
 
 
-@pytest.mark.parametrize(
-    "crop", [None, CropPosition(0.4, 0.9), CropBox(2, 4, 48, 40), CropBox(3, 1, 40, 30)]
-)
+@pytest.mark.parametrize("crop", [None, CropPosition(0.4, 0.9), CropPosition(0.1, 0)])
 @pytest.mark.parametrize("size", [(48, 64), (40, 48), (30, 40), (96, 96)])
 @pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
 def test_a_writer_converts_each_frame_as_if_it_were_the_first(
-    pixels: str, size: tuple[int, int], crop: CropPosition | CropBox | None
+    pixels: str, size: tuple[int, int], crop: CropPosition | None
 ) -> None:
     turned = matrix_bytes(0, 1, -1, 0)
-    frames = [
-        (frame, display)
-        for frame in looks()
-        if not isinstance(crop, CropBox) or min(frame.width, 16 + frame.height) >= 64
-        for display in (None, turned, None)
-        if not isinstance(crop, CropBox) or display is None
-    ]
     writer = FrameWriter(size, Fraction(1), crop, pixels)
-    for frame, display in frames:
-        alone = FrameWriter(size, Fraction(1), crop, pixels).render(frame, display)
-        assert np.array_equal(writer.render(frame, display), alone)
+    for frame in looks():
+        for display in (None, turned, None):
+            alone = FrameWriter(size, Fraction(1), crop, pixels).render(frame, display)
+            assert np.array_equal(writer.render(frame, display), alone)
