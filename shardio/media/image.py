@@ -83,16 +83,14 @@ class ImageFacts:
     """The properties of a picture that its header contains.
 
     `height` and `width` are those of the upright picture. `channels` is 1 for grey, 2 for grey and
-    alpha, 3 for RGB, 4 for RGBA or CMYK. If the picture has a palette, `channels` is the number of
-    channels of the palette's colours. `bits` is the number of bits per channel. `orientation` is
-    the number of the orientation in EXIF, from 1 to 8.
+    alpha, 3 for RGB, 4 for RGBA or CMYK; for a palette, that of its colours. `orientation` is the
+    number of the orientation in EXIF, from 1 to 8.
     """
 
     format: str
     height: int
     width: int
     channels: int
-    bits: int
     orientation: int
 
 
@@ -106,15 +104,15 @@ def probe(data: Buffer) -> ImageFacts:
     view = _view(data)
     if view[:3] == _JPEG:
         header = _read_header(view)
-        return ImageFacts("JPEG", *header.shown, header.components, header.bits, header.orientation)
+        return ImageFacts("JPEG", *header.shown, header.components, header.orientation)
     with pillow.open_picture(view) as picture:
         turned = pillow.orientation(picture)
         width, height = picture.size
         _check_size(height, width)
         if turned >= TRANSPOSED and picture.format != "TIFF":  # Pillow turns a TIFF upright itself
             height, width = width, height
-        channels, bits = pillow.header_channels_and_bits(picture, view)
-        return ImageFacts(picture.format or "", height, width, channels, bits, turned)
+        channels = pillow.header_channels(picture, view)
+        return ImageFacts(picture.format or "", height, width, channels, turned)
 
 
 def decode_image(
@@ -272,7 +270,6 @@ class _JpegHeader(NamedTuple):
     height: int
     width: int
     components: int
-    bits: int
     orientation: int
     progressive: bool
 
@@ -318,14 +315,14 @@ def _read_header(data: bytes | memoryview) -> _JpegHeader:
 def _build_header(frame: tuple[int, ...] | None, orientation: int) -> _JpegHeader:
     if frame is None:
         raise MediaError("JPEG: a scan begins before any frame header")
-    kind, bits, height, width, components = frame
+    kind, _, height, width, components = frame
     if not height or not width or components not in (1, 3, 4):
         raise MediaError(
             f"JPEG: a frame of {height}x{width} pixels in {components} components "
             "(expected at least 1x1 in 1, 3 or 4)"
         )
     _check_size(height, width)
-    return _JpegHeader(height, width, components, bits, orientation, kind in _PROGRESSIVE)
+    return _JpegHeader(height, width, components, orientation, kind in _PROGRESSIVE)
 
 
 def _scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:

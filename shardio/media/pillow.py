@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +31,6 @@ FORMATS = ("PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "QOI")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {"1": 1, "L": 1, "LA": 2, "La": 2, "RGBA": 4, "RGBa": 4, "PA": 4, "CMYK": 4}
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
-_BITS_PER_SAMPLE = 258  # the TIFF tag with the number of bits per channel
 
 
 @contextmanager
@@ -55,40 +54,15 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
         raise MediaError(f"the picture does not decode: {error or type(error).__name__}") from error
 
 
-def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the channels and bits per channel in the file; for a palette, of its colours."""
-    mode, transparent = picture.mode, picture.has_transparency_data
+def header_channels(picture: Image, data: bytes | memoryview) -> int:
+    """Return the number of channels in the file; for a palette, of its colours."""
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
-        channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
-        return channels, 8 if mode == "P" else _bits_per_channel(picture, data)
-    if mode == "P":
-        return 3 + transparent, 8
-    if mode[0] in "IF":
-        depth = 16 if mode[:4] == "I;16" or picture.format == "PPM" else 32
-        return 1 + transparent, depth
+        return _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
+    mode, transparent = picture.mode, picture.has_transparency_data
+    if mode == "P" or mode[0] in "IF":
+        return (3 if mode == "P" else 1) + transparent
     channels = _CHANNELS.get(mode, 3)
-    if "transparency" in picture.info and channels in (1, 3):
-        channels += 1
-    return channels, _bits_per_channel(picture, data)
-
-
-def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
-    """Return the bits per channel in the file, also if Pillow reduces the pixels to 8 bits."""
-    if picture.format == "PNG":
-        return int(data[24])
-    if picture.format == "TIFF":
-        tags: Any = picture
-        return int(max(tags.tag_v2.get(_BITS_PER_SAMPLE, (1,))))
-    if picture.format == "PPM":
-        decoder: Any = picture  # the arguments of Pillow's decoder have the maximum value
-        arguments = decoder.tile[0].args
-        is_deep = isinstance(arguments, tuple) and len(arguments) > 1 and arguments[1] > 255
-        return 16 if is_deep else 8
-    if picture.format == "AVIF" and (at := bytes(data).find(b"av1C")) >= 0:
-        deep = bytes(data[at + 6 : at + 7])
-        if deep and deep[0] & 0x40:
-            return 12 if deep[0] & 0x20 else 10
-    return 1 if picture.mode == "1" else 8
+    return channels + ("transparency" in picture.info and channels in (1, 3))
 
 
 def orientation(picture: Image) -> int:
@@ -106,9 +80,9 @@ def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pi
     Transparent parts are blended over black.
     """
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
-    bits = _bits_per_channel(picture, data)
     picture.load()
-    _scale_transparent_color(picture, bits)
+    if picture.format == "PNG":
+        _scale_transparent_color(picture, data[24])
     flat = _flatten(picture)
     if flat.shape[2] > channels:
         flat = to_luma(flat)
@@ -135,7 +109,7 @@ def _flatten(picture: Image) -> Pixels:
 def _scale_transparent_color(picture: Image, bits: int) -> None:
     """Adapt the transparent colour of a PNG to 8 bits, because Pillow converts only the pixels."""
     key = picture.info.get("transparency")
-    if picture.format != "PNG" or key is None:
+    if key is None:
         return
     if picture.mode == "L" and bits < 8:
         picture.info["transparency"] = key * 255 // (2**bits - 1)

@@ -47,7 +47,7 @@ def by_pillow(data: bytes) -> Pixels:
 @pytest.mark.parametrize("kind", sorted(LOSSLESS))
 def test_a_lossless_picture_comes_back_exactly(kind: str) -> None:
     data = saved(smooth(), kind, **LOSSLESS[kind])
-    assert probe(data) == ImageFacts(kind, 12, 16, 3, 8, 1)
+    assert probe(data) == ImageFacts(kind, 12, 16, 3, 1)
     np.testing.assert_array_equal(decode_image(data), smooth())
 
 
@@ -64,7 +64,7 @@ def test_a_jpeg_of_any_size_is_what_pillow_decodes(subsampling: int, progressive
         data = saved(
             smooth(height, width), "JPEG", subsampling=subsampling, progressive=progressive
         )
-        assert probe(data) == ImageFacts("JPEG", height, width, 3, 8, 1)
+        assert probe(data) == ImageFacts("JPEG", height, width, 3, 1)
         np.testing.assert_allclose(decode_image(data), by_pillow(data), atol=JPEG_TOLERANCE)
 
 
@@ -101,76 +101,76 @@ def packed(*numbers: int) -> list[bytes]:
 
 
 TWO_COLOURS = bytes([10, 20, 30, 40, 50, 60])
-KINDS: dict[str, tuple[bytes, tuple[int, int], list[list[int]]]] = {
-    # the file; its channels and bits; the pixels of its one row
-    "1 bit": (png((1, 4), 1, GREY, [b"\xa0"]), (1, 1), [[255], [0], [255], [0]]),
-    "2 bits": (png((1, 4), 2, GREY, [b"\xb1"]), (1, 2), [[170], [255], [0], [85]]),
-    "4 bits": (png((1, 2), 4, GREY, [b"\xb1"]), (1, 4), [[187], [17]]),
-    "16-bit grey": (png((1, 2), 16, GREY, packed(0x12FF, 0x8000)), (1, 16), [[0x12], [0x80]]),
+KINDS: dict[str, tuple[bytes, int, list[list[int]]]] = {
+    # the file; its channels; the pixels of its one row
+    "1 bit": (png((1, 4), 1, GREY, [b"\xa0"]), 1, [[255], [0], [255], [0]]),
+    "2 bits": (png((1, 4), 2, GREY, [b"\xb1"]), 1, [[170], [255], [0], [85]]),
+    "4 bits": (png((1, 2), 4, GREY, [b"\xb1"]), 1, [[187], [17]]),
+    "16-bit grey": (png((1, 2), 16, GREY, packed(0x12FF, 0x8000)), 1, [[0x12], [0x80]]),
     "16-bit colour": (
         png((1, 1), 16, RGB, packed(0x1234, 0x8000, 0xFFFE)),
-        (3, 16),
+        3,
         [[0x12, 0x80, 0xFF]],
     ),
-    "16-bit TIFF": (saved(Image.new("I;16", (1, 1), 0x1234), "TIFF"), (1, 16), [[0x12]]),
-    "16-bit PPM": (b"P5 2 1 65535\n" + packed(0x12FF, 0x8000)[0], (1, 16), [[0x12], [0x80]]),
+    "16-bit TIFF": (saved(Image.new("I;16", (1, 1), 0x1234), "TIFF"), 1, [[0x12]]),
+    "16-bit PPM": (b"P5 2 1 65535\n" + packed(0x12FF, 0x8000)[0], 1, [[0x12], [0x80]]),
     "16-bit PPM in colour": (
         b"P6 1 1 65535\n" + packed(0x1234, 0x8000, 0xFFFF)[0],
-        (3, 16),
+        3,
         [[0x12, 0x80, 0xFF]],
     ),
     "palette": (
         png((1, 2), 1, PALETTE, [b"\x40"], PLTE=TWO_COLOURS),
-        (3, 8),
+        3,
         [[10, 20, 30], [40, 50, 60]],
     ),
     "palette with alpha": (
         png((1, 2), 1, PALETTE, [b"\x40"], PLTE=TWO_COLOURS, tRNS=b"\x80"),
-        (4, 8),
+        4,
         [[5, 10, 15], [40, 50, 60]],
     ),
-    "transparent grey": (png((1, 2), 8, GREY, [b"\7\x09"], tRNS=b"\0\7"), (2, 8), [[0], [9]]),
+    "transparent grey": (png((1, 2), 8, GREY, [b"\7\x09"], tRNS=b"\0\7"), 2, [[0], [9]]),
     "transparent 2-bit grey": (
         png((1, 4), 2, GREY, [b"\xb1"], tRNS=b"\0\2"),
-        (2, 2),
+        2,
         [[0], [255], [0], [85]],
     ),
     "transparent 16-bit grey": (
         png((1, 2), 16, GREY, packed(0x1234, 0x1235), tRNS=b"\x12\x34"),
-        (2, 16),
+        2,
         [[0], [0x12]],
     ),
     "transparent colour": (
         png((1, 2), 8, RGB, [bytes(range(1, 7))], tRNS=b"\0\1\0\2\0\3"),
-        (4, 8),
+        4,
         [[0, 0, 0], [4, 5, 6]],
     ),
     "transparent 16-bit colour": (
         png(
             (1, 1), 16, RGB, packed(0x1234, 0x8000, 0xFFFE), tRNS=packed(0x1234, 0x8000, 0xFFFE)[0]
         ),
-        (4, 16),
+        4,
         [[0x12, 0x80, 0xFF]],
     ),
-    "grey and alpha": (png((1, 2), 8, GREY_ALPHA, [b"\x64\x80\x64\xff"]), (2, 8), [[50], [100]]),
+    "grey and alpha": (png((1, 2), 8, GREY_ALPHA, [b"\x64\x80\x64\xff"]), 2, [[50], [100]]),
     "16-bit grey and alpha": (
         png((1, 1), 16, GREY_ALPHA, packed(0x8000, 0x8000)),
-        (2, 16),
+        2,
         [[64]],
     ),
     "alpha": (
         saved(Image.new("RGBA", (1, 1), (100, 200, 50, 128)), "WEBP", lossless=True),
-        (4, 8),
+        4,
         [[50, 100, 25]],
     ),
     "no alpha at all": (
         saved(Image.new("RGBA", (1, 1), (100, 200, 50, 0)), "PNG"),
-        (4, 8),
+        4,
         [[0, 0, 0]],
     ),
     "inks in TIFF": (
         saved(Image.new("CMYK", (1, 1), (0, 255, 100, 0)), "TIFF"),
-        (4, 8),
+        4,
         [[255, 0, 155]],
     ),
 }
@@ -178,9 +178,8 @@ KINDS: dict[str, tuple[bytes, tuple[int, int], list[list[int]]]] = {
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_every_kind_of_picture_becomes_the_rgb_of_the_table(name: str) -> None:
-    data, (channels, bits), row = KINDS[name]
-    facts = probe(data)
-    assert (facts.channels, facts.bits) == (channels, bits)
+    data, channels, row = KINDS[name]
+    assert probe(data).channels == channels
     expected = np.broadcast_to(np.array(row, np.uint8), (len(row), 3))[np.newaxis]
     np.testing.assert_array_equal(decode_image(data), expected)
 
@@ -202,7 +201,7 @@ def test_of_several_frames_the_first_is_taken(kind: str) -> None:
     np.testing.assert_array_equal(decode_image(data), np.asarray(first))
 
 
-def test_ten_bits_of_avif_are_said_and_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_bits_of_avif_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVT_LOG", "1")  # the encoder would tell of itself
     file = io.BytesIO()
     with av.open(file, "w", format="avif") as container:
@@ -211,15 +210,13 @@ def test_ten_bits_of_avif_are_said_and_rounded(monkeypatch: pytest.MonkeyPatch) 
         grey = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 90, np.uint8), format="rgb24")
         container.mux(stream.encode(grey.reformat(format="yuv420p10le")))
         container.mux(stream.encode(None))
-    assert probe(file.getvalue()) == ImageFacts("AVIF", 64, 64, 3, 10, 1)
+    assert probe(file.getvalue()) == ImageFacts("AVIF", 64, 64, 3, 1)
     np.testing.assert_allclose(decode_image(file.getvalue()), 90, atol=2)
-    assert probe(saved(smooth(), "AVIF")).bits == 8
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_numbers_without_a_white_are_refused(mode: str) -> None:
     data = saved(Image.new(mode, (2, 2), 70000), "TIFF")
-    assert probe(data).bits == 32
     with pytest.raises(MediaError, match="black and white are not defined"):
         decode_image(data)
 

@@ -158,9 +158,8 @@ def exif_mark(orientation: int) -> bytes:
     return b"Exif\0\0" + exif(orientation).removeprefix(b"Exif\0\0")
 
 
-def test_twelve_bits_are_said_and_refused() -> None:
+def test_twelve_bits_are_refused() -> None:
     data = START + frame(8, 8, 1, bits=12) + SCAN + bytes(8) + b"\xff\xd9"
-    assert probe(data).bits == 12
     with pytest.raises(MediaError, match="JPEG: it does not decode"):
         decode_image(data)
 
