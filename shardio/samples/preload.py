@@ -1,14 +1,13 @@
-"""Read a dataset into the page cache ahead of loading, if the dataset fits.
+"""Read a dataset into the page cache, which all processes of the machine share, if it fits.
 
-All processes of the machine share the page cache. Pages are not pinned: under memory pressure some
-may be evicted, and are then read from the disk again.
+Pages are not pinned: the kernel may evict them, and they are then read from the disk again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -37,65 +36,60 @@ _WAY_OUT: Final = (
     "fields, or raise that limit"
 )
 
-
-class _PreloadRange(NamedTuple):
-    """A part of a file; `file_bytes` is the expected size of the file."""
-
-    path: str
-    offset: int
-    n_bytes: int
-    file_bytes: int
+Piece = tuple[str, int, int, int]
+"""A part of a file: path, offset, size, and the expected size of the file."""
 
 
 def preload(dataset: Dataset, fields: Sequence[str]) -> int:
-    """Read all data of some fields of a dataset's samples; see `OpenDataset.preload`.
-
-    Files in an object store are downloaded first. Ctrl-C stops the reading within a few MiB.
-    """
-    _download(dataset, fields)
+    """Read all data of some fields of a dataset's samples; see `OpenDataset.preload`."""
+    sizes = remote_sizes(dataset, fields)
+    if not all(storage.fits(sizes) for storage in dataset.remote_storages):
+        raise InvalidArgument(
+            f"{dataset.path}: preload() downloads {sum(sizes.tolist())} bytes, and the cache is "
+            "smaller: raise cache_bytes"
+        )
+    run_parallel(N_THREADS, lambda file: file[0].download(file[1]), remote_files(dataset, fields))
     # With "always", the ranges include the hashes, which a loader reads together with the rows.
     extents = Extents(dataset, fields, "always", with_streams=True)
-    fixed = _all(dataset, extents, of_records=False)
+    fixed = _all(dataset, extents.fixed)
     require_page_cache(fixed.n_bytes, _WHAT, _WAY_OUT)
-    ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)
+    ranges = merged(joined([fixed, _all(dataset, extents.records)]), _GRAIN_BYTES)
     require_page_cache(ranges.n_bytes, _WHAT, _WAY_OUT)
     run_parallel(_N_THREADS, _read_piece, _pieces(extents, ranges))
     return ranges.n_bytes
 
 
-def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
+def _all(dataset: Dataset, ranges_of: Callable[[Rows, Rows], Ranges]) -> Ranges:
     """Return the byte ranges of all samples."""
-    of = extents.records if of_records else extents.fixed
     found = [NOTHING]
     for start in range(0, len(dataset), _AT_ONCE):
         rows = dataset.rows.at(np.arange(start, min(start + _AT_ONCE, len(dataset))))
-        found.append(merged(of(rows, dataset.locate(rows)), _GRAIN_BYTES))
+        found.append(merged(ranges_of(rows, dataset.locate(rows)), _GRAIN_BYTES))
     return merged(joined(found), _GRAIN_BYTES)
 
 
-def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
+def _pieces(extents: Extents, ranges: Ranges) -> Iterator[Piece]:
     """Yield the pieces of all ranges, cut off at the ends of files."""
     for number, places in extents.files.pieces(ranges):
         path, most = extents.files.path(number), int(extents.files.sizes[number])
         for offset, n_bytes in places:
             end = min(offset + n_bytes, most)
             for start in range(offset, end, _PIECE_BYTES):
-                yield _PreloadRange(path, start, min(_PIECE_BYTES, end - start), most)
+                yield path, start, min(_PIECE_BYTES, end - start), most
 
 
-def _read_piece(piece: _PreloadRange) -> None:
-    fd, done, buffer = open_shard(piece.path), 0, memoryview(bytearray(_BUFFER_BYTES))
+def _read_piece(piece: Piece) -> None:
+    path, place, left, file_bytes = piece
+    fd, buffer = open_shard(path), memoryview(bytearray(_BUFFER_BYTES))
     try:
-        while (left := piece.n_bytes - done) > 0:
+        while left > 0:
             # Nobody uses the bytes, so that one system call may fill the same buffer many times.
             parts = [buffer] * (left // _BUFFER_BYTES) or [buffer[:left]]
-            place = piece.offset + done
             if not (n_read := os.preadv(fd, parts, place)):
-                found = os.fstat(fd).st_size
-                raise resized_error(piece.path, piece.file_bytes, found).at(offset=place)
-            done += n_read
+                raise resized_error(path, file_bytes, os.fstat(fd).st_size).at(offset=place)
+            place, left = place + n_read, left - n_read
     except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0), piece.path) from error
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
     finally:
         os.close(fd)
 
@@ -116,13 +110,3 @@ def remote_sizes(dataset: Dataset, fields: Iterable[str]) -> Rows:
     storages = dataset.files.sizes_by_storage(list(fields))
     brought = [sizes for storage, sizes in storages if isinstance(storage, RemoteStorage)]
     return np.concatenate([np.zeros(0, np.int64), *brought])
-
-
-def _download(dataset: Dataset, fields: Sequence[str]) -> None:
-    sizes = remote_sizes(dataset, fields)
-    if not all(storage.fits(sizes) for storage in dataset.remote_storages):
-        raise InvalidArgument(
-            f"{dataset.path}: preload() downloads {sum(sizes.tolist())} bytes, and the cache is "
-            "smaller: raise cache_bytes"
-        )
-    run_parallel(N_THREADS, lambda file: file[0].download(file[1]), remote_files(dataset, fields))

@@ -18,7 +18,7 @@ from shardio._workers.processes import limits
 from shardio._workers.processes.limits import MemoryLimit
 from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.samples.preload import _PreloadRange
+from shardio.samples.preload import Piece
 from tests.loading import PATIENCE_S, write_dataset
 
 N, N_SHARDS = 40, 2
@@ -42,8 +42,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     pieces: list[tuple[str, int, int]] = []
     real = shardio.samples.preload._read_piece
 
-    def noting(piece: _PreloadRange) -> None:
-        pieces.append((os.path.basename(piece.path), piece.offset, piece.n_bytes))
+    def noting(piece: Piece) -> None:
+        pieces.append((os.path.basename(piece[0]), piece[1], piece[2]))
         real(piece)
 
     monkeypatch.setattr(shardio.samples.preload, "_read_piece", noting)
@@ -137,9 +137,9 @@ def test_a_file_that_is_shorter_by_then_is_named(tmp_path: Path) -> None:
 def test_after_an_error_no_thread_reads_on(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n_read: list[int] = []
 
-    def failing(piece: _PreloadRange) -> None:
-        n_read.append(piece.offset)
-        raise OSError(5, "Input/output error", piece.path)
+    def failing(piece: Piece) -> None:
+        n_read.append(piece[1])
+        raise OSError(5, "Input/output error", piece[0])
 
     monkeypatch.setattr(shardio.samples.preload, "_PIECE_BYTES", 4096)
     monkeypatch.setattr(shardio.samples.preload, "_read_piece", failing)
@@ -153,8 +153,8 @@ def test_ctrl_c_ends_it_within_its_pieces(folder: str, monkeypatch: pytest.Monke
     n_begun: list[int] = []
     go_on = threading.Event()
 
-    def waiting(piece: _PreloadRange) -> None:
-        n_begun.append(piece.offset)
+    def waiting(piece: Piece) -> None:
+        n_begun.append(piece[1])
         if len(n_begun) == 1:
             os.kill(os.getpid(), signal.SIGINT)
         assert go_on.wait(PATIENCE_S)
