@@ -1,7 +1,6 @@
 """Feeds a target one input, and judges: only shardio's own errors, in time, within memory.
 
-It imports nothing of shardio, which a guided fuzzer prepares before it is imported. Linux only:
-memory is the peak of resident memory, which /proc tells and resets.
+Linux only: memory is the peak of resident memory, which /proc tells and resets.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ parts, and `seal` makes a file of them whose hashes hold, as far as it is asked 
 asks the schema, which may be changed as well: which hashes belong together, the keys tell.
 
 The dense form is the same shard without padding and without what follows from the rest, so that
-every byte of it means something: what a coverage-guided fuzzer works on, and what the corpus holds.
+every byte of it means something: this is what the corpus holds.
 """
 
 from __future__ import annotations
