@@ -263,7 +263,7 @@ class ShardLoader(Closing):
         consumed. The state is a small dict of JSON values, to be saved with the model. After the
         same step, it is equal on all ranks.
         """
-        return self._epochs.state(self.view)
+        return self._epochs.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume with the first sample that was not consumed in `state`.
@@ -276,7 +276,7 @@ class ShardLoader(Closing):
             InvalidArgument: the state is invalid, or belongs to a loader with another dataset,
                 subset, seed or order.
         """
-        self._epochs.load_state(state, self.view)
+        self._epochs.load_state(state)
 
     def stats(self) -> LoaderStats:
         """Return the loading figures of the latest iteration, and of all iterations together.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,42 +46,30 @@ _ELSEWHERE: Final = {
 """Explanations for values of a state that are not options of the loader."""
 
 
-class LoaderState(NamedTuple):
-    """The progress of an epoch: all ranks together have consumed the samples before `position`."""
-
-    epoch: int
-    position: int
-    n_samples: int
-    order: Order
-    tokens: tuple[int, ...] | None = None
-    """The `tokens` of the epoch's EpochPlan."""
-
-
-def state_of(
-    progress: LoaderState, view: SampleView, epoch_sampler: EpochSampler
-) -> dict[str, Any]:
+def state_of(plan: EpochPlan, epoch_sampler: EpochSampler) -> dict[str, Any]:
     state = {
         "version": _VERSION,
-        "epoch": progress.epoch,
-        "position": progress.position,
-        "rows": progress.n_samples,
-        **_identity(view, epoch_sampler, progress.order),
-        **progress.order.to_state(),
-        "tokens": None if progress.tokens is None else list(progress.tokens),
+        "epoch": plan.epoch,
+        "position": plan.partition.first,
+        "rows": plan.partition.n,
+        **_identity(epoch_sampler, plan.order),
+        **plan.order.to_state(),
+        "tokens": None if plan.tokens is None else list(plan.tokens),
     }
     return {name: value for name, value in state.items() if value is not None}
 
 
-def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
+def _identity(epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
     """Return the values that determine the samples of an epoch; None for an unused option."""
-    lineage, seed = view.dataset.lineage, epoch_sampler.seed
+    view, seed = epoch_sampler.view, epoch_sampler.seed
+    lineage = view.dataset.lineage
     found = {"lineage": lineage, "view": view.identity, "seed": seed}
     found |= dict.fromkeys(("shuffle", "sampler", "weights", "replacement", "mixing", "per_video"))
     return found | order.identity(epoch_sampler.samples)
 
 
-def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) -> LoaderState:
-    """Return the progress in a state; raise InvalidArgument for an invalid or foreign state."""
+def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
+    """Return the rest of an epoch; raise InvalidArgument for an invalid or foreign state."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgument(
@@ -88,7 +77,7 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
             f"found {found!r}"
         )
     samples, order = epoch_sampler.samples, epoch_sampler.order_of(_count(state, "epoch"))
-    for name, expected in _identity(view, epoch_sampler, order).items():
+    for name, expected in _identity(epoch_sampler, order).items():
         found = state.get(name)
         if type(found) is not type(expected) or found != expected:
             raise InvalidArgument(
@@ -103,11 +92,12 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
             f"load_state_dict: the state is at position {position} of {n_samples} samples, "
             f"and {samples.path} has {most}"
         )
-    order, tokens = order.from_state(state, samples, n_samples), None
+    order, tokens, view = order.from_state(state, samples, n_samples), None, epoch_sampler.view
     if isinstance(view, WindowView) and view.stream_tokens is not None:
         had = None if isinstance(order, Listed) else tuple(state.get("sizes", [n_samples]))
         tokens = _tokens(state, view, had)
-    return LoaderState(epoch, position, n_samples, order, tokens)
+    partition = epoch_sampler.partition(n_samples, position)
+    return EpochPlan(epoch, partition, order, tokens)
 
 
 def _tokens(
@@ -136,9 +126,8 @@ class EpochSampler:
     """
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
-        self.samples, self.seed = samples_of(view), options.seed
-        self._sampler = options.sampler
-        self._tokens = view.stream_tokens
+        self.view, self.samples, self.seed = view, samples_of(view), options.seed
+        self._options, self._sampler = options, options.sampler
         self._draw: Callable[..., Positions] | None = None
         """A function that draws samples by weights without replacement; None for other orders."""
         self._origin: dict[str, Any] = {}
@@ -180,8 +169,14 @@ class EpochSampler:
         n = self.n_at_most
         return self.order_of(epoch).n_positions(self.samples) if n is None else n
 
-    def beginning(self, epoch: int) -> LoaderState:
-        return LoaderState(epoch, 0, self.n_positions(epoch), self.order_of(epoch), self._tokens)
+    def beginning(self, epoch: int) -> EpochPlan:
+        partition = self.partition(self.n_positions(epoch))
+        return EpochPlan(epoch, partition, self.order_of(epoch), self.view.stream_tokens)
+
+    def partition(self, n_samples: int, first: int = 0) -> RankPartition:
+        asked = self._options
+        place = asked.rank, asked.world_size
+        return RankPartition(n_samples, first, asked.batch_size, *place, asked.tail)
 
     def _set_weights(self, sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> None:
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
@@ -278,8 +273,8 @@ class Epochs:
         self.latest: EpochIteration | None = None
         """The latest iteration; None before the first one, and after `load_state`."""
         self._options = options
-        self._next: LoaderState | int = 0
-        """The next epoch: the progress from a loaded state, or else the index of the epoch."""
+        self._next: EpochPlan | int = 0
+        """The next epoch: the rest of an epoch from a loaded state, or else an index."""
         self._has_warned = False
 
     @property
@@ -287,51 +282,41 @@ class Epochs:
         """The index of the latest epoch since `load_state`; if there is none, of the next epoch."""
         if self.latest is not None:
             return self.latest.plan.epoch
-        return self._next.epoch if isinstance(self._next, LoaderState) else self._next
+        return self._next.epoch if isinstance(self._next, EpochPlan) else self._next
 
     @property
     def n_batches(self) -> int:
-        return self._partition(0, self.epoch_sampler.n_positions(self.number)).stop_step
+        epoch_sampler = self.epoch_sampler
+        return epoch_sampler.partition(epoch_sampler.n_positions(self.number)).stop_step
 
     def begin(self, engine: Engine) -> EpochIteration:
-        start, epoch_sampler, successor = self._start(), self.epoch_sampler, None
-        self._warn_of_no_batch(start)
+        plan, epoch_sampler, successor = self._start(), self.epoch_sampler, None
+        self._warn_of_no_batch(plan)
         if epoch_sampler.order is not None:
-            successor = self._plan(epoch_sampler.beginning(start.epoch + 1))
-        self.latest = engine.iterate(self._plan(start), successor)
-        self._next = start.epoch + 1
+            successor = epoch_sampler.beginning(plan.epoch + 1)
+        self.latest = engine.iterate(plan, successor)
+        self._next = plan.epoch + 1
         return self.latest
 
-    def _warn_of_no_batch(self, start: LoaderState) -> None:
-        asked, n = self._options, start.n_samples
-        may_lack = asked.tail == "drop" and n and not start.position and not self._has_warned
-        if may_lack and not self._partition(0, n).stop_step:
+    def _warn_of_no_batch(self, plan: EpochPlan) -> None:
+        partition = plan.partition
+        is_whole = partition.tail == "drop" and partition.n and not partition.first
+        if is_whole and not partition.stop_step and not self._has_warned:
             self._has_warned = True
-            warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
+            warn_of_no_batch(plan.epoch, partition.n, partition.batch_size, partition.world_size)
 
-    def state(self, view: SampleView) -> dict[str, Any]:
-        return state_of(self._progress(), view, self.epoch_sampler)
-
-    def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
-        self._next = progress_of(state, view, self.epoch_sampler)
-        self.latest = None
-
-    def _start(self) -> LoaderState:
-        place = self._next
-        return place if isinstance(place, LoaderState) else self.epoch_sampler.beginning(place)
-
-    def _progress(self) -> LoaderState:
+    def state(self) -> dict[str, Any]:
         latest = self.latest
         if latest is None or latest.is_exhausted:
-            return self._start()
-        plan, position = latest.plan, latest.plan.partition.position(latest.n_handed_over)
-        return LoaderState(plan.epoch, position, plan.partition.n, plan.order, plan.tokens)
+            return state_of(self._start(), self.epoch_sampler)
+        partition = latest.plan.partition
+        rest = replace(partition, first=partition.position(latest.n_handed_over))
+        return state_of(replace(latest.plan, partition=rest), self.epoch_sampler)
 
-    def _plan(self, start: LoaderState) -> EpochPlan:
-        partition = self._partition(start.position, start.n_samples)
-        return EpochPlan(start.epoch, partition, start.order, start.tokens)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._next = plan_of(state, self.epoch_sampler)
+        self.latest = None
 
-    def _partition(self, position: int, n_samples: int) -> RankPartition:
-        asked = self._options
-        place = asked.rank, asked.world_size
-        return RankPartition(n_samples, position, asked.batch_size, *place, asked.tail)
+    def _start(self) -> EpochPlan:
+        place = self._next
+        return place if isinstance(place, EpochPlan) else self.epoch_sampler.beginning(place)
