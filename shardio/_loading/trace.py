@@ -33,10 +33,10 @@ _MAIN: Final = 0
 class Delivery(NamedTuple):
     """The delivery of a batch; from `asked_ns` on, the loop waited `waited_ns` for workers.
 
-    `pass_ns` identifies the iteration, as in a FillRecord.
+    `iteration_ns` identifies the iteration, as in a FillRecord.
     """
 
-    pass_ns: int
+    iteration_ns: int
     step: int
     asked_ns: int
     waited_ns: int
@@ -88,9 +88,9 @@ class Trace:
     def iterator(
         self, loader: object, engine: Engine, assembler: BatchAssembler, iteration: EpochIteration
     ) -> LoaderIterator:
-        pass_ns = iteration.timer.began_ns - iteration.timer.head_start_ns
-        self._epochs[pass_ns] = iteration.plan.epoch
-        return _TracedIterator(loader, engine, assembler, iteration, pass_ns, self._deliveries)
+        iteration_ns = iteration.timer.began_ns - iteration.timer.head_start_ns
+        self._epochs[iteration_ns] = iteration.plan.epoch
+        return _TracedIterator(loader, engine, assembler, iteration, iteration_ns, self._deliveries)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file; replace an existing file. Call it after the `with` block."""
@@ -119,8 +119,8 @@ class Trace:
         """
         whole_ns = one.end_ns - one.start_ns
         details: dict[str, int] = {"step": one.step}
-        if one.pass_ns in self._epochs:
-            details["epoch"] = self._epochs[one.pass_ns]
+        if one.iteration_ns in self._epochs:
+            details["epoch"] = self._epochs[one.iteration_ns]
         yield self._span(f"batch {one.step}", row, one.start_ns, whole_ns, details)
         # The times for records that are checked or decompressed are estimates: one record in seven
         # is timed, and counts seven times. With few records, an estimate may exceed `whole_ns`.
@@ -141,24 +141,24 @@ class Trace:
     def _events_of_main(self) -> Iterator[Event]:
         deliveries = list(self._deliveries)
         for i, one in enumerate(deliveries):
-            details = {"step": one.step, "epoch": self._epochs[one.pass_ns]}
+            details = {"step": one.step, "epoch": self._epochs[one.iteration_ns]}
             waited_until_ns = one.asked_ns + one.waited_ns
             yield self._span("waiting", _MAIN, one.asked_ns, one.waited_ns, details)
             over_ns = one.got_ns - waited_until_ns
             yield self._span("handing over", _MAIN, waited_until_ns, over_ns, details)
             # The body lasts until the next request of the same iteration.
-            if i + 1 < len(deliveries) and deliveries[i + 1].pass_ns == one.pass_ns:
+            if i + 1 < len(deliveries) and deliveries[i + 1].iteration_ns == one.iteration_ns:
                 body_ns = deliveries[i + 1].asked_ns - one.got_ns
                 yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)
 
     def _ready_counts(self) -> Iterator[Event]:
-        got_ns = {(one.pass_ns, one.step): one.got_ns for one in self._deliveries}
-        latest = {one.pass_ns: one.step for one in self._deliveries}
+        got_ns = {(one.iteration_ns, one.step): one.got_ns for one in self._deliveries}
+        latest = {one.iteration_ns: one.step for one in self._deliveries}
         changes = []
         for filled in itertools.chain.from_iterable(self._fillings):
-            key = filled.pass_ns, filled.step
+            key = filled.iteration_ns, filled.step
             # Skip a batch that the loop received before the first recorded delivery.
-            if key in got_ns or filled.step > latest.get(filled.pass_ns, -1):
+            if key in got_ns or filled.step > latest.get(filled.iteration_ns, -1):
                 changes.append((filled.end_ns, 1))
                 if key in got_ns:
                     changes.append((got_ns[key], -1))
@@ -203,18 +203,20 @@ class _TracedIterator(LoaderIterator):
         engine: Engine,
         assembler: BatchAssembler,
         iteration: EpochIteration,
-        pass_ns: int,
+        iteration_ns: int,
         deliveries: deque[Delivery],
     ) -> None:
         super().__init__(loader, engine, assembler, iteration)
-        self._pass_ns, self._deliveries = pass_ns, deliveries
+        self._iteration_ns, self._deliveries = iteration_ns, deliveries
 
     def __next__(self) -> Batch:
         timer = self._timer
         asked_ns, waited_ns = now_ns(), timer.waited_ns
         batch = super().__next__()
         waited_ns = timer.waited_ns - waited_ns
-        self._deliveries.append(Delivery(self._pass_ns, batch.step, asked_ns, waited_ns, now_ns()))
+        self._deliveries.append(
+            Delivery(self._iteration_ns, batch.step, asked_ns, waited_ns, now_ns())
+        )
         return batch
 
 

@@ -311,7 +311,7 @@ def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
         assert [filling.step for filling in first] == [2, 3, 4]
         assert [filling.step for filling in second] == [9]
         assert all(filling.end_ns >= filling.start_ns for filling in first)
-        assert {filling.pass_ns for filling in (*first, *second)} == {17}
+        assert {filling.iteration_ns for filling in (*first, *second)} == {17}
         tallies.close()
         assert tallies.fillings() == [first, second]
     finally:

@@ -39,9 +39,9 @@ _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """The times of filling a batch, in ns. `pass_ns` is the time at which the iteration began."""
+    """The times of filling a batch, in ns. `iteration_ns` is the time at which the iteration began."""
 
-    pass_ns: int
+    iteration_ns: int
     step: int
     start_ns: int
     end_ns: int
@@ -84,11 +84,11 @@ class IterationCounters:
         return end_ns - start_ns
 
     def _record(
-        self, pass_ns: int, step: int, start_ns: int, end_ns: int, sums_ns: list[int]
+        self, iteration_ns: int, step: int, start_ns: int, end_ns: int, sums_ns: list[int]
     ) -> None:
         words, ring = self._words, self._ring
         place = ring + _LINE * (1 + words[ring] % self._n_records)
-        for i, value in enumerate((pass_ns, step, start_ns, end_ns, *sums_ns)):
+        for i, value in enumerate((iteration_ns, step, start_ns, end_ns, *sums_ns)):
             words[place + i] = value
         words[ring] += 1  # counted last, so that the count never includes an unfinished record
 
