@@ -366,7 +366,7 @@ def batch_spec_of(
         fields=media.fields,
         block_rows=min(options.batch_size, most),
         n_samples=len(view),
-        shuffle=ORDERS[options.shuffle] is FullShuffle,
+        is_full_shuffle=ORDERS[options.shuffle] is FullShuffle,
         seed=options.seed,
         transform=options.transform,
         batch_transform=options.batch_transform,

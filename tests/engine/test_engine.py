@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def engines(folder: str) -> Iterator[Engines]:
     """Make engines with a budget of some blocks, and close them."""
     source, fields = DatasetSource(folder), tuple(TWO_FIELDS)
-    batch_spec = BatchSpec(source, fields, block_rows=BATCH, n_samples=N, shuffle=False, seed=0)
+    batch_spec = BatchSpec(
+        source, fields, block_rows=BATCH, n_samples=N, is_full_shuffle=False, seed=0
+    )
     with contextlib.ExitStack() as made:
 
         def make(n_workers: int, *, blocks: int = 100) -> Engine:

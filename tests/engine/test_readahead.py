@@ -75,7 +75,7 @@ class Run:
 
     def __init__(self, dataset: ShardDataset) -> None:
         source = DatasetSource(dataset.path)
-        batch_spec = BatchSpec(source, ("x",), BATCH, N, shuffle=False, seed=0)
+        batch_spec = BatchSpec(source, ("x",), BATCH, N, is_full_shuffle=False, seed=0)
         self.advice = ReadAhead(batch_spec, RowView(dataset))
         self._index_planner = IndexPlanner(RowView(dataset), seed=0)
         self._first = dataset.reader(0).column_section("x").offset

@@ -55,7 +55,7 @@ def inquiry(
         fields=tuple(TWO_FIELDS),
         block_rows=2,
         n_samples=4,
-        shuffle=False,
+        is_full_shuffle=False,
         seed=0,
         transform=dict,
         skips=skips,

@@ -98,7 +98,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
             fields=tuple(dataset.schema),
             block_rows=BATCH,
             n_samples=n,
-            shuffle=True,
+            is_full_shuffle=True,
             seed=0,
             transform=transform,
         )

@@ -39,7 +39,7 @@ _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """The times of filling a batch, in ns. `iteration_ns` is the time at which the iteration began."""
+    """The times of filling a batch, in ns; `iteration_ns` is the start of its iteration."""
 
     iteration_ns: int
     step: int

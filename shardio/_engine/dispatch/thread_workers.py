@@ -172,8 +172,8 @@ def filler_in_main(batch_spec: BatchSpec, view: SampleView, calls: UserCalls) ->
     If a mapped file was truncated, reading the missing part kills the process.
     """
     dataset = view.dataset
-    cautions = dataset.files.check_lengths if dataset.access == "mmap" else None
-    return Filler(batch_spec, view, calls, cautions)
+    check_shards = dataset.files.check_lengths if dataset.access == "mmap" else None
+    return Filler(batch_spec, view, calls, check_shards)
 
 
 class _ThreadWorker(BatchWorker):

@@ -46,7 +46,7 @@ class BatchSpec:
     fields: tuple[str, ...]
     block_rows: int
     n_samples: int
-    shuffle: bool
+    is_full_shuffle: bool
     seed: int
     transform: Callable[..., Any] | None = None
     batch_transform: Callable[..., Any] | None = None

@@ -68,7 +68,7 @@ _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 class Filler:
     """A filler that writes the batches of a BatchSpec into blocks. Borrows the view.
 
-    `cautions` is called with the indices of a batch's shards before these shards are read.
+    `check_shards` is called with the indices of a batch's shards before these shards are read.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Filler:
         batch_spec: BatchSpec,
         view: SampleView,
         calls: UserCalls | None = None,
-        cautions: Callable[[Rows], None] | None = None,
+        check_shards: Callable[[Rows], None] | None = None,
     ) -> None:
         calls = calls or UserCalls()
-        self._batch_spec, self._view, self._cautions = batch_spec, view, cautions
+        self._batch_spec, self._view, self._check_shards = batch_spec, view, check_shards
         self._readahead = ReadAhead(batch_spec, view)
         self._index_planner = IndexPlanner(view, seed=batch_spec.seed)
         self._reader = view.reader(batch_spec.fields, batch_spec.pictures, batch_spec.audio)
@@ -97,8 +97,8 @@ class Filler:
         if batch_spec.transform is None:
             return Schemas(batch_spec.delivered(view))
         chunk = self._index_planner.first(number)
-        if self._cautions is not None:
-            self._cautions(chunk.covered(slice(0, 1))[1])
+        if self._check_shards is not None:
+            self._check_shards(chunk.covered(slice(0, 1))[1])
         sample = self._transformed.sample(chunk, 0)
         try:
             stored = Schema({name: view.dataset.schema[name] for name in batch_spec.fields})
@@ -127,7 +127,9 @@ class Filler:
             chunk, part = self._index_planner.first(number), slice(0, 1)
         else:
             partition = RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad")
-            plan = EpochPlan(0, partition, FullShuffle() if batch_spec.shuffle else Sequential())
+            plan = EpochPlan(
+                0, partition, FullShuffle() if batch_spec.is_full_shuffle else Sequential()
+            )
             chunk, part = self._index_planner.index_chunk(plan, 0)
         states = np.empty(part.stop - part.start, np.int32)
         layout = batch_spec.lay_out(found)
@@ -176,8 +178,8 @@ class Filler:
 
     def fill_rows(self, batch: BatchRows) -> int:
         """Fill the first rows of a block with samples; return the bytes used in the heap."""
-        if self._cautions is not None:
-            self._cautions(batch.chunk.covered(batch.part)[1])
+        if self._check_shards is not None:
+            self._check_shards(batch.chunk.covered(batch.part)[1])
         if self._batch_spec.transform is None:
             return self._reader.fill(batch)
         return self._transformed.fill(batch)
