@@ -10,7 +10,8 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import IO, Any, Final, NamedTuple, Self
 
 from shardio._base.statistics import now_ns
@@ -88,9 +89,11 @@ class Trace:
     def iterator(
         self, loader: object, engine: Engine, assembler: BatchAssembler, iteration: EpochIteration
     ) -> LoaderIterator:
-        iteration_ns = iteration.timer.began_ns - iteration.timer.head_start_ns
+        timer = iteration.timer
+        iteration_ns = timer.began_ns - timer.head_start_ns  # as in the counters of workers
         self._epochs[iteration_ns] = iteration.plan.epoch
-        return _TracedIterator(loader, engine, assembler, iteration, iteration_ns, self._deliveries)
+        record = partial(Delivery, iteration_ns)
+        return _TracedIterator(self._deliveries, record, loader, engine, assembler, iteration)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file; replace an existing file. Call it after the `with` block."""
@@ -198,25 +201,17 @@ def _metadata(kind: str, name: str, row: int) -> Event:
 
 class _TracedIterator(LoaderIterator):
     def __init__(
-        self,
-        loader: object,
-        engine: Engine,
-        assembler: BatchAssembler,
-        iteration: EpochIteration,
-        iteration_ns: int,
-        deliveries: deque[Delivery],
+        self, deliveries: deque[Delivery], record: Callable[..., Delivery], *arguments: Any
     ) -> None:
-        super().__init__(loader, engine, assembler, iteration)
-        self._iteration_ns, self._deliveries = iteration_ns, deliveries
+        super().__init__(*arguments)
+        self._deliveries, self._record = deliveries, record
 
     def __next__(self) -> Batch:
         timer = self._timer
         asked_ns, waited_ns = now_ns(), timer.waited_ns
         batch = super().__next__()
         waited_ns = timer.waited_ns - waited_ns
-        self._deliveries.append(
-            Delivery(self._iteration_ns, batch.step, asked_ns, waited_ns, now_ns())
-        )
+        self._deliveries.append(self._record(batch.step, asked_ns, waited_ns, now_ns()))
         return batch
 
 
