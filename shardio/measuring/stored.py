@@ -5,6 +5,7 @@ The loss is measured as the PSNR, in dB, of the stored pictures against the orig
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -16,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._base.file_names import original_name
-from shardio.conversion import ConversionReport, Input, InputReport
+from shardio.conversion import ConversionReport, Input
 from shardio.conversion.append import inherit_options
 from shardio.conversion.converter import make_converter
 from shardio.conversion.inputs import parse_pattern
@@ -36,11 +37,10 @@ _BEST_DB: Final = 100.0  # the PSNR of equal pictures, which would be infinite
 class StoredReport:
     """Measurements of some samples of a converted dataset.
 
-    `samples_per_s` is the number of random samples that one thread reads and decodes per second. If
-    the dataset has videos and its default view is clips, a random sample is a random clip. If not,
-    a random sample is a row of the dataset. The keys of `psnr_db` are the
-    names of the compared inputs, the values the PSNR of their stored pictures. It is empty if no
-    input was compared: the conversion is lossless, or the converter cannot measure the loss.
+    `samples_per_s` is the number of random samples (clips if the default view has clips, otherwise
+    rows) that one thread reads and decodes per second. `psnr_db` maps the names of the compared
+    inputs to the PSNR of their stored pictures. It is empty if no input was compared: the
+    conversion is lossless, or the converter cannot measure the loss.
     """
 
     samples_per_s: float
@@ -145,19 +145,18 @@ def _compared(
     kind, options = inherit_options(load(report.dataset), report.kind, {})
     converter = make_converter(kind or report.kind, options)
     root = parse_pattern(src).root
-    for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
+    first_rows = itertools.accumulate(
+        (one.n_samples for one in report.inputs), initial=report.n_samples_before
+    )
+    converted = [
+        (one, row)
+        for one, row in zip(report.inputs, first_rows, strict=False)
+        if one.outcome == "converted" and one.n_samples
+    ]
+    for one, row in _spread(converted, _MAX_COMPARED):
         path = os.path.join(root, original_name(one.name)) if os.path.isdir(root) else root
         found = converter.error(Input(one.name, path, one.n_bytes, one.label), dataset[row])
         if found is not None:
             error, n_values = found
             psnr = _BEST_DB if not error else 10 * math.log10(255**2 * n_values / error)
             yield one.name, min(psnr, _BEST_DB)
-
-
-def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:
-    """Yield each report on an input that gave samples, with the row of the input's first sample."""
-    row = report.n_samples_before
-    for one in report.inputs:
-        if one.outcome == "converted" and one.n_samples:
-            yield one, row
-        row += one.n_samples
