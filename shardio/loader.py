@@ -161,8 +161,8 @@ class ShardLoader(Closing):
         view, media = resolve_view(_open(dataset, options.num_workers), fields, decode)
         self._trace: Trace | None = None
         self._epochs = Epochs(view, options)
-        n_at_most = self._epochs.epoch_sampler.n_at_most
-        batch_spec = batch_spec_of(options, view, media, n_at_most)
+        n_of_every_epoch = self._epochs.epoch_sampler.n_of_every_epoch
+        batch_spec = batch_spec_of(options, view, media, n_of_every_epoch)
         self._engine = Engine(
             batch_spec,
             n_workers=options.num_workers,
