@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import shardio
 from shardio import (
@@ -34,6 +35,7 @@ from tests.shards import EVERY_FIELD, every_field_sample, flip, same_in_batch
 PATIENCE_S = 60.0
 
 TWO_FIELDS = Schema({"image": Array("uint8", (64, 96)), "label": Array("int64")})
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 RAGGED = Schema({"number": Array("int64"), "note": Text(), "blob": Bytes()})
 
 

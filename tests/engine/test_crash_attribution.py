@@ -13,20 +13,10 @@ from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.worker import TaskResult, WorkerLost
 from shardio.batch.batch import Skipped
 from shardio.samples.field_sources import BatchRows
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
-
-pytestmark = pytest.mark.usefixtures("quick_disk")
 
 N, BATCH = 40, 8
 END = "was killed by signal 11"
 Kills = Callable[[list[int]], bool]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(
-        tmp_path_factory.mktemp("cautions") / "set", N, 2, TWO_FIELDS, two_fields(N)
-    )
 
 
 class Death(BaseException):

@@ -27,17 +27,9 @@ from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N, BATCH = 100, 10
 Engines = Callable[..., Engine]
 WORKERS = pytest.mark.parametrize("n_workers", [0, 2])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("engine") / "set"
-    return write_dataset(path, N, 2, TWO_FIELDS, two_fields(N))
 
 
 @pytest.fixture

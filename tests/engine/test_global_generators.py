@@ -21,8 +21,6 @@ from shardio import Array, Schema, ShardLoader, load_with_workers
 from shardio._engine.dispatch.thread_workers import GeneratorLock
 from tests.faces.loaders import loader_of
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 SCHEMA = Schema({"label": Array("int64")})
 N = 24
 WAYS: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2, "start_method": "thread"}]
@@ -302,24 +300,6 @@ def test_torch_is_imported_as_without_a_loader_and_not_by_it(folder: str) -> Non
 
     with loading(folder, transform=look, num_workers=0) as loader:
         drawn(loader)
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_a_transform_that_imports_torch_inside_of_another_leaves_it_keyed(folder: str) -> None:
-    with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
-        expected = drawn(loader)
-    del sys.modules["torch"]
-    nested: list[Any] = []
-
-    def transform(sample: dict[str, Any]) -> dict[str, Any]:
-        if not nested:
-            with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
-                nested.append(drawn(loader))
-        return draw_from_stand_in(sample)
-
-    with loading(folder, transform=transform, num_workers=0) as loader:
-        assert drawn(loader) == expected
-    assert nested == [expected]
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -11,8 +11,6 @@ from shardio.order import FullShuffle, RankPartition
 from shardio.order.permutation import CHUNK, epoch_permutation
 from shardio.samples.view import RowView
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 SCHEMA = Schema({"label": Array("int64")})
 N = 2 * CHUNK + 77
 

@@ -15,17 +15,9 @@ import pytest
 from shardio import ShardLoader, WeightedSampler
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio.errors import TransformError
-from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+from tests.loading import PATIENCE_S, bits
 
 N, BATCH, N_STEPS = 100, 10, 10
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("ahead") / "set"
-    return write_dataset(path, N, 2, TWO_FIELDS, two_fields(N))
 
 
 def _loader(folder: str, n_workers: int = 2, **options: Any) -> ShardLoader:

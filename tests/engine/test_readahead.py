@@ -25,8 +25,6 @@ from shardio.samples.view import RowView
 from shardio.storage import file_access
 from tests.loading import bits, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 N, BATCH, ROW = 512, 8, 4096
 SCHEMA = Schema({"x": Array("uint8", (ROW,))})
 STEPS = N // BATCH
@@ -95,13 +93,6 @@ def test_what_is_missing_is_asked_for_to_the_page(dataset: ShardDataset, kernel:
     places = Run(dataset).step(FULL, 0)
     assert kernel.n_probes == 1  # one that is missing suffices
     assert covered(kernel.asked) == places
-
-
-def test_neighbours_are_asked_for_at_once(dataset: ShardDataset, kernel: Kernel) -> None:
-    run = Run(dataset)
-    everything = set().union(*(run.step(FULL, step) for step in range(STEPS)))
-    assert covered(kernel.asked) == everything
-    assert len(kernel.asked) < STEPS * BATCH
 
 
 def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(

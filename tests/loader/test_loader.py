@@ -22,6 +22,7 @@ from shardio.errors import ChecksumMismatch, InsufficientMemory
 from shardio.format.layout import Kind
 from tests.loading import (
     TWO_FIELDS,
+    WORKERS,
     bits,
     check_against,
     damage_row,
@@ -159,7 +160,7 @@ def test_the_epoch_counts_iterations_also_those_left_early(small: str) -> None:
 # --- sizes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize(
     ("batch_size", "tail", "sizes"),
     [
@@ -182,7 +183,7 @@ def test_batch_size_and_tail_decide_how_long_batches_are(
         assert [len(batch.indices) for batch in batches] == sizes
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_a_loader_whose_epochs_have_no_batch_warns_once(small: str, num_workers: int) -> None:
     said = r"epoch 0 has no batch: .*100 samples.*1000 .*batch_size.*tail='short'"
     with _loader(small, 1000, tail="drop", num_workers=num_workers) as loader:
@@ -226,7 +227,7 @@ def test_a_batch_size_far_beyond_an_epoch_needs_no_more_memory_than_the_epoch(
         assert [batch.n_rows for batch in loader] == [n_rows]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize("transform", [None, lambda _: pytest.fail("called")])
 def test_an_empty_dataset_gives_empty_epochs(
     tmp_path: Path, num_workers: int, transform: Any
@@ -252,7 +253,7 @@ def test_empty_shards_between_others_are_passed_over(tmp_path: Path) -> None:
 # --- fields ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_fields_are_those_asked_for_in_the_order_asked_for(
     folders: dict[int, str], read: list[dict[str, Any]], num_workers: int
 ) -> None:
@@ -265,7 +266,7 @@ def test_fields_are_those_asked_for_in_the_order_asked_for(
             batch["frames"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_a_field_that_is_not_asked_for_is_not_read(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", 20, 1, TWO_FIELDS, two_fields(20))
     damage_row(folder, "image", 7)
@@ -288,7 +289,7 @@ def test_arrays_that_vary_begin_on_cache_lines_whatever_lies_before_them(
 # --- damage ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize("transform", [None, dict])
 def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
     tmp_path: Path, num_workers: int, transform: Any
@@ -305,7 +306,7 @@ def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
     assert all(str(part) in str(error) for part in (path, "'image'", "sample 7", offset))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize("field", ["packed", "cloud", "blob", "raw", "note", "meta", "points"])
 def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
     tmp_path: Path, num_workers: int, field: str
@@ -351,7 +352,7 @@ def test_verify_decides_how_often_bytes_are_checked(tmp_path: Path, num_workers:
     }
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_after_an_error_the_loader_can_be_iterated_again(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", 40, 1, TWO_FIELDS, two_fields(40))
     damage_row(folder, "image", 30)
@@ -386,7 +387,7 @@ def test_a_shard_that_is_deleted_while_a_loader_is_open_is_still_read(small: str
 # --- memory ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_a_budget_below_one_batch_is_refused_with_both_figures(
     small: str, num_workers: int
 ) -> None:
@@ -515,7 +516,7 @@ def test_by_default_a_worker_runs_on_each_cpu(small: str, monkeypatch: pytest.Mo
 # --- another device -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_reused_batches_on_another_device_are_the_same_tensors(
     small: str, num_workers: int
 ) -> None:

@@ -28,11 +28,10 @@ from shardio.format.types import Field
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import ClipDecoder, demux
 from shardio.samples.clips import Clip
-from tests.loading import check_workers_agree, make_loader, write_dataset
+from tests.loading import WORKERS, check_workers_agree, make_loader, write_dataset
 from tests.media_made import scene, write_video
 
 HEIGHT, WIDTH = 32, 48
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 UNEVEN = [0, 1, 2, 5, 9, 10, 11, 12, 20, 21, 22, 26, 30, 31, 32, 33, 34, 40, 41, 45]
 Streams = list[EncodedStream | None]
 Found = list[tuple[int, npt.NDArray[np.uint8], list[int], list[int]]]

@@ -31,14 +31,20 @@ from shardio.format.layout import Kind
 from shardio.media import VideoFile
 from shardio.samples import decoding
 from shardio.samples.clips import Clip, Clips
-from tests.loading import bits, check_resumes, check_workers_agree, make_loader, write_dataset
+from tests.loading import (
+    WORKERS,
+    bits,
+    check_resumes,
+    check_workers_agree,
+    make_loader,
+    write_dataset,
+)
 from tests.media_made import scene, write_video
 
 SCHEMA = Schema({"video": Video(optional=True), "label": Array("int64")})
 LENGTHS = (23, 9, None, 40, 3, 16)
 """Of one video there is nothing, one is too short for most clips."""
 HEIGHT, WIDTH = 48, 80
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 Pixels = npt.NDArray[np.uint8]
 Frames = Callable[..., Pixels]
 

@@ -13,10 +13,9 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
 from shardio.errors import InsufficientMemory, SchemaError, TransformError
-from tests.loading import write_dataset
+from tests.loading import WORKERS, write_dataset
 
 N = 23  # the last batch of 5 has 3
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 Sample = dict[str, Any]
 
 SCHEMA = Schema(
@@ -274,26 +273,6 @@ def test_a_function_makes_a_batch_of_samples(folder: str, transform: Any, tail: 
             assert all(map(np.array_equal, batch["bits"], expected["bits"]))
             assert batch.valid.sum() == min(5, N - 5 * batch.step)
         assert len({float(batch["drawn"]) for batch in loader}) == 5
-
-
-def test_a_function_that_raises_is_named_with_the_samples_of_its_batch(folder: str) -> None:
-    def fail(samples: list[Sample]) -> Sample:
-        if samples[0]["label"] == 10:
-            raise ValueError("odd")
-        return {"n": len(samples)}
-
-    with _loader(folder, collate=fail) as loader:
-        batches = iter(loader)
-        assert [next(batches).step, next(batches).step] == [0, 1]
-        with pytest.raises(TransformError) as caught:
-            next(batches)
-    text = str(caught.value)
-    assert text.startswith(
-        "the collate function raised ValueError: odd\n  at the batch of sample 3"
-    )
-    assert "(position 10), sample 4 of shard 000001-000.shard (position 11), sample 5" in text
-    assert folder in text
-    assert isinstance(caught.value.__cause__, ValueError)
 
 
 # --- memory ---------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tests.loading import (
     PATIENCE_S,
     RAGGED,
     TWO_FIELDS,
+    WORKERS,
     bits,
     check_against,
     make_loader,
@@ -32,18 +33,10 @@ from tests.loading import (
 )
 
 N = 200
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 IGNORES_COPIES = pytest.mark.filterwarnings("ignore:.*batches are copied:RuntimeWarning")
 # Blocks of 8 samples of TWO_FIELDS: 49,152 + 64 + origins, in pages.
 BATCH = 8
 BLOCK_BYTES = 53_248
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """N samples of two fields in 3 shards."""
-    path = tmp_path_factory.mktemp("lifetime") / "set"
-    return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
 
 
 @pytest.fixture(scope="module")
@@ -285,28 +278,6 @@ def test_kept_tensors_realized_and_lazy_hold_their_own_batch(
         np.testing.assert_array_equal(lazy.numpy(), images.sum((1, 2), dtype=np.int32) + numbers)
         np.testing.assert_array_equal(done.numpy(), images[:, 0, 0].astype(np.int32) + 1)
         assert label.tolist() == numbers
-
-
-@pytest.mark.cpu_device
-def test_tensors_and_arrays_of_a_batch_are_the_same_values(tmp_path: Path) -> None:
-    from tests.shards import EVERY_FIELD
-
-    folder = write_dataset(tmp_path / "set", 20, 2)
-    with (
-        _loader(folder, 6, shuffle=True) as arrays,
-        ShardLoader(folder, 6, shuffle=True, num_workers=1) as tensors,
-    ):
-        for array, tensor in zip(arrays, tensors, strict=True):
-            for name in EVERY_FIELD:
-                if isinstance(array[name], list):
-                    continue
-                found = tensor[name]
-                if name == "bits":
-                    assert found.dtype.name == "__bf16"
-                    found = found.bitcast("uint16")
-                assert found.shape == array[name].shape
-                np.testing.assert_array_equal(found.numpy(), array[name])
-            assert array["note"] == tensor["note"]
 
 
 @pytest.mark.cpu_device

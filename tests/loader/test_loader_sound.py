@@ -30,14 +30,13 @@ from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.samples import decoding
 from shardio.samples.clips import Clip
-from tests.loading import bits, check_workers_agree, make_loader, write_dataset
+from tests.loading import WORKERS, bits, check_workers_agree, make_loader, write_dataset
 from tests.media_made import write_flash
 
 SOUND = Schema({"audio": Audio(optional=True), "label": Array("int64")})
 BESIDE = Schema({"video": Video(), "audio": Audio(optional=True), "label": Array("int64")})
 LENGTHS = (Fraction(2), Fraction(3, 2), None, Fraction(5, 2))
 """Seconds of sound; of one sample there is none."""
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 ALL = Clip(4, step=4)
 
 

@@ -17,24 +17,18 @@ from shardio import Array, Schema, ShardLoader, Text
 from shardio._base.statistics import CHECK, PHASE_TIMES, LoadingStats
 from shardio._engine.dispatch.counters import CounterTable, IterationCounters
 from shardio.order import RankPartition, Tail
-from tests.loading import PATIENCE_S, TWO_FIELDS, make_loader, two_fields, write_dataset
+from tests.loading import PATIENCE_S, make_loader, write_dataset
 
-N_SAMPLES, BATCH = 100, 8
+N, BATCH = 100, 8
 ROW_BYTES = 64 * 96 + 8
 NOTES = Schema({"note": Text(codec="zstd"), "label": Array("int64")})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("stats")
-    return write_dataset(root / "fixed", N_SAMPLES, 2, TWO_FIELDS, two_fields(N_SAMPLES))
-
-
-@pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("stats")
-    samples = ({"note": f"{i} " * 500, "label": i} for i in range(N_SAMPLES))
-    return write_dataset(root / "notes", N_SAMPLES, 2, NOTES, samples)
+    samples = ({"note": f"{i} " * 500, "label": i} for i in range(N))
+    return write_dataset(root / "notes", N, 2, NOTES, samples)
 
 
 def loader_of(folder: str, n_workers: int, **options: Any) -> ShardLoader:
@@ -60,8 +54,8 @@ def test_an_epoch_is_counted_in_batches_samples_and_bytes(folder: str, n_workers
         stats = loader.stats()
     assert (stats.epoch, stats.n_workers) == (0, n_workers)
     latest = stats.latest
-    assert (latest.n_batches, latest.n_samples) == (13, N_SAMPLES)
-    assert latest.n_bytes == N_SAMPLES * ROW_BYTES
+    assert (latest.n_batches, latest.n_samples) == (13, N)
+    assert latest.n_bytes == N * ROW_BYTES
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -120,8 +114,8 @@ def test_decompression_is_counted_apart(folder: str, notes: str, n_workers: int)
             assert batch["note"][0]
         found = loader.stats().latest
     assert found.decoding_s > 0
-    heap_bytes = sum(len(f"{i} " * 500) for i in range(N_SAMPLES))
-    assert found.n_bytes == N_SAMPLES * 8 + heap_bytes
+    heap_bytes = sum(len(f"{i} " * 500) for i in range(N))
+    assert found.n_bytes == N * 8 + heap_bytes
     with loader_of(folder, n_workers) as loader:
         assert epoch(loader).decoding_s == 0
 
@@ -159,7 +153,7 @@ def test_epochs_add_up(folder: str) -> None:
         for _ in range(3):
             each.append(epoch(loader))
         total = loader.stats().total
-    assert total.n_samples == 3 * N_SAMPLES
+    assert total.n_samples == 3 * N
     assert total.n_batches == sum(one.n_batches for one in each)
     assert total.filling_s == pytest.approx(sum(one.filling_s for one in each))
 
@@ -210,7 +204,7 @@ def test_stats_are_json(folder: str) -> None:
         epoch(loader)
         stats = loader.stats()
     said = json.loads(json.dumps(stats.as_json()))
-    assert said["latest"]["n_samples"] == N_SAMPLES
+    assert said["latest"]["n_samples"] == N
     assert said["latest"]["body_s"] == stats.latest.body_s
     assert said["latest"]["reading_s"] == stats.latest.reading_s
     assert said["total"]["queue_depth"] == stats.total.queue_depth
@@ -229,7 +223,7 @@ def test_samples_that_were_skipped_are_counted(folder: str, n_workers: int) -> N
         epoch(loader)
         stats = loader.stats()
     assert stats.latest.n_skipped == stats.total.n_skipped == 2
-    assert stats.latest.n_samples == N_SAMPLES
+    assert stats.latest.n_samples == N
 
 
 def test_copies_are_counted(folder: str) -> None:
@@ -254,7 +248,7 @@ def test_workers_that_were_replaced_are_counted(folder: str, tmp_path: Path) -> 
         stats = loader.stats()
         assert epoch(loader).n_restarts == 0
     assert stats.latest.n_restarts == stats.total.n_restarts == 1
-    assert stats.latest.n_samples == N_SAMPLES
+    assert stats.latest.n_samples == N
 
 
 def test_another_thread_may_ask_while_the_loop_waits(folder: str) -> None:

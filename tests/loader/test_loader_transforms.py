@@ -23,19 +23,11 @@ import shardio
 from shardio import Array, Json, Schema, ShardLoader, WorkerDied
 from shardio.errors import TransformError
 from shardio.order.permutation import SampleGenerators
-from tests.loading import TWO_FIELDS, bits, check_against, make_loader, two_fields, write_dataset
+from tests.loading import WORKERS, bits, check_against, make_loader, write_dataset
 from tests.shards import EVERY_FIELD
 
 N = 40
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 Sample = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """N samples of two fields in 2 shards of 20."""
-    path = tmp_path_factory.mktemp("transforms") / "set"
-    return write_dataset(path, N, 2, TWO_FIELDS, two_fields(N))
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,10 @@ import pytest
 from shardio import Batch, ShardLoader
 from shardio.errors import InvalidArgument
 from shardio.order.permutation import epoch_permutation
-from tests.loading import check_against, values_of, write_dataset
+from tests.loading import WORKERS, check_against, values_of, write_dataset
 from tests.shards import as_read, every_field_sample
 
 N = 53
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 LAUNCHED = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]
 LAUNCHED += ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
 

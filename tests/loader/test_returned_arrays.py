@@ -14,19 +14,11 @@ import pytest
 import shardio
 from shardio import Array, List, Schema, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument, SchemaError, TransformError
-from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
+from tests.loading import WORKERS, bits
 
 N, BATCH = 12, 4
 Fields = dict[str, Any]
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 TAKERS = pytest.mark.parametrize("taker", ["transform", "batch_transform", "collate"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """N samples of two fields in 2 shards."""
-    path = tmp_path_factory.mktemp("returned") / "set"
-    return write_dataset(path, N, 2, TWO_FIELDS, two_fields(N))
 
 
 def epoch(folder: str, **options: Any) -> list[Any]:
@@ -376,18 +368,6 @@ def test_a_tensor_of_torch_may_be_no_array(folder: str, tmp_path: Path, kind: st
         epoch(folder, transform=lambda sample: {"x": tensor})
     with pytest.raises(SchemaError, match=f"'x': .*({text}|expected dtype)"):
         write([{"x": tensor}], Schema({"x": Array("float32", (2,))}), tmp_path / "out")
-
-
-def test_tensors_of_unequal_shapes_are_padded(folder: str) -> None:
-    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
-
-    def transform(sample: Fields) -> Fields:
-        return {"x": torch.ones(1 + int(sample["label"]) % 3)}
-
-    options: Fields = {"output": "torch", "num_workers": 0, "collate": "pad"}
-    with ShardLoader(folder, BATCH, transform=transform, **options) as loader:
-        batch = next(iter(loader))
-    assert batch["x"].tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

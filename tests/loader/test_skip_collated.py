@@ -11,7 +11,7 @@ import pytest
 from shardio import Array, Schema, ShardLoader, Text
 from shardio.errors import TransformError
 from shardio.order.sampling import Shuffle
-from tests.loading import write_dataset
+from tests.loading import WORKERS, write_dataset
 
 N = 40
 SCHEMA = Schema({"points": Array("float32", (None, 2)), "label": Array("int64"), "note": Text()})
@@ -115,7 +115,7 @@ def test_batches_are_laid_out_by_the_first_sound_sample(folder: str, shuffle: Sh
     assert given[0] == [5, 5, 5, 5]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_what_fails_of_a_whole_batch_is_raised(folder: str, num_workers: int) -> None:
     def fail_of_all(batch: dict[str, Any]) -> dict[str, Any]:
         if 21 in batch["label"]:

@@ -22,19 +22,19 @@ from shardio.errors import (
     TooManySkipped,
     TransformError,
 )
-from tests.loading import TWO_FIELDS, bits, damage_row, make_loader, two_fields, write_dataset
+from tests.loading import (
+    TWO_FIELDS,
+    WORKERS,
+    bits,
+    damage_row,
+    make_loader,
+    two_fields,
+    write_dataset,
+)
 from tests.shards import EVERY_FIELD
 
 N, BATCH = 40, 8
 Sample = dict[str, Any]
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Sound samples of two fields, in two shards."""
-    made = tmp_path_factory.mktemp("skipping") / "set"
-    return write_dataset(made, N, 2, TWO_FIELDS, two_fields(N))
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,9 @@ import pytest
 
 import shardio
 from shardio import ShardLoader, WeightedSampler
-from shardio._engine.dispatch import thread_workers
-from shardio._engine.dispatch.worker import replies_file
 from shardio._workers.processes import stack_dumps
 from shardio.errors import BatchTimeout, ClosedError
-from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
+from tests.loading import PATIENCE_S, bits, write_dataset
 
 N = 60
 PROCESSES = ("zygote", "spawn")
@@ -35,12 +33,6 @@ Sample = dict[str, Any]
 def every(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Write samples of every kind of field, in 3 shards."""
     return write_dataset(tmp_path_factory.mktemp("starts") / "every", N, 3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = tmp_path_factory.mktemp("starts") / "two"
-    return write_dataset(made, N, 3, TWO_FIELDS, two_fields(N))
 
 
 def _loader(folder: str, **options: Any) -> ShardLoader:
@@ -170,20 +162,6 @@ def test_a_module_that_the_transform_needs_is_imported_as_often_as_said(
     assert found == {"zygote": 3, "spawn": 3, "thread": 0}
 
 
-@pytest.mark.parametrize("start_method", METHODS)
-def test_later_changes_are_seen_by_threads_alone(folder: str, start_method: str) -> None:
-    state = ["old"]
-
-    def look(sample: Sample) -> Sample:
-        return {"told": state[0]}
-
-    with _loader(folder, start_method=start_method, transform=look) as loader:
-        for _ in loader:  # so all workers have started
-            continue
-        state[0] = "new"
-        assert _told(loader) == ({"new"} if start_method == "thread" else {"old"})
-
-
 # --- threads --------------------------------------------------------------------------------
 
 
@@ -271,13 +249,3 @@ def test_closing_while_a_thread_is_in_a_long_transform_does_not_wait_for_it(fold
 
 def _workers() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("shardio-worker")}
-
-
-def test_a_thread_that_was_given_up_takes_no_answer_of_the_one_that_has_its_number() -> None:
-    hold_back: Any = thread_workers._ThreadWorker._map_replies
-    fd = replies_file(1)
-    old, new = hold_back(None, fd, 0), hold_back(None, fd, 0)
-    os.close(fd)
-    new.add(b"a" * 32)
-    assert old.take() == b""
-    assert new.take() == b"a" * 32
