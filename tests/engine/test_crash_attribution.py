@@ -30,7 +30,6 @@ class Mortal(InlineWorker):
 
     @staticmethod
     def kills(numbers: list[int]) -> bool:
-        """Return True if samples of these numbers are to crash the worker."""
         return False
 
     def send_hello(self, *given: Any) -> None:
@@ -70,7 +69,6 @@ def die_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kills], None]:
 
 
 def epoch(folder: str) -> tuple[list[Skipped], int]:
-    """Return the samples skipped in an epoch, and the number of crashed workers."""
     with ShardLoader(
         folder, BATCH, output="numpy", num_workers=0, on_error="skip", max_skips=N
     ) as loader:

@@ -52,12 +52,10 @@ def engines(folder: str) -> Iterator[Engines]:
 
 
 def _plan(epoch: int, first: int = 0, last: int = N // BATCH) -> EpochPlan:
-    """Make the plan of a pass over some steps of an epoch."""
     return EpochPlan(epoch, RankPartition(last * BATCH, first * BATCH, BATCH))
 
 
 def _steps(engine: Engine, iteration: EpochIteration) -> list[int]:
-    """Return the rest of a pass, by step; no block is kept."""
     found = []
     while (delivered := engine.next(iteration)) is not None:
         found.append(delivered[1])
@@ -133,7 +131,6 @@ def _no_memory() -> int:
 
 
 def _printed(program: str, *arguments: str) -> list[str]:
-    """Return the lines that a program prints, which prints no error."""
     command = [sys.executable, "-c", program, *arguments]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)

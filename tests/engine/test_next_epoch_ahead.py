@@ -25,7 +25,6 @@ def _loader(folder: str, n_workers: int = 2, **options: Any) -> ShardLoader:
 
 
 def _ahead(loader: ShardLoader) -> EpochIteration | None:
-    """Return the pass that was begun ahead."""
     return loader._engine._iterations.ahead
 
 
@@ -49,7 +48,6 @@ def _n_filled(loader: ShardLoader, iteration: EpochIteration) -> int:
 
 
 def _steps(loader: ShardLoader) -> list[int]:
-    """Return the steps of an epoch; no batch is kept."""
     return [batch.step for batch in loader]
 
 

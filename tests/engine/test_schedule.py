@@ -21,7 +21,6 @@ from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignm
 
 
 def assign_all(schedule: Schedule) -> Iterator[Assignment]:
-    """Give out what can be given out."""
     while schedule.n_wanted and not schedule.wants_block:
         yield schedule.assign()
 
@@ -111,7 +110,6 @@ class Passes(RuleBasedStateMachine):
         self.schedule.set_backlog(self.before)
 
     def counts(self) -> list[int]:
-        """Return the number of tasks of each worker, with those of the pass before."""
         workers = [worker for worker, _ in self.working.values()]
         return [workers.count(worker) + self.before[worker] for worker in range(self.n_workers)]
 
@@ -308,7 +306,6 @@ class Passes(RuleBasedStateMachine):
             assert self.next_step == before + 1, "every round brings a batch"
 
     def has_failed(self) -> bool:
-        """Return True if the next delivery is an error."""
         if self.is_in_order:
             return self.next_step in self.errors
         return bool(self.errors) and not self.ready
@@ -321,7 +318,6 @@ def test_whatever_happens_every_step_comes_once_in_order_and_no_block_is_lost() 
 
 
 def schedule_of(n_blocks: int, *arguments: Any, **options: Any) -> Schedule:
-    """Make a schedule of some steps with free blocks, which are numbered from 0 up."""
     schedule = Schedule(*arguments, **options)
     for block in range(n_blocks):
         schedule.free(block)

@@ -40,7 +40,6 @@ class Scripted(BatchWorker):
 
 
 def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
-    """Return status, step and rest of each message that a worker sends for these tasks."""
     batch_spec = BatchSpec(DatasetSource("set"), ("x",), 1, 9, False, 0, **options)
     fd = replies_file(2)
     worker = Scripted(list(ends), batch_spec, fd)

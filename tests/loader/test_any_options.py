@@ -40,7 +40,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 def written(folder: Path) -> dict[int, str]:
-    """Datasets of SIZES."""
     return {n: write_dataset(folder / str(n), n, 3) for n in SIZES}
 
 
@@ -78,7 +77,6 @@ def keep(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_options(rng: random.Random, n: int) -> dict[str, Any]:
-    """Draw a batch size and options for a dataset of n samples."""
     fields = ["label", *rng.sample(FIELDS, rng.randrange(5))]
     options: dict[str, Any] = {"fields": fields, "seed": rng.choice([0, 10**30])}
     options |= _order(rng, n) | _rows(rng, fields)
@@ -105,7 +103,6 @@ def _order(rng: random.Random, n: int) -> dict[str, Any]:
 
 
 def _rows(rng: random.Random, fields: list[str]) -> dict[str, Any]:
-    """Return the transformed and collated samples."""
     made: dict[str, Any] = {"transform": rng.choice([None, None, draw, vary, fail_at_times])}
     if made["transform"] is fail_at_times or rng.random() < 0.2:
         made |= {"on_error": "skip", "max_skips": rng.choice([3, 1000])}
@@ -164,7 +161,6 @@ def check(folder: str | Dataset, seed: int, n: int) -> None:
 
 
 def size_for(seed: int) -> int:
-    """Draw the number of samples: mostly many."""
     return SIZES[-1] if seed % 6 else SIZES[seed // 6 % 2]
 
 

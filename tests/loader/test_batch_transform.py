@@ -23,14 +23,12 @@ Fields = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """N samples of two fields in 3 shards."""
     path = tmp_path_factory.mktemp("batches") / "set"
     return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
 
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """N samples of EVERY_FIELD in 3 shards."""
     return write_dataset(tmp_path_factory.mktemp("batches") / "every", N, 3)
 
 
@@ -39,7 +37,6 @@ def _loader(folder: str, batch_size: int = 8, **options: Any) -> ShardLoader:
 
 
 def draw(batch: Fields, rng: np.random.Generator) -> Fields:
-    """Return the batch, and a draw of each generator for it."""
     return {
         "label": batch["label"],
         "drawn": rng.random(len(batch["label"])),

@@ -127,7 +127,6 @@ def test_a_transform_that_writes_is_told_to_copy(folders: Mapping[str, str]) -> 
 
 
 def taking_over(batch: Any) -> Sample:
-    """Return a copy of what a batch function is given."""
     if isinstance(batch, dict):
         return {name: copied(value) for name, value in batch.items()}
     return {name: [copied(sample[name]) for sample in batch] for name in batch[0]}

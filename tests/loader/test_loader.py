@@ -37,20 +37,17 @@ N = 403
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Write the same N samples in 1, 3 and 400 shards."""
     root = tmp_path_factory.mktemp("loader")
     return {k: write_dataset(root / str(k), N, k) for k in (1, 3, 400)}
 
 
 @pytest.fixture(scope="module")
 def read(folders: dict[int, str]) -> list[dict[str, Any]]:
-    """Read the N samples one by one."""
     return list(shardio.open(folders[1]))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """100 samples of two fields in 3 shards."""
     folder = tmp_path_factory.mktemp("loader") / "small"
     return write_dataset(folder, 100, 3, TWO_FIELDS, two_fields(100))
 
@@ -60,13 +57,11 @@ def _loader(folder: str, batch_size: int = 32, **options: Any) -> ShardLoader:
 
 
 def _epochs(folder: str, n: int = 1, batch_size: int = 32, **options: Any) -> list[Any]:
-    """All bits of n epochs."""
     with _loader(folder, batch_size, **options) as loader:
         return [[bits(batch) for batch in loader] for _ in range(n)]
 
 
 def _order(folder: str, **options: Any) -> list[list[int]]:
-    """Return the sample numbers of two epochs."""
     with _loader(folder, fields=["label"], **options) as loader:
         return [[i for batch in loader for i in batch.indices.tolist()] for _ in range(2)]
 

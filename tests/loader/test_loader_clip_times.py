@@ -139,7 +139,6 @@ class Model:
 
 
 def check(streams: Streams, found: Found, expected: list[tuple[int, list[int]]]) -> None:
-    """Compare clips with the frames that they must have: pixels, times and units."""
     assert [label for label, *_ in found] == [video for video, _ in expected]
     for (_, pixels, pts, base), (video, frames) in zip(found, expected, strict=True):
         model = Model(streams[video])  # type: ignore[arg-type]

@@ -57,7 +57,6 @@ def same(sample: Sample) -> Sample:
 
 
 def padded(values: list[Any], n_dims: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return padded values, and their mask."""
     there = [np.zeros((0,) * n_dims) if value is None else value for value in values]
     sizes = np.max([value.shape for value in there], axis=0)
     out, mask = np.zeros((len(values), *sizes)), np.zeros((len(values), *sizes), bool)

@@ -41,7 +41,6 @@ BLOCK_BYTES = 53_248
 
 @pytest.fixture(scope="module")
 def written() -> list[dict[str, Any]]:
-    """Return the samples in memory."""
     return [{**sample, "label": np.int64(sample["label"])} for sample in two_fields(N)]
 
 
@@ -427,7 +426,6 @@ def test_several_threads_can_each_have_an_iterator_of_one_loader(
 
 
 def _in_fork(work: Any) -> str:
-    """Run in a fork of this process; returns the text that it returns."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: this process has threads

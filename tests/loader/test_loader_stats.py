@@ -36,7 +36,6 @@ def loader_of(folder: str, n_workers: int, **options: Any) -> ShardLoader:
 
 
 def epoch(loader: ShardLoader) -> LoadingStats:
-    """Iterate over an epoch, and return its figures."""
     for _ in loader:
         pass
     return loader.stats().latest

@@ -32,7 +32,6 @@ Sample = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """N samples of EVERY_FIELD in 3 shards."""
     return write_dataset(tmp_path_factory.mktemp("transforms") / "every", N, 3)
 
 
@@ -187,7 +186,6 @@ def draw(sample: Sample, rng: np.random.Generator) -> Sample:
 
 
 def _draws(folder: str, **options: Any) -> list[dict[int, tuple[float, ...]]]:
-    """Return the draws of two epochs, by sample."""
     with _loader(folder, transform=draw, shuffle=True, **options) as loader:
         return [
             {

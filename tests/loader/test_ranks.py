@@ -42,7 +42,6 @@ def loader(folder: str, rank: int, world_size: int, **options: Any) -> ShardLoad
 
 
 def epoch_of(folder: str, world_size: int, **options: Any) -> list[list[Batch]]:
-    """By rank, the batches of an epoch."""
     found = []
     for rank in range(world_size):
         with loader(folder, rank, world_size, **options) as made:
@@ -52,13 +51,11 @@ def epoch_of(folder: str, world_size: int, **options: Any) -> list[list[Batch]]:
 
 
 def in_order(found: list[list[Batch]]) -> Iterator[Batch]:
-    """Batches of all ranks, step by step."""
     for step in range(max(map(len, found))):
         yield from (batches[step] for batches in found if step < len(batches))
 
 
 def indices(batches: Iterator[Batch]) -> list[int]:
-    """Return the samples that count."""
     return [i for batch in batches for i in batch.indices[batch.valid].tolist()]
 
 

@@ -87,8 +87,6 @@ def test_a_masked_array_costs_its_sample_where_samples_may_be_skipped(folder: st
 
 
 class Indexed:
-    """A data set of samples by number."""
-
     def __init__(self, samples: Sequence[Fields]) -> None:
         self.samples = samples
 
@@ -263,7 +261,6 @@ def test_what_user_code_keeps_is_not_changed(folder: str) -> None:
 
 
 def tensor_kinds() -> dict[str, Callable[[int], Any]]:
-    """Tensors of torch, made in whatever process asks."""
     import torch
 
     def of(label: int) -> Any:

@@ -65,7 +65,6 @@ COLLATED: dict[str, dict[str, Any]] = {
 
 
 def seen(folder: str, num_workers: int, **options: Any) -> list[Any]:
-    """All that the batches of two epochs say."""
     found = []
     options = {"shuffle": True} | options
     with ShardLoader(

@@ -48,13 +48,11 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loading(folder: str, batch_size: int = BATCH, **options: Any) -> ShardLoader:
-    """Make a loader of arrays that skips."""
     given = {"output": "numpy", "num_workers": 0, "on_error": "skip", "max_skips": 1000}
     return make_loader(folder, batch_size, **{**given, **options})
 
 
 def rows_of(batch: Batch) -> list[Any]:
-    """All that each row says, by row."""
     fields = bits(batch)[4]
     return [
         [(name, values[i], present[i]) for name, values, present in fields]
@@ -63,7 +61,6 @@ def rows_of(batch: Batch) -> list[Any]:
 
 
 def epochs(folder: str, n: int = 2, batch_size: int = BATCH, **options: Any) -> list[Any]:
-    """Everything that the batches of n epochs say."""
     with loading(folder, batch_size, **options) as loader:
         return [
             (bits(batch), batch.valid.tolist(), batch.skipped) for _ in range(n) for batch in loader

@@ -31,7 +31,6 @@ Sample = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write samples of every kind of field, in 3 shards."""
     return write_dataset(tmp_path_factory.mktemp("starts") / "every", N, 3)
 
 
@@ -40,7 +39,6 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
 
 
 def _told(loader: ShardLoader) -> set[Any]:
-    """Return the transform's field `told` of all samples of an epoch."""
     return {each for batch in loader for each in batch["told"]}
 
 

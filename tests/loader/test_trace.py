@@ -19,13 +19,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a trace."""
     events: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["traceEvents"]
     return events
 
 
 def traced(folder: Path, tmp_path: Path, n_workers: int = 0) -> list[dict[str, Any]]:
-    """Return the events of a traced epoch."""
     path = tmp_path / "trace.json"
     options: dict[str, Any] = {"num_workers": n_workers, "transform": dict, "output": "numpy"}
     dataset = shardio.open(folder, verify="always")
@@ -36,7 +34,6 @@ def traced(folder: Path, tmp_path: Path, n_workers: int = 0) -> list[dict[str, A
 
 
 def spans(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Return the spans of a name in the order of their start."""
     found = [one for one in events if one["ph"] == "X" and one["name"] == name]
     return sorted(found, key=lambda one: one["ts"])
 
@@ -46,7 +43,6 @@ def end(span: dict[str, Any]) -> float:
 
 
 def batches(events: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return what workers filled, by epoch and step."""
     filled = [one for one in events if one["ph"] == "X" and one["name"].startswith("batch ")]
     return {
         (one["args"]["epoch"], one["args"]["step"]): one for one in filled if "epoch" in one["args"]
