@@ -1,15 +1,9 @@
-"""Options of a loader, drawn at random together: workers and resumes change nothing in a batch.
-
-`python -m tests.loader.test_any_options SECONDS SEED` goes on for longer than what the suite runs.
-"""
+"""Options of a loader, drawn at random together: workers and resumes change nothing in a batch."""
 
 from __future__ import annotations
 
 import json
 import random
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,17 +184,3 @@ def test_most_options_drawn_together_go_together(folders: dict[int, str]) -> Non
         (found,) = epochs(folders[size_for(seed)], 1, **options, num_workers=0)
         n_whole += bool(found) and not isinstance(found[-1][0], type)
     assert n_whole > N_SETS_OF_OPTIONS // 2
-
-
-def _go_on(seconds: float, seed: int) -> None:
-    end = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as folder:
-        made = written(Path(folder))
-        while time.monotonic() < end:
-            check(made[size_for(seed)], seed, size_for(seed))
-            seed += 1
-    sys.stdout.write(f"nothing found; the next seed is {seed}\n")
-
-
-if __name__ == "__main__":
-    _go_on(float(sys.argv[1]), int(sys.argv[2]))
