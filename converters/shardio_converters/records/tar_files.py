@@ -29,17 +29,8 @@ _CHECKSUM: Final = slice(148, 156)  # these bytes count as spaces in the checksu
 _USTAR: Final = b"ustar\0"  # the magic of POSIX; headers of GNU tar have another one and no prefix
 _REGULAR: Final = (b"0", b"\0", b"7")
 _FOLDER: Final = b"5"
-_OTHERS: Final = {
-    b"1": "a hard link",
-    b"2": "a symbolic link",
-    b"3": "a device",
-    b"4": "a device",
-    b"6": "a pipe",
-    b"S": "a sparse file",
-    b"M": "a part of a file in several volumes",
-}
-_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
-_EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
+_LONG_NAME, _PAX, _PAX_FOR_ALL = b"L", b"x", b"g"
+_EXTENSIONS: Final = (_LONG_NAME, _PAX, _PAX_FOR_ALL)
 _MAX_EXTENSION: Final = 1 << 20  # the maximum size of a name, or of another extension header
 _MAX_MEMBER: Final = 4 << 30  # the maximum size of a member that is read into memory
 _PIECE: Final = 1 << 20  # the number of bytes that are skipped at a time
@@ -102,7 +93,7 @@ def _members(stream: _Stream) -> Iterator[Member]:
             stream.skip(-n_bytes % _BLOCK)
             if kind == _LONG_NAME:
                 about["path"] = _text(data.partition(b"\0")[0])
-            elif kind != _LONG_LINK:
+            else:
                 (for_all if kind == _PAX_FOR_ALL else about).update(_pax(data))
             continue
         facts = {**for_all, **about}
@@ -111,8 +102,10 @@ def _members(stream: _Stream) -> Iterator[Member]:
         if kind == _FOLDER or (kind == b"\0" and name.endswith("/")):
             continue
         if kind not in _REGULAR or any(fact.startswith("GNU.sparse.") for fact in facts):
-            what = _OTHERS.get(kind, "a sparse file" if kind in _REGULAR else f"of type {kind!r}")
-            raise MediaError(f"member {name!r} is {what}; expected a file")
+            raise MediaError(
+                f"member {name!r}: found a link, a device or a sparse file (type {kind!r}), "
+                "expected a whole file"
+            )
         member = Member(name, _size(facts, n_bytes), stream)
         yield member
         member.end()
