@@ -323,24 +323,21 @@ def test_records_of_another_kind_are_kept_as_they_are(root: Path, tmp_path: Path
         assert report.n_samples == 5 and read_example(dataset[3]["record"])[b"label"] == [1]
 
 
-def test_examples_without_a_value_leave_it_to_others_what_records_are(
-    root: Path, tmp_path: Path
-) -> None:
-    empty = [b"", part(1, b""), example(x=b"")]
-    (root / "a" / "good.tfrecord").write_bytes(framed([*empty, example(x=ints(1, 2))]))
-    convert(root, tmp_path / "examples")
-    with shardio.open(tmp_path / "examples") as dataset:
-        assert [sample["x"] is None for sample in dataset] == [True] * 3 + [False]
-    (root / "a" / "good.tfrecord").write_bytes(framed([*empty, b"anything"]))
+def test_records_without_features_are_bytes(root: Path, tmp_path: Path) -> None:
+    empty = [part(1, b""), example(x=b"")]
+    (root / "a" / "good.tfrecord").write_bytes(framed([*empty, example(x=ints(1))]))
     convert(root, tmp_path / "bytes")
+    convert(root, tmp_path / "examples", records="example")
     with shardio.open(tmp_path / "bytes") as dataset:
-        assert [sample["record"] for sample in dataset] == [*empty, b"anything"]
+        assert [sample["record"] for sample in dataset][:2] == empty
+    with shardio.open(tmp_path / "examples") as dataset:
+        assert [sample["x"] is None for sample in dataset] == [True, True, False]
     (root / "a" / "good.tfrecord").write_bytes(framed(empty))
     with pytest.raises(
         InvalidArgument,
-        match="cannot map the features to field types: the 3 records have none; records='b",
+        match="cannot map the features to field types: the 2 records have none; records='b",
     ):
-        convert(root, tmp_path / "none")
+        convert(root, tmp_path / "none", records="example")
 
 
 def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:

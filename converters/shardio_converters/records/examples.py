@@ -48,15 +48,11 @@ def read_example(record: bytes) -> dict[bytes, Values]:
     return found
 
 
-def is_example(record: bytes) -> bool | None:
-    """Return True if a record is certainly a tf.train.Example: it has features and nothing else.
-
-    Return None if it may be an Example in which no feature has a list.
-    """
+def is_example(record: bytes) -> bool:
+    """Return True if a record is a tf.train.Example: it has features and nothing else."""
     try:
-        if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):
-            return False
-        return bool(read_example(record)) or None
+        fields = [field[:2] for field in _fields(record, 0, len(record))]
+        return {*fields} <= {(1, _LENGTH)} and bool(read_example(record))
     except (MediaError, IndexError, ValueError):
         return False
 

@@ -31,8 +31,8 @@ class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
     A record is a tf.train.Example, whose features become fields, or is stored as bytes in the field
-    `record`. By default, the first record that certainly is, or is not, an Example decides. Fields
-    are inferred from all records.
+    `record`. By default, the first record decides: an Example has features. Fields are inferred
+    from all records.
     """
 
     kind: ClassVar[str]
@@ -71,9 +71,9 @@ class RecordConverter(InferringConverter):
             with probe.skip_broken(one):
                 if records is None:
                     with closing(self._records(one)) as every:
-                        kinds = (is_example(record) for record in every)
-                        known = next((kind for kind in kinds if kind is not None), None)
-                        records = None if known is None else RECORDS[not known]
+                        first = next(every, None)
+                    if first is not None:
+                        records = RECORDS[not is_example(first)]
                 if records == "bytes":
                     break
                 for record in self._records(one):
