@@ -138,19 +138,10 @@ _NPY_MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER: Final = 100_000_000
 """The maximum size of the header of a .safetensors file in bytes, as in the safetensors library."""
 _TENSORS: Final = {
-    "BOOL": "bool",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
+    **{"BOOL": "bool", "BF16": "bfloat16"},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
 _NPY_DAMAGE: Final = (
     *(ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, MemoryError),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from math import prod
+from posixpath import basename, dirname
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -67,10 +68,6 @@ class _Store:
     path_of: Callable[[str], str] = str
 
 
-def _tail(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
     """Return the value in `roots` of the outermost folder of a file; None if none has a value."""
     parts = name.split("/")[:-1]
@@ -81,7 +78,7 @@ def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
 def _open_folder(zarr: Any, source: Input) -> _Store:
     folder = os.path.dirname(source.path)
     every = [source, *source.parts]
-    n_root = len(source.name) - len(_tail(source.name))
+    n_root = len(source.name) - len(basename(source.name))
     paths = {one.name[n_root:]: one.path for one in every}
 
     def read(name: str, n_bytes: int) -> bytes:
@@ -123,19 +120,19 @@ def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
     """Return the metadata of all arrays by folder; consolidated metadata is ignored."""
     arrays: dict[str, dict[str, Any]] = {}
     for name in found.sizes:
-        if _tail(name) not in ROOTS:
+        if basename(name) not in ROOTS:
             continue
         about = _description(found, name)
-        if _tail(name) == ".zgroup" or about.get("node_type") == "group":
+        if basename(name) == ".zgroup" or about.get("node_type") == "group":
             continue
-        folder = os.path.dirname(name)
+        folder = dirname(name)
         if folder in arrays:
             raise MediaError(f"{name}: there is more than one metadata file for this array")
         arrays[folder] = about
         _refuse_pickle({**about, "attributes": None}, name)
     folders = {folder: folder or ONLY for folder in arrays}
     for name in found.sizes:
-        is_known = _tail(name) in ROOTS or _tail(name).startswith(".") or name.endswith("/")
+        is_known = basename(name) in ROOTS or basename(name).startswith(".") or name.endswith("/")
         if not is_known and _store_of(name, folders) is None:
             raise MediaError(f"{name}: belongs to no array, so it would be lost")
     return arrays
@@ -196,7 +193,7 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
         return
     below = f"{folder}/" if folder else ""
     for name, n_bytes in found.sizes.items():
-        if not name.startswith(below) or _tail(name) in ROOTS or _tail(name).startswith("."):
+        if not name.startswith(below) or basename(name) in ROOTS or basename(name).startswith("."):
             continue
         head = found.read(name, 16)
         if len(head) < 16 or int.from_bytes(head[12:], "little") != n_bytes:
@@ -236,10 +233,12 @@ class Zarr(ArraySamples):
         """Return a dict from the root file of each store folder to the other files of the store."""
         names = sorted(one.name for one in inputs)
         roots: dict[str, str] = {}
-        at_root = [name for name in names if _tail(name) in ROOTS]
-        for name in sorted(at_root, key=lambda name: (name.count("/"), ROOTS.index(_tail(name)))):
+        at_root = [name for name in names if basename(name) in ROOTS]
+        for name in sorted(
+            at_root, key=lambda name: (name.count("/"), ROOTS.index(basename(name)))
+        ):
             if _store_of(name, roots) is None:
-                roots[os.path.dirname(name)] = name
+                roots[dirname(name)] = name
         found: dict[str, list[str]] = {root: [] for root in roots.values()}
         for name in names:
             root = _store_of(name, roots)
@@ -255,7 +254,7 @@ class Zarr(ArraySamples):
             warnings.simplefilter("ignore")
             if source.name.lower().endswith(ZIP):
                 found = _open_zip(zarr, source, files)
-            elif _tail(source.name) in ROOTS:
+            elif basename(source.name) in ROOTS:
                 found = _open_folder(zarr, source)
             else:
                 return None
@@ -265,7 +264,7 @@ class Zarr(ArraySamples):
         """Return the value of the field `source`: the name of the store's folder or zip file."""
         if source.name.lower().endswith(ZIP):
             return source.name
-        folder = os.path.dirname(source.name)
+        folder = dirname(source.name)
         return folder or os.path.basename(os.path.dirname(source.path))
 
     def libraries(self) -> Mapping[str, str]:

@@ -119,15 +119,8 @@ def _rate(fps: Any) -> Fraction:
 
 _COMPARED: Final = 32  # the maximum number of frames that `Videos.error` compares
 _FACTS: Final = {
-    "codec": "codec",
-    "stream": "stream",
-    "video_streams": "video_streams",
-    "width": "width",
-    "height": "height",
-    "pixel_format": "pixel_format",
-    "range": "range",
-    "matrix": "matrix",
-    "rotation": "rotation",
+    **{name: name for name in ("codec", "stream", "video_streams", "width", "height")},
+    **{name: name for name in ("pixel_format", "range", "matrix", "rotation")},
     "sample_aspect": "pixel_aspect",
 }
 """The names in the report for parameters of a stream whose packets are stored unchanged."""

@@ -47,45 +47,41 @@ def split(name: str) -> tuple[str, str] | None:
     return found[1], found[2].lower()
 
 
-class TarSamples:
-    """The samples of a tar, as pairs of (key, sample).
+def samples_of(
+    members: Iterable[Member], take: Callable[[str, Member], Any], aside: list[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the samples of a tar, as pairs of (key, sample).
 
-    A sample maps each member's field to the result of `take(field, member)`. `n_aside` is the
-    number of members so far that belong to no sample.
+    A sample maps each member's field to the result of `take(field, member)`. The names of members
+    that belong to no sample are appended to `aside`.
     """
-
-    def __init__(self, members: Iterable[Member], take: Callable[[str, Member], Any]) -> None:
-        self._members, self._take = members, take
-        self.n_aside = 0
-
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        seen: set[str] = set()
-        key, sample = "", dict[str, Any]()
-        for member in self._members:
-            parts = split(member.name)
-            if parts is None:
-                self.n_aside += 1
-                continue
-            if parts[0] != key:
-                if sample:
-                    yield key, sample
-                key, sample = parts[0], {}
-                if key in seen:
-                    raise MediaError(
-                        f"member {member.name!r}: expected directly after the other members of "
-                        f"{key!r}, found after members of other samples"
-                    )
-                seen.add(key)
-            if parts[1] in sample:
-                raise MediaError(f"member {member.name!r} appears twice in a sample")
-            try:
-                sample[parts[1]] = self._take(parts[1], member)
-            except MediaError as error:
+    seen: set[str] = set()
+    key, sample = "", dict[str, Any]()
+    for member in members:
+        parts = split(member.name)
+        if parts is None:
+            aside.append(member.name)
+            continue
+        if parts[0] != key:
+            if sample:
+                yield key, sample
+            key, sample = parts[0], {}
+            if key in seen:
                 raise MediaError(
-                    f"member {member.name!r}: {str(error).removeprefix(f'{member.name}: ')}"
-                ) from error
-        if sample:
-            yield key, sample
+                    f"member {member.name!r}: expected directly after the other members of "
+                    f"{key!r}, found after members of other samples"
+                )
+            seen.add(key)
+        if parts[1] in sample:
+            raise MediaError(f"member {member.name!r} appears twice in a sample")
+        try:
+            sample[parts[1]] = take(parts[1], member)
+        except MediaError as error:
+            raise MediaError(
+                f"member {member.name!r}: {str(error).removeprefix(f'{member.name}: ')}"
+            ) from error
+    if sample:
+        yield key, sample
 
 
 def facts_of(field: str, member: Member) -> DtypeShape:
@@ -187,17 +183,17 @@ class WebDataset(InferringConverter):
                 raise MediaError(f"expected one of {', '.join(fields)}")
             return value_of(name, schema[name], member)
 
-        n_samples = 0
+        n_samples, aside = 0, list[str]()
         with ExitStack() as files:
-            found = TarSamples(open_tar(source.path, source.name, files), take)
-            for key, sample in found:
+            members = open_tar(source.path, source.name, files)
+            for key, sample in samples_of(members, take, aside):
                 if missing := required - sample.keys():
                     raise MediaError(f"sample {key!r} lacks {', '.join(sorted(missing))}")
                 if "key" in about:
                     about["key"] = key
                 yield {**optional, **sample, **about}
                 n_samples += 1
-        detail = {"members_aside": found.n_aside} if found.n_aside else {}
+        detail = {"members_aside": len(aside)} if aside else {}
         if not n_samples:
             return Outcome("empty", "holds no sample", detail=detail)
         return Outcome("converted", detail=detail)
@@ -208,6 +204,7 @@ def _fields_of(source: Input) -> SchemaInference:
     found = SchemaInference()
     if is_tar(source.name):
         with ExitStack() as files:
-            for _, sample in TarSamples(open_tar(source.path, source.name, files), facts_of):
+            members = open_tar(source.path, source.name, files)
+            for _, sample in samples_of(members, facts_of, []):
                 found.add(sample)
     return found
