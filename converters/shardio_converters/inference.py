@@ -36,7 +36,7 @@ def common_dtype(one: str, other: str) -> str | None:
     return None if is_whole and found.kind == "f" else found.name
 
 
-def common_spec(one: str, other: str) -> str | None:
+def _common_spec(one: str, other: str) -> str | None:
     """Return a spec for values of two specs that differ only in dtype; None if there is none."""
     if one == other:
         return one
@@ -153,7 +153,7 @@ class SchemaInference:
             if (known == (dtype, shape) and 0 not in shape) or (known and dtype == UNKNOWN):
                 continue
             was, dims = known if known and known[0] != UNKNOWN else (dtype, shape)
-            both = common_spec(was, dtype) if self._widens else dtype if was == dtype else None
+            both = _common_spec(was, dtype) if self._widens else dtype if was == dtype else None
             if both is None or len(dims) != len(shape):
                 raise MediaError(
                     f"{name!r}: expected {format_spec(was, dims)}, "

@@ -60,7 +60,7 @@ _MAX_CODED: Final = 8192
 """Not all encoders accept frames of fewer or more pixels in height or width."""
 
 
-def settled(options: Any) -> Mapping[str, Any]:
+def _settled(options: Any) -> Mapping[str, Any]:
     """Check all options; return values for missing options, and the standard form of others."""
     found = {"step": options.step}
     if options.step is None:
@@ -126,7 +126,7 @@ _FACTS: Final = {
 """The names in the report for parameters of a stream whose packets are stored unchanged."""
 
 
-def encoded(
+def _encoded(
     encoder: StreamEncoder | JpegEncoder, pictures: Iterable[tuple[int, Pixels | None]], name: str
 ) -> tuple[EncodedStream, int, MediaError | None]:
     """Encode frames until there are no more or decoding fails; frames that are None are ignored.
@@ -196,7 +196,7 @@ class Videos(Converter):
 
     def __post_init__(self) -> None:
         # Converters that store the same bytes then have equal options in the datasets.
-        for name, value in settled(self).items():
+        for name, value in _settled(self).items():
             object.__setattr__(self, name, value)
 
     def schema(self) -> Schema:
@@ -253,7 +253,7 @@ class Videos(Converter):
             if self.fps is None:
                 pictures = video.pictures(self.size, self._is_used)
             else:
-                pictures = picked(video.pictures(self.size), video.time_base, Fraction(self.fps))
+                pictures = _picked(video.pictures(self.size), video.time_base, Fraction(self.fps))
             interval = video.interval if self.fps is None else 1 / Fraction(self.fps)
             seconds = self.frames * self.stride * interval
             window: deque[tuple[int, Any]] = deque(maxlen=self._span)
@@ -290,7 +290,7 @@ class Videos(Converter):
             with VideoFile(source.path) as video:
                 pictures = self._pictures(video, "rgb" if self.store == "jpeg" else "yuv420")
                 encoder = self._encoder(video.time_base)
-                stream, n_retimed, failure = encoded(encoder, pictures, source.path)
+                stream, n_retimed, failure = _encoded(encoder, pictures, source.path)
                 facts = video.facts()
             if n_retimed:
                 facts["retimed"] = n_retimed
@@ -340,11 +340,11 @@ class Videos(Converter):
     def _pictures(self, video: VideoFile, pixels: str) -> Iterator[tuple[int, Pixels | None]]:
         """Return the times of the frames to store, and the frames at the stored size."""
         found = video.pictures(self.size, pixels=pixels)
-        return found if self.fps is None else picked(found, video.time_base, Fraction(self.fps))
+        return found if self.fps is None else _picked(found, video.time_base, Fraction(self.fps))
 
     def _encoder(self, time_base: Fraction) -> StreamEncoder | JpegEncoder:
-        # In the result of `settled`, the options of the encoder are never None.
-        size, made = self.size, settled(self)
+        # In the result of `_settled`, the options of the encoder are never None.
+        size, made = self.size, _settled(self)
         if self.store == "jpeg":
             return JpegEncoder(size, size, time_base, quality=made["quality"])
         codec, gop, crf = made["codec"], made["gop"], made["quality"]
@@ -371,7 +371,7 @@ class Videos(Converter):
         )
 
 
-def picked(
+def _picked(
     frames: Iterable[tuple[int, Pixels | None]], time_base: Fraction, rate: Fraction
 ) -> Iterator[tuple[int, Pixels | None]]:
     """Yield the first frame of each interval of 1 / `rate` seconds, with its time unchanged.

@@ -249,7 +249,7 @@ Maker = Callable[[Values], Any]
 def facts_of(features: Mapping[bytes, Values]) -> dict[str, DtypeShape]:
     """Return the dtype and shape of each feature; names that are not UTF-8 are escaped."""
     return {
-        name.decode("utf-8", "surrogateescape"): (dtype_of(each), (len(each),))
+        name.decode("utf-8", "surrogateescape"): (_dtype_of(each), (len(each),))
         for name, each in features.items()
     }
 
@@ -269,16 +269,18 @@ def specs_of(found: SchemaInference) -> dict[str, str]:
         shape = () if shape == (1,) else shape
         is_list = dtype == "bytes" and shape
         spec = STRINGS if is_list else format_spec(dtype, shape)
-        specs[text_of(name.encode(errors="surrogateescape"))] = spec + "?" * found.is_optional(name)
+        specs[_text_of(name.encode(errors="surrogateescape"))] = spec + "?" * found.is_optional(
+            name
+        )
     return specs
 
 
-def dtype_of(values: Values) -> str:
+def _dtype_of(values: Values) -> str:
     """Return "bytes", "float32" or "int64"."""
     return "bytes" if isinstance(values, list) else values.dtype.name
 
 
-def text_of(name: bytes) -> str:
+def _text_of(name: bytes) -> str:
     """Decode a feature name."""
     try:
         return name.decode()
@@ -327,7 +329,9 @@ def _raw(field: Array, data: bytes) -> Any:
 
 def _one(values: Values) -> bytes:
     if not isinstance(values, list) or len(values) != 1:
-        raise MediaError(f"expected one string of bytes, found {len(values)} of {dtype_of(values)}")
+        raise MediaError(
+            f"expected one string of bytes, found {len(values)} of {_dtype_of(values)}"
+        )
     return values[0]
 
 

@@ -184,7 +184,7 @@ _U32: Final = np.dtype("<u4")
 _DAMAGED: Final = (zstandard.ZstdError, EOFError)
 
 
-def open_shard(
+def _open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
     """Return the columns of a shard, and an iterator over its samples.
@@ -205,7 +205,7 @@ def open_shard(
     return _open(file, n_bytes)
 
 
-def check_index(path: str) -> int:
+def _check_index(path: str) -> int:
     """Check that all shards in an index exist, in its folder or below it; return their number."""
     shards = _read_index(path)
     folder = os.path.dirname(path)
@@ -395,7 +395,7 @@ class Mds(InferringConverter):
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a shard."""
         if os.path.basename(source.name) == INDEX:
-            n_shards = check_index(source.path)
+            n_shards = _check_index(source.path)
             if not n_shards:
                 return Outcome("unsupported", "does not name an MDS shard")
             return Outcome("part", f"of the {n_shards:,} shards beside it")
@@ -408,7 +408,7 @@ class Mds(InferringConverter):
         about = self.additional_values(source)
         n_samples = 0
         with ExitStack() as files:
-            columns, rows = open_shard(source.path, source.name, files)
+            columns, rows = _open_shard(source.path, source.name, files)
             names = {one.name for one in columns}
             if others := sorted(names - fields.keys()):
                 raise MediaError(f"column {others[0]!r}: expected one of {', '.join(fields)}")
@@ -435,7 +435,7 @@ def _fields_of(source: Input) -> SchemaInference:
     if not source.name.lower().endswith(SUFFIXES):
         return found
     with ExitStack() as files:
-        columns, rows = open_shard(source.path, source.name, files, is_checked=False)
+        columns, rows = _open_shard(source.path, source.name, files, is_checked=False)
         for row in rows:
             pairs = zip(columns, row, strict=True)
             found.add({one.name: one.facts or one.facts_of(data) for one, data in pairs})

@@ -47,7 +47,7 @@ def split(name: str) -> tuple[str, str] | None:
     return found[1], found[2].lower()
 
 
-def samples_of(
+def _samples_of(
     members: Iterable[Member], take: Callable[[str, Member], Any], aside: list[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the samples of a tar, as pairs of (key, sample).
@@ -84,7 +84,7 @@ def samples_of(
         yield key, sample
 
 
-def facts_of(field: str, member: Member) -> DtypeShape:
+def _facts_of(field: str, member: Member) -> DtypeShape:
     """Return dtype and shape of a member's field, from its name and, for an array, its header."""
     ending = field.rpartition(".")[2]
     if ending == "npy":
@@ -97,7 +97,7 @@ def facts_of(field: str, member: Member) -> DtypeShape:
     return _WORD_OF.get(ending, "bytes"), ()
 
 
-def value_of(name: str, field: Field, member: Member) -> Any:
+def _value_of(name: str, field: Field, member: Member) -> Any:
     """Return the content of a member as the value of the field `name`."""
     data = member.read()
     if field.medium or field.is_opaque:
@@ -179,14 +179,14 @@ class WebDataset(InferringConverter):
 
         def take(name: str, member: Member) -> Any:
             if name not in fields:
-                facts_of(name, member)  # may raise a more precise error
+                _facts_of(name, member)  # may raise a more precise error
                 raise MediaError(f"expected one of {', '.join(fields)}")
-            return value_of(name, schema[name], member)
+            return _value_of(name, schema[name], member)
 
         n_samples, aside = 0, list[str]()
         with ExitStack() as files:
             members = open_tar(source.path, source.name, files)
-            for key, sample in samples_of(members, take, aside):
+            for key, sample in _samples_of(members, take, aside):
                 if missing := required - sample.keys():
                     raise MediaError(f"sample {key!r} lacks {', '.join(sorted(missing))}")
                 if "key" in about:
@@ -205,6 +205,6 @@ def _fields_of(source: Input) -> SchemaInference:
     if is_tar(source.name):
         with ExitStack() as files:
             members = open_tar(source.path, source.name, files)
-            for _, sample in samples_of(members, facts_of, []):
+            for _, sample in _samples_of(members, _facts_of, []):
                 found.add(sample)
     return found

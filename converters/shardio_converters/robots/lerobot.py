@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed w
 _HALF: Final = 0.5  # tolerance of times, in intervals between frames
 
 
-class Cameras:
+class _Cameras:
     """The open video files: at any time, at most one for each camera. Call `close` at the end."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
@@ -95,7 +95,7 @@ _TEXTS: Final = "json"
 
 
 @dataclass(frozen=True)
-class EpisodeFrames:
+class _EpisodeFrames:
     """The rows of an episode: the index of the first row in the file, and the values by column."""
 
     number: int
@@ -103,9 +103,9 @@ class EpisodeFrames:
     values: Mapping[str, Any]
 
 
-def read_frames(
+def _read_frames(
     path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
-) -> Iterator[EpisodeFrames]:
+) -> Iterator[_EpisodeFrames]:
     """Yield a data file's episodes, with the columns in `specs`; `all_of` refuses other columns."""
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
@@ -124,7 +124,7 @@ def read_frames(
                 if begin == end:
                     continue
                 if parts and numbers[begin] != number:
-                    yield EpisodeFrames(number, first_row, _gathered(parts, specs))
+                    yield _EpisodeFrames(number, first_row, _gathered(parts, specs))
                     parts = {}
                 if not parts:
                     number, first_row = int(numbers[begin]), row + begin
@@ -134,7 +134,7 @@ def read_frames(
                     parts[key] += values_of(piece, columns[key], field, row + begin)
             row += batch.num_rows
         if parts:
-            yield EpisodeFrames(number, first_row, _gathered(parts, specs))
+            yield _EpisodeFrames(number, first_row, _gathered(parts, specs))
 
 
 def _field_of(column: ArrowColumn, spec: str) -> Field:
@@ -155,7 +155,7 @@ def _gathered(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[
     return {key: one if specs[key] == _TEXTS else np.array(one) for key, one in parts.items()}
 
 
-def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, str]) -> None:
+def _refuse_other_frames(frames: _EpisodeFrames, length: int, tasks: Mapping[int, str]) -> None:
     """Check that an episode has all its frames, and only known tasks."""
     numbers = frames.values["frame_index"]
     if len(numbers) != length:
@@ -275,8 +275,8 @@ class LeRobot(InferringConverter):
         expected = {one.number: one for one in robot_set.episodes(source.name[n_below:])}
         paths = {part.name[n_below:]: part.path for part in source.parts}
         read = {name: spec for name, spec in taken.items() if spec != VIDEO}
-        with closing(Cameras(paths, robot_set.fps, check=self.check)) as cameras:
-            for frames in read_frames(source.path, source.name, read, all_of=self.columns is None):
+        with closing(_Cameras(paths, robot_set.fps, check=self.check)) as cameras:
+            for frames in _read_frames(source.path, source.name, read, all_of=self.columns is None):
                 try:
                     episode = expected.pop(frames.number, None)
                     if episode is None:
@@ -284,7 +284,7 @@ class LeRobot(InferringConverter):
                             f"at row {frames.first_row:,}, where it is not expected: it has been "
                             "there before, or is said to be in another file, or in none"
                         )
-                    refuse_other_frames(frames, episode.length, robot_set.tasks)
+                    _refuse_other_frames(frames, episode.length, robot_set.tasks)
                     yield frames.number, self._sample(source, robot_set, frames, episode, cameras)
                 except MediaError as error:
                     yield frames.number, error
@@ -295,9 +295,9 @@ class LeRobot(InferringConverter):
         self,
         source: Input,
         robot_set: RobotSet,
-        frames: EpisodeFrames,
+        frames: _EpisodeFrames,
         episode: Episode,
-        cameras: Cameras,
+        cameras: _Cameras,
     ) -> dict[str, Any]:
         numbers, tasks = frames.values["task_index"].tolist(), robot_set.tasks
         about = self.additional_values(

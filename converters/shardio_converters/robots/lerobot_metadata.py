@@ -43,7 +43,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 @contextmanager
-def naming(name: str) -> Iterator[None]:
+def _naming(name: str) -> Iterator[None]:
     """Turn errors from damaged content into MediaErrors that begin with the name of the file."""
     try:
         yield
@@ -55,7 +55,7 @@ def naming(name: str) -> Iterator[None]:
         raise MediaError(f"{name}: damaged: {error}") from error
 
 
-def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], Columns]:
+def _read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], Columns]:
     """Return the names of the episode tables of version 3, and the columns needed from them."""
     from shardio_converters.tabular.arrow_files import open_table
 
@@ -65,13 +65,13 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
     paths = sorted(Path(root, _EPISODES).rglob("*.parquet"))
     names = [data_name(path.relative_to(root).as_posix()) for path in paths]
     for path, name in zip(paths, names, strict=True):
-        with naming(name), open_table(str(path), name) as table:
+        with _naming(name), open_table(str(path), name) as table:
             if missing := [key for key in wanted if key not in table.schema.names]:
                 raise MediaError(f"column {missing[0]!r} is missing")
             for batch in table.batches(wanted):
                 for key in wanted:
                     found[key].append(_numbers(key, batch.column(key)))
-    with naming(_EPISODES):
+    with _naming(_EPISODES):
         if not names:
             raise MediaError("there is no table of episodes")
         if not found[wanted[0]]:
@@ -81,11 +81,11 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
     return names, columns
 
 
-def read_tasks(root: str) -> dict[int, str]:
+def _read_tasks(root: str) -> dict[int, str]:
     """Return the texts of the tasks by task number."""
     from shardio_converters.tabular.arrow_files import open_table
 
-    with naming(_TASKS), open_table(os.path.join(root, _TASKS), _TASKS) as table:
+    with _naming(_TASKS), open_table(os.path.join(root, _TASKS), _TASKS) as table:
         names = table.schema.names
         text = next((key for key in _TASK_TEXTS if key in names), "")
         if not text:
@@ -232,7 +232,7 @@ def open_set(root: str) -> RobotSet:
 
 @lru_cache(maxsize=4)  # a small cache is enough, as inputs of a dataset are consecutive
 def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
-    with naming(INFO):
+    with _naming(INFO):
         info = json.loads(_text(root, INFO))
         if not isinstance(info, dict) or not isinstance(info["features"], dict):
             raise MediaError("expected an object with features")
@@ -244,9 +244,9 @@ def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
         cameras = [name for name, spec in specs.items() if spec == VIDEO]
         data_path, video_path = str(info["data_path"]), str(info["video_path"] if cameras else "")
         n_episodes = int(info["total_episodes"])
-    tables, columns = read_episode_tables(root, cameras)
-    tasks = read_tasks(root)
-    with naming(INFO):
+    tables, columns = _read_episode_tables(root, cameras)
+    tasks = _read_tasks(root)
+    with _naming(INFO):
         rows = _rows_of(data_path, columns)
         for camera in cameras:
             _filled(video_path, 0, 0, camera)

@@ -85,7 +85,7 @@ def columns_of_type(
     feature = about if isinstance(about, dict) else {}
     is_json = getattr(type_, "extension_name", "") == "arrow.json"
     kind = str(feature.get("_type", ""))
-    type_ = plain(type_)
+    type_ = _plain(type_)
     if len(path) > _MAX_DEPTH:
         raise MediaError(f"column {top!r}: structs nested more than {_MAX_DEPTH} deep")
     is_file = kind in _MEDIA and _holds_files(type_)
@@ -126,7 +126,7 @@ def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -
         is_list = None in dims[1:]
         return f"list[{format_spec(dtype, dims[1:])}]" if is_list else format_spec(dtype, dims)
     if not dims:
-        if is_text(element) or types.is_decimal(element):
+        if _is_text(element) or types.is_decimal(element):
             return "text"
         if _is_bytes(element):
             return "bytes"
@@ -140,7 +140,7 @@ def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -
 
 def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
     """Check that nested lists and structs can be represented in JSON."""
-    type_ = plain(type_)
+    type_ = _plain(type_)
     if depth > _MAX_DEPTH:
         raise MediaError(f"column {name!r}: lists and structs more than {_MAX_DEPTH} deep")
     if types.is_struct(type_):
@@ -151,7 +151,7 @@ def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
             check_json(name, field.type, depth + 1)
     elif is_list(type_):
         check_json(name, type_.value_type, depth + 1)
-    elif _is_time(type_) or not (_dtype_of(type_) or is_text(type_) or types.is_null(type_)):
+    elif _is_time(type_) or not (_dtype_of(type_) or _is_text(type_) or types.is_null(type_)):
         raise MediaError(f"column {name!r}: in a list, or in JSON, {_why_not(type_)}")
 
 
@@ -163,20 +163,20 @@ def _why_not(type_: pa.DataType) -> str:
 def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:
     """Return the dimensions of nested lists (None if they vary) and the innermost type."""
     dims: tuple[int | None, ...] = ()
-    type_ = plain(type_)
+    type_ = _plain(type_)
     if _is_tensor(type_):
         if type_.permutation not in (None, [*range(len(type_.shape))]):
             raise MediaError(f"column {name!r}: {type_} is permuted; write it in row-major order")
         return tuple(int(n) or None for n in type_.shape), type_.value_type
     while is_list(type_):
         dims += (getattr(type_, "list_size", None) or None,)
-        type_ = plain(type_.value_type)
+        type_ = _plain(type_.value_type)
         if len(dims) > _MAX_DEPTH:
             raise MediaError(f"column {name!r}: lists nested more than {_MAX_DEPTH} deep")
     return dims, type_
 
 
-def plain(type_: pa.DataType) -> pa.DataType:
+def _plain(type_: pa.DataType) -> pa.DataType:
     """Unwrap dictionary, run-end-encoded and extension types, except fixed-shape tensors.
 
     Types of other packages with a `shape`, such as Hugging Face's Array2D, are read as their
@@ -213,7 +213,7 @@ def _dtype_of(type_: pa.DataType) -> str | None:
     return None
 
 
-def is_text(type_: pa.DataType) -> bool:
+def _is_text(type_: pa.DataType) -> bool:
     """Return True if values of a type are text."""
     is_view = types.is_string_view(type_)
     return bool(is_view or types.is_large_string(type_) or types.is_string(type_))
@@ -260,7 +260,7 @@ def values_of(
             found: Sequence[Any] = _files(array, field)
         elif field.is_json:
             found = array.to_pylist()
-            if column.word == "json" and is_text(array.type):  # written as JSON
+            if column.word == "json" and _is_text(array.type):  # written as JSON
                 found = [None if text is None else read_json(text.encode()) for text in found]
             else:
                 _check_no_nan(found)
