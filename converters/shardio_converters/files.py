@@ -29,7 +29,7 @@ def data_name(name: str) -> str:
 
 @contextmanager
 def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
-    """Open a file; a broken link is an empty file, or an error if the suffix promises media."""
+    """Open a file; a broken link is an empty file, unless the suffix promises media."""
     try:
         file: IO[bytes] = open(source.path, "rb")
     except OSError as error:
@@ -46,7 +46,7 @@ def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
 def read_up_to(read: Callable[[int], bytes], n_bytes: int) -> bytes:
     """Return the next `n_bytes` that `read` returns, or fewer at the end.
 
-    Large numbers of bytes are read in pieces: a wrong size in a damaged file then allocates little.
+    They are read in pieces: a wrong size in a damaged file then allocates little.
     """
     data = read(min(n_bytes, _PIECE_BYTES))
     if len(data) == n_bytes:  # the usual case
@@ -60,7 +60,7 @@ def read_up_to(read: Callable[[int], bytes], n_bytes: int) -> bytes:
 
 
 def media_value(field: Any, data: bytes, name: str = "") -> Any:
-    """Return a file in memory as the value of a field; raise MediaError if its head is damaged."""
+    """Return a file in memory as the value of a field; check its head."""
     if field.is_streamed:
         return demux(data, field.medium, name=name)
     if field.medium == "image":

@@ -22,10 +22,10 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 
 @lru_cache(maxsize=256)
 def common_dtype(one: str, other: str) -> str | None:
-    """Return the dtype that can store numbers of both dtypes; None if there is none.
+    """Return the dtype to which NumPy promotes both dtypes; None if numbers would be changed.
 
-    NumPy promotes both to this dtype. Two integer dtypes have no common float dtype. An integer and
-    a float dtype have one; `widen` rejects integers that it cannot represent.
+    Two integer dtypes have no common float dtype. An integer and a float dtype have one; `widen`
+    rejects integers that it cannot represent.
     """
     if one == other:
         return one
@@ -37,7 +37,7 @@ def common_dtype(one: str, other: str) -> str | None:
 
 
 def _common_spec(one: str, other: str) -> str | None:
-    """Return a spec for values of two specs that differ only in dtype; None if there is none."""
+    """Return a spec for values of two specs that differ only in dtype, if there is one."""
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
@@ -70,12 +70,12 @@ class InputProbe:
         self._inputs, self._reason = inputs, ""
 
     def files(self) -> Iterator[Input]:
-        """Yield the inputs that are regular files; a pipe is skipped, as opening it could block."""
+        """Yield the regular files: opening a pipe could block."""
         return (one for one in self._inputs if os.path.isfile(one.path))
 
     @contextmanager
     def skip_broken(self, one: Input) -> Iterator[None]:
-        """Suppress errors of a broken input; keep the first of them for `nothing_usable`."""
+        """Suppress errors of a broken input; keep the first for `nothing_usable`."""
         try:
             yield
         except (MediaError, OSError) as error:
@@ -99,11 +99,10 @@ The second item is the shape, which is () if the first item is a whole spec."""
 class SchemaInference:
     """The merged fields of samples or files.
 
-    The first sample with a field determines its type. A dimension with differing sizes becomes
-    variable. A field that some samples or files lack becomes optional. With `widens`, a differing
-    numeric dtype widens the field; otherwise, it is an error. A field that is `UNKNOWN` in some
-    files takes its type, which may be a nested record, from other files. `names` is the plural noun
-    in messages about invalid field names; None means that names are not checked.
+    A dimension with differing sizes becomes variable; a field that some lack becomes optional.
+    Another dtype than the first is an error or, with `widens`, widens the field. A field that is
+    `UNKNOWN` in some files takes its type, which may be a nested record, from others. `names` is
+    the plural noun in messages about invalid names; None leaves names unchecked.
     """
 
     def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:
@@ -124,13 +123,13 @@ class SchemaInference:
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Add all samples of another file; if a field does not match, add none and raise."""
+        """Add all samples of another file; if a field does not match, add none."""
         self._merge(other._facts)
         self._counts.update(other._counts)
         self.n_samples += other.n_samples
 
     def is_optional(self, name: str) -> bool:
-        """Return True if a sample or file lacks the field, or has a null in it."""
+        """Return True if a sample lacks the field, or has a null in it."""
         return self._counts[name] < self.n_samples
 
     def facts(self) -> dict[str, DtypeShape]:

@@ -1,4 +1,4 @@
-"""Field specs, short strings such as `float32[3,*]`; the base of converters that infer fields."""
+"""Field specs, strings such as `float32[3,*]`; the base of converters that infer fields."""
 
 from __future__ import annotations
 
@@ -93,10 +93,7 @@ def are_compatible_names(names: Iterable[str]) -> bool:
 
 
 def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave it out") -> None:
-    """Check that names are valid for the fields of one sample.
-
-    `what` is the plural noun for messages, `hint` the advice at their ends.
-    """
+    """Check names for the fields of one sample; `what` is the plural noun for messages."""
     every = tuple(names)
     if len({*every}) < len(every):
         twice = next(name for name, n in Counter(every).items() if n > 1)
@@ -128,7 +125,7 @@ def parse_schema(fields: Any) -> Schema:
 
 
 def schema_of(fields: Mapping[str, str]) -> Schema:
-    """Return the schema of valid specs; it is cached, because most files have the same specs."""
+    """Return the schema of valid specs, from a cache."""
     return _schema_of(tuple(fields.items()))
 
 
@@ -152,8 +149,7 @@ STEP_S: Final = 120.0
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    Samples also have additional fields, such as `label`. If `fields` declares a field of the same
-    name, its value comes from the file instead.
+    Samples also have the fields of `about`, unless `fields` declares a field of the same name.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(
@@ -162,7 +158,7 @@ class InferringConverter(Converter):
     """JSON file with the field types (default: inferred from the files)."""
 
     def __post_init__(self) -> None:
-        """Validate the fields, and sort them: a later append then has the same order."""
+        """Validate the fields, and sort them: a later append has the same order."""
         if self.fields is None:
             return
         for name, field in parse_schema(self.fields).items():
@@ -199,18 +195,18 @@ class InferringConverter(Converter):
         return {**fields, **self.additional_fields()}
 
     def refuse_missing(self, found: Collection[str], what: str) -> None:
-        """Check that a file has all required fields; `what` is the noun for a field in messages."""
+        """Check that a file has all required fields; `what` is the noun for a field."""
         schema = self.schema()
         for name in self.fields or ():
             if name not in found and not schema[name].optional:
                 raise MediaError(f"{what} {name!r} is missing, found {', '.join(sorted(found))}")
 
     def class_names(self) -> Sequence[str] | None:
-        """Return (), no classes, if the files have labels; None to take the folders as classes."""
+        """Return () if the files have labels; None to take the folders as classes."""
         return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that probe media fields."""
+        """Return the versions of the libraries that probe media."""
         found = [*schema_of(self.fields).values()] if self.fields else []
         streams = any(field.is_streamed for field in found)
         pictures = any(field.medium == "image" for field in found)

@@ -51,11 +51,10 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class NamedArray(ABC):
-    """An array in a file.
+    """An array in a file; a row is an entry along the first axis.
 
-    `dtype` is shardio's name of the dtype, or `TEXT` if the elements are strings. If the rows are
-    vectors of different lengths, the last dimension of `shape` is None. A row is an entry along the
-    first axis.
+    `dtype` is shardio's name of the dtype, or `TEXT`. The last dimension of `shape` is None if the
+    rows are vectors of different lengths.
     """
 
     name: str
@@ -73,10 +72,10 @@ class NamedArray(ABC):
 
 @dataclass(frozen=True)
 class BlockArray(NamedArray):
-    """An array whose rows a library reads by range.
+    """An array whose rows a library reads by range, and decodes by chunks of `chunk_rows` rows.
 
     `read` returns the rows of a slice, or the whole array for `()`. `row_bytes` is the size of a
-    row in memory. The library always decodes a whole chunk, of `chunk_rows` rows.
+    row in memory.
     """
 
     read: Callable[[Any], Any]
@@ -89,7 +88,7 @@ class BlockArray(NamedArray):
         return found
 
     def rows(self) -> Iterator[Any]:
-        """Yield the rows; read whole chunks, because each read decodes whole chunks anyway."""
+        """Yield the rows; read whole chunks."""
         n_rows = self.shape[0] or 0
         row_bytes = max(1, self.row_bytes)
         n_block = max(1, _BLOCK_BYTES // row_bytes // self.chunk_rows) * self.chunk_rows
@@ -108,10 +107,7 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
 
 
 def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _REFUSED) -> str:
-    """Return shardio's name of a dtype, or `TEXT`; raise MediaError for an unsupported dtype.
-
-    `refused` has the reasons in messages, by the kind of the dtype.
-    """
+    """Return shardio's name of a dtype, or `TEXT`; `refused` has reasons by the dtype's kind."""
     if dtype.kind in "UT":
         return TEXT
     if dtype.name not in DTYPES:
@@ -122,12 +118,11 @@ def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _RE
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySamples(InferringConverter):
-    """A base class of converters that make samples of named arrays; subclasses open the files.
+    """A base of converters that make samples of named arrays; subclasses open the files.
 
-    With `rows`, each row is a sample, with its index in the field `row`; all arrays of a file must
-    then have the same number of rows. Without `rows`, each file is a sample. Fields that are not
-    given are inferred from the files. If sizes of a dimension differ, the field accepts any size;
-    numbers get a dtype that can store all of them. An array that some files lack is optional.
+    Rows are samples, with their index in the field `row`, or files are. Inferred fields accept any
+    size of a dimension in which files differ, and numbers of all their dtypes; an array that some
+    files lack is optional.
     """
 
     what: ClassVar[str]  # the name of the kind of files, for messages
@@ -143,7 +138,7 @@ class ArraySamples(InferringConverter):
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Raise InvalidArgument unless a field that the user has declared is an array or text."""
+        """Check that a declared field is an array or text."""
         if not (field.array or field.is_utf8):
             raise InvalidArgument(f"field {name!r}: found {word!r}; expected an array, or text")
 
@@ -156,7 +151,7 @@ class ArraySamples(InferringConverter):
         return source.name
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Return a converter with the missing options `rows` and `fields` inferred from files."""
+        """Return a converter with the missing options `rows` and `fields` inferred."""
         if self.rows is not None and self.fields is not None:
             return self
         merged = {by_rows: SchemaInference("arrays", widens=True) for by_rows in (False, True)}
@@ -229,7 +224,6 @@ class ArraySamples(InferringConverter):
             yield dict(zip(names, values, strict=True))
 
     def _made(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return a function that converts a row or a whole array to a value of the field."""
         field = self.schema()[array.name].array
         if field and field.dtype != array.dtype:
             return partial(_widened, array, field.dtype)
@@ -249,7 +243,6 @@ class ArraySamples(InferringConverter):
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Return dtype and shape of arrays in a sample; raise MediaError if no sample can be made."""
     check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
@@ -271,7 +264,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """Return the number of rows that all arrays have; None if they differ, or have no dimension."""
+    """Return the number of rows of all arrays; None if they differ, or have no dimension."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -284,7 +277,6 @@ def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDAr
 
 
 def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
-    """Return a row or a whole array as the value of its field."""
     if array.dtype != TEXT:
         return np.asarray(value, order="C")
     text = str(value)
@@ -296,7 +288,7 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Raise MediaError if a string has an invalid code point, which NumPy cannot convert."""
+    """Check that all code points of strings are valid: NumPy cannot convert others."""
     if array.dtype.kind == "U" and array.nbytes:
         numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
         if (most := int(numbers.max())) > sys.maxunicode:

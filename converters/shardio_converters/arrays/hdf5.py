@@ -1,7 +1,6 @@
 """The converter of HDF5 files: one sample per row, or one sample per file.
 
-HDF5 calls an array in a file a dataset. Data that a file keeps in other files (external storage and
-external links) is never read.
+HDF5 calls an array a dataset. Data that a file keeps in other files is never read.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ _REFUSED: Final = {
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
     """Yield the path and the dataset for every dataset of a file, in the order of the names.
 
-    A dataset with several paths (hard links) is yielded once. Soft links are ignored, because they
-    lead to datasets of the same file.
+    A dataset with several hard links is yielded once; soft links are ignored.
     """
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", file)]
@@ -127,7 +125,6 @@ def _type_of(h5py: Any, dataset: Any, path: str) -> tuple[str, bool]:
 
 
 def _read(dataset: Any, path: str, dtype: str, is_ragged: bool, which: Any) -> Any:  # noqa: FBT001
-    """Read the rows `which` as strings or little-endian numbers; `()` means all rows."""
     with damage(DAMAGE, f"dataset {path!r}"):
         found = (dataset.asstr() if dtype == TEXT else dataset)[which]
     if dtype == TEXT:
@@ -141,8 +138,8 @@ def _read(dataset: Any, path: str, dtype: str, is_ragged: bool, which: Any) -> A
 class Hdf5(ArraySamples):
     """A converter that makes samples of the datasets of HDF5 files.
 
-    The dataset at the path `a/b` becomes the field `a.b`. By default, each row is a sample if in
-    every file all datasets have the same number of rows. Otherwise, each file is a sample.
+    The dataset at the path `a/b` becomes the field `a.b`. By default, rows are samples if in every
+    file all datasets have the same number of rows.
     """
 
     kind: ClassVar[str] = "hdf5"

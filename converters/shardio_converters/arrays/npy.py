@@ -39,8 +39,8 @@ _BLOCK_BYTES: Final = 1 << 20  # the size of the rows that are read at once
 class StoredArray(NamedArray):
     """An array whose numbers are stored one after another in a file.
 
-    `begin` returns a file object at the first number. `numpy` is the dtype in the file, including
-    its byte order. `is_fortran` is True if the numbers are in Fortran order.
+    `begin` opens the file at the first number; `numpy` is the dtype in the file, with its byte
+    order.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class StoredArray(NamedArray):
         return found.T if self.is_fortran else found
 
     def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows; in Fortran order, where a row is scattered, read the array as a whole."""
+        """Yield the rows; an array in Fortran order is read as a whole."""
         if self.is_fortran:
             yield from self.whole()
             return
@@ -72,19 +72,19 @@ class StoredArray(NamedArray):
 
 
 class FileSlice:
-    """A range of bytes of an open file, which can be read like a file; the caller owns the file."""
+    """A range of bytes of an open file that is read like a file; the caller owns the file."""
 
     def __init__(self, file: IO[bytes], start: int, n_bytes: int) -> None:
         self._fd, self._at, self._end = file.fileno(), start, start + n_bytes
 
     def read(self, n_bytes: int) -> bytes:
-        """Read `n_bytes` bytes, or fewer if fewer are left in the range."""
+        """Return up to `n_bytes` bytes."""
         data = os.pread(self._fd, min(n_bytes, self._end - self._at), self._at)
         self._at += len(data)
         return data
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read bytes into a buffer, but not beyond the end of the range; return their number."""
+        """Fill a buffer; return the number of bytes, fewer at the end of the range."""
         n_bytes = os.preadv(self._fd, [buffer[: self._end - self._at]], self._at)
         self._at += n_bytes
         return n_bytes
@@ -99,7 +99,6 @@ class FileSlice:
 def _read(
     file: IO[bytes] | FileSlice, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
 ) -> npt.NDArray[Any]:
-    """Read numbers of `dtype` from the current position of a file as a little-endian array."""
     try:
         found = np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:
@@ -192,7 +191,6 @@ def _npy_array(
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:
-    """Read the header of a .npy, up to the first number."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0), (3, 0)):
@@ -206,7 +204,6 @@ def _read_header(file: IO[bytes], name: str) -> Header:
 
 @lru_cache(maxsize=64)  # The headers of many files are usually the same.
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
-    """Parse the header of a .npy; version 3 only adds structured dtypes, which are refused."""
     read = np.lib.format.read_array_header_2_0
     if version == (1, 0):
         read = np.lib.format.read_array_header_1_0
@@ -217,7 +214,6 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
 
 
 def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
-    """Return the tensors of a .safetensors file: a length, a header in JSON, then the data."""
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
         raise MediaError(f"{n_bytes} bytes; expected at least 8, the length of the header")
@@ -262,9 +258,8 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 class Arrays(ArraySamples):
     """A converter that makes samples of the arrays in .npy, .npz and .safetensors files.
 
-    The field of an array has the name of the array; that of a .npy is `array`. By default, each
-    file is a sample; but if there is only one file, and all its arrays have the same number of
-    rows, each row is a sample.
+    The field of an array has its name; that of a .npy is `array`. By default, the rows of a single
+    file are samples if all its arrays have the same number of rows; otherwise, files are samples.
     """
 
     kind: ClassVar[str] = "arrays"

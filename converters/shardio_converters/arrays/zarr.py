@@ -1,8 +1,4 @@
-"""The converter of Zarr stores: one sample per row, or one sample per store.
-
-A Zarr store is a folder, or a file .zarr.zip, that contains arrays. Arrays are in folders of the
-store, with a metadata file and a file per chunk. Versions 2 and 3 of the format are supported.
-"""
+"""The converter of Zarr stores, in folders or .zarr.zip: one sample per row, or one per store."""
 
 from __future__ import annotations
 
@@ -55,9 +51,9 @@ _DAMAGE: Final = (
 class _Store:
     """An open store of `n_bytes`; `sizes` has the sizes of its files by path, sorted.
 
-    `zarr` is the module, and `store` its object. `read(name, n_bytes)` returns up to `n_bytes`
-    bytes from the beginning of a file. `path_of(folder)` returns the path by which `zarr` finds the
-    array in a folder of the store.
+    `read(name, n_bytes)` returns up to `n_bytes` bytes from the beginning of a file.
+    `path_of(folder)` returns the path by which the module `zarr` finds the array in a folder of
+    `store`.
     """
 
     zarr: Any
@@ -69,7 +65,7 @@ class _Store:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the value in `roots` of the outermost folder of a file; None if none has a value."""
+    """Return the value in `roots` of the outermost folder of a file; None if there is none."""
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)
@@ -163,7 +159,6 @@ def _refuse_pickle(content: Any, name: str) -> None:
 
 
 def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray:
-    """Check the metadata `about` of the array in a folder, and return the array."""
     what = f"array {folder or ONLY!r}"
     version = about.get("zarr_format")
     array = found.zarr.open_array(
@@ -203,7 +198,6 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
 
 
 def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.NDArray[Any]:
-    """Call `check`, then read the rows `which` as strings or little-endian numbers."""
     check()
     with damage(_DAMAGE, what):
         try:
@@ -219,9 +213,8 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
 class Zarr(ArraySamples):
     """A converter that makes samples of the arrays in Zarr stores.
 
-    The array in the folder `a/b` of a store becomes the field `a.b`. If the store itself is an
-    array, its field is `array`. By default, each row is a sample if in every store all arrays have
-    the same number of rows. Otherwise, each store is a sample.
+    The array in the folder `a/b` becomes the field `a.b`, that of a store without folders `array`.
+    By default, rows are samples if in every store all arrays have the same number of rows.
     """
 
     kind: ClassVar[str] = "zarr"
@@ -230,7 +223,7 @@ class Zarr(ArraySamples):
     rows_of_many: ClassVar[bool] = True
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Return a dict from the root file of each store folder to the other files of the store."""
+        """Map the root file of each store folder to the other files of the store."""
         names = sorted(one.name for one in inputs)
         roots: dict[str, str] = {}
         at_root = [name for name in names if basename(name) in ROOTS]
@@ -261,7 +254,7 @@ class Zarr(ArraySamples):
             return [_open_array(found, *each) for each in _arrays_of(found).items()]
 
     def name_of(self, source: Input) -> str:
-        """Return the value of the field `source`: the name of the store's folder or zip file."""
+        """Return the name of the store's folder or zip file."""
         if source.name.lower().endswith(ZIP):
             return source.name
         folder = dirname(source.name)

@@ -1,4 +1,4 @@
-"""The converter of audio files, whose packets are stored unchanged; the audio tracks of videos."""
+"""The converter of audio files, and the audio tracks of videos; packets are stored unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_SOUND = "no sound"
 class AudioFiles(Converter):
     """A converter that makes one sample of each file, from the file's first audio track.
 
-    Every packet is decoded once, to detect damaged files.
+    Every packet is decoded once, to detect damage.
     """
 
     kind: ClassVar[str] = "audio"
@@ -36,7 +36,7 @@ class AudioFiles(Converter):
         return Schema({"audio": Audio(), "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of PyAV and FFmpeg, which read the packets from the files."""
+        """Return the versions of PyAV and FFmpeg."""
         return library_versions()
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -63,9 +63,8 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 class AudioTrack:
     """The first audio track of a video file, if `is_wanted`.
 
-    `stream` is None if audio is not wanted, absent or damaged. `failure` is the error if it is
-    damaged: the samples are then made without audio, and are discarded unless `keep_partial` is
-    set.
+    `stream` is None if there is none, or if it is damaged; `failure` is then the error. Samples are
+    made without audio, and discarded unless `keep_partial` is set.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:
@@ -78,25 +77,25 @@ class AudioTrack:
             self.failure = error
 
     def whole(self) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a sample that is a whole video; {} if audio is not wanted."""
+        """Return the field `audio` of a whole video; {} if audio is not wanted."""
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a clip; `begin` and `seconds` are its start and length."""
+        """Return the field `audio` of a clip that lasts `seconds` from `begin` on."""
         if not self._is_wanted:
             return {}
         stream = self.stream
         return {"audio": None if stream is None else part_of(stream, begin, seconds)}
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the track for the file's report; {} if audio is not wanted."""
+        """Return the track's facts for the report; {} if audio is not wanted."""
         if not self._is_wanted:
             return {}
         return {"sound": None if self.stream is None else facts_of(self.stream)}
 
 
 def facts_of(stream: EncodedStream) -> dict[str, Any]:
-    """Return the facts about an audio stream that are reported, such as its codec and rate."""
+    """Return the facts about an audio stream that are reported."""
     parameters = stream.parameters
     return {name: parameters[key] for key, name in _AUDIO_FACTS.items() if key in parameters}
 

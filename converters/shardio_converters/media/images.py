@@ -40,12 +40,10 @@ _HEAD_BYTES: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Converter):
-    """A converter that makes one sample of each image.
+    """A converter that makes one sample of each image; every image is decoded once.
 
-    Every image is decoded once, to detect damaged files. If `size` is given, the image is scaled so
-    that its short side has `size` pixels, and the central square is stored. The field `image` is
-    the file (store `original`), a JPEG of the pixels of quality `quality` (`jpeg`), or the pixels
-    in RGB (`raw`).
+    With `size`, the short side is scaled to `size` pixels, and the central square is stored. The
+    field `image` is the file (store `original`), a JPEG (`jpeg`), or the pixels in RGB (`raw`).
     """
 
     kind: ClassVar[str] = "images"
@@ -80,7 +78,7 @@ class Images(Converter):
         return Schema({"image": image, "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that decode images and so determine the pixels."""
+        """Return the versions of the libraries that decode images."""
         return {name: version(name) for name in ("pillow", "simplejpeg")}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -98,10 +96,9 @@ class Images(Converter):
         return Outcome("converted", detail=asdict(facts))
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Compare the pixels of a stored image with those of its file, scaled to the stored size.
+        """Return the sum of the squared differences of pixels to the file, and their number.
 
-        Return the sum of the squared differences, and the number of compared values; None if the
-        image is stored without loss.
+        Return None if the image is stored without loss.
         """
         if self.store != "jpeg" or (data := _read(source)) is None:
             return None
@@ -118,7 +115,7 @@ class Images(Converter):
 
 
 def _read(source: Input) -> bytes | None:
-    """Return the bytes of a file; None if neither its suffix nor its first bytes are an image's."""
+    """Return the bytes of a file; None if it is no image by suffix and first bytes."""
     promised = has_image_suffix(source.name)
     with open_media(source, is_promised=promised) as file:
         head = file.read(_HEAD_BYTES)

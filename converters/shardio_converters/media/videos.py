@@ -61,7 +61,7 @@ _MAX_CODED: Final = 8192
 
 
 def _settled(options: Any) -> Mapping[str, Any]:
-    """Check all options; return values for missing options, and the standard form of others."""
+    """Check all options; return the missing ones, and the standard form of others."""
     found = {"step": options.step}
     if options.step is None:
         found["step"] = options.frames * options.stride
@@ -131,8 +131,8 @@ def _encoded(
 ) -> tuple[EncodedStream, int, MediaError | None]:
     """Encode frames until there are no more or decoding fails; frames that are None are ignored.
 
-    Return the encoded stream, the number of frames that got another time because the times did not
-    increase, and the error at which decoding failed, or None. `name` is the path of the video.
+    Return the stream, the number of frames that got another time because times did not increase,
+    and the error at which decoding failed, or None. `name` is the path of the video.
     """
     rising, failure = MonotonicTimestamps(), None
     try:
@@ -151,17 +151,16 @@ def _encoded(
 class Videos(Converter):
     """A converter that stores whole videos, or clips of decoded frames.
 
-    A clip has every `stride`-th frame of a part of the video, `frames` in all. A new clip starts
-    every `step` frames; by default, where the previous clip ends. Frames are scaled so that their
-    short side has `size` pixels, and the central square is used. With `fps`, only the first frame
-    of each interval of 1 / `fps` seconds is used.
+    A clip has every `stride`-th frame of a part of the video, `frames` in all; a new clip starts
+    every `step` frames. Frames are scaled so that their short side has `size` pixels, and the
+    central square is used. With `fps`, only the first frame of each interval of 1 / `fps` seconds
+    is used.
 
-    A sample of store `raw` is a clip: `frames`, a uint8 array of shape (frames, size, size, 3) in
-    RGB, `pts`, their times, and `time_base`, the unit of the times in seconds as a fraction. A
-    sample of the other stores is a whole video in the field `frames`: encoded by `codec` with a
-    keyframe every `gop` frames (`h264`), a JPEG per frame (`jpeg`), or the unchanged packets of the
-    file (`packets`, which `check` decodes once to find damage). The default view of the dataset has
-    the clips that `raw` would store.
+    A sample of store `raw` is a clip: `frames`, uint8 of shape (frames, size, size, 3) in RGB,
+    `pts`, and `time_base`, the unit of `pts` in seconds as a fraction. A sample of the other stores
+    is a whole video in the field `frames`: encoded by `codec` with a keyframe every `gop` frames
+    (`h264`), a JPEG per frame (`jpeg`), or the unchanged packets of the file (`packets`). The
+    default view of the dataset has the clips that `raw` would store.
 
     With `audio`, samples have the unchanged packets of the first audio track, on the clock of the
     video; a clip has all packets that are needed to decode the audio of its time span.
@@ -216,14 +215,14 @@ class Videos(Converter):
         )
 
     def view(self) -> Mapping[str, Any]:
-        """Return the default view of the dataset: clips, or rows if each row is a clip already."""
+        """Return the default view: clips, or rows if each row is a clip already."""
         if self.store == "raw":
             return {"kind": "rows"}
         clips = {"frames": self.frames, "stride": self.stride, "step": self.step}
         return {"kind": "clips", **clips, "size": [self.size, self.size]}
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that determine the bytes; check for the encoder."""
+        """Return the versions of the libraries that determine the bytes; check the encoder."""
         found = dict(library_versions())
         if self.store == "jpeg":
             found["simplejpeg"] = version("simplejpeg")
@@ -308,10 +307,9 @@ class Videos(Converter):
         return Outcome("converted", detail={**detail, "clips": n_clips})
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Compare the first frames of a stored video with those of its file, at the stored size.
+        """Return the sum of the squared differences to the file's first frames, and their number.
 
-        Return the sum of the squared differences, and the number of compared values; None if the
-        frames are stored without loss.
+        Return None if the frames are stored without loss.
         """
         if self.store in ("raw", "packets"):
             return None
@@ -376,8 +374,8 @@ def _picked(
 ) -> Iterator[tuple[int, Pixels | None]]:
     """Yield the first frame of each interval of 1 / `rate` seconds, with its time unchanged.
 
-    `time_base` is the unit of the times. The first interval begins at the first frame. If the times
-    start again in the middle of the video, the intervals continue as if the times had increased.
+    `time_base` is the unit of the times. If times start again in the middle of the video, the
+    intervals continue as if the times had increased.
     """
     ticks, rising = 1 / (rate * time_base), MonotonicTimestamps()
     begin: int | None = None

@@ -2,7 +2,7 @@
 
 A shard consists of the number n of its samples, n + 1 offsets (of the samples and of the end), a
 JSON text about the columns, and the samples: the sizes of the columns of varying size, then the
-values of all columns. The number, offsets and sizes are u32. All numbers are little-endian.
+values of all columns. The number, offsets and sizes are little-endian u32.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Piece = bytes | memoryview
 
 @dataclass(frozen=True)
 class MdsColumn:
-    """A column of a shard: its name, its encoding, and the size of a value in bytes if fixed.
+    """A column of a shard; `n_bytes` is the size of a value if fixed.
 
     Raises MediaError if a dataset cannot store the column, and ValueError for an invalid
     description.
@@ -124,7 +124,7 @@ class MdsColumn:
 
     @cached_property
     def _stated(self) -> tuple[str | None, tuple[int, ...] | None]:
-        """The dtype and shape, as far as an encoding such as `ndarray:int32:2,3` states them."""
+        """The dtype and shape, as far as an encoding such as `ndarray:int32:2,3` has them."""
         _, _, stated = self.encoding.partition(":")
         dtype, _, shape = stated.partition(":")
         return dtype or None, tuple(map(int, shape.split(","))) if shape else None
@@ -187,10 +187,10 @@ _DAMAGED: Final = (zstandard.ZstdError, EOFError)
 def _open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator over its samples.
+    """Return the columns of a shard, and an iterator over its samples, lists of bytes by column.
 
-    A sample is a list with the bytes of each column. With `is_checked`, the shard is first checked
-    against the index in its folder. The shard stays open until `files` is closed.
+    With `is_checked`, the shard is first checked against the index in its folder. It stays open
+    until `files` is closed.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])
@@ -206,7 +206,7 @@ def _open_shard(
 
 
 def _check_index(path: str) -> int:
-    """Check that all shards in an index exist, in its folder or below it; return their number."""
+    """Check that all shards in an index exist, in its folder or below; return their number."""
     shards = _read_index(path)
     folder = os.path.dirname(path)
     for entry in shards:
@@ -229,7 +229,7 @@ def _is_below(folder: str, name: str) -> bool:
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:
-    """Return the MDS shards that an index names; none if it is not an index of MDS."""
+    """Return the shards that an index names; none if it is not an index of MDS."""
     if os.path.getsize(path) > _MAX_TEXT:
         raise MediaError(f"an index of more than {_MAX_TEXT:,} bytes")
     try:
@@ -346,7 +346,7 @@ def _rows(
 
 
 def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
-    """Read exactly `n_bytes` of a file; `n_file` is the size of the file, None if compressed."""
+    """Read exactly `n_bytes`; `n_file` is the size of the file, None if compressed."""
     if n_file is not None and n_bytes > n_file:
         raise MediaError(f"a part of {n_bytes:,} bytes; the file has {n_file:,}")
     try:
@@ -362,10 +362,9 @@ def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
 class Mds(InferringConverter):
     """A converter that makes one sample per sample of MDS shards; each shard is an input.
 
-    If there is an `index.json` in its folder, a shard must have the size and the checksums that the
-    index contains, and all shards that the index names must exist. By default, fields are inferred
-    from the encodings of columns. If an encoding does not state dtype and shape of an array, they
-    are inferred from all samples; a dimension with differing sizes becomes variable.
+    A shard must have the size and checksums in the `index.json` of its folder, if there is one. By
+    default, fields are inferred from the encodings of columns or, where these do not state dtype
+    and shape, from all samples; a dimension with differing sizes becomes variable.
     """
 
     kind: ClassVar[str] = "mds"
@@ -430,7 +429,6 @@ class Mds(InferringConverter):
 
 
 def _fields_of(source: Input) -> SchemaInference:
-    """Return the fields of a shard; read one sample, or all if encodings lack dtype or shape."""
     found = SchemaInference()
     if not source.name.lower().endswith(SUFFIXES):
         return found

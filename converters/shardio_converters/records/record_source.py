@@ -120,7 +120,6 @@ class RecordConverter(InferringConverter):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no record")
 
     def _maker(self) -> Any:
-        """Return the function that makes a sample from a record."""
         if self.records == "bytes":
             return lambda record: {ONLY: record}
         schema = schema_of(self.fields or {})

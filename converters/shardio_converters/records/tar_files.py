@@ -1,7 +1,6 @@
-"""A streaming reader of tar members.
+"""A streaming reader of tar members, which end with two blocks of zeros; only zeros may follow.
 
-`tarfile` is not used, because it treats damage after the first member as the end of the file. Here,
-an archive must end with two blocks of zeros, and only zeros may follow them.
+`tarfile` treats damage after the first member as the end of the file.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Member:
         return self._stream.read(n_bytes)
 
     def end(self) -> None:
-        """Skip unread data and the padding of the last block."""
+        """Skip unread data and padding."""
         self._stream.skip(self._left + -self.n_bytes % _BLOCK)
         self._left = 0
 
@@ -180,8 +179,6 @@ def _size(facts: Mapping[str, str], n_bytes: int) -> int:
 
 
 class _Stream:
-    """A reader of exact numbers of bytes that reports where a file is truncated."""
-
     def __init__(self, file: IO[bytes] | gzip.GzipFile, n_bytes: int | None) -> None:
         self._file, self._n_bytes = file, n_bytes  # `n_bytes` is None if compressed
         self.position = 0
@@ -204,7 +201,6 @@ class _Stream:
             n_bytes -= len(self.read(min(n_bytes, _PIECE)))
 
     def read_end(self) -> None:
-        """Check that only zeros follow."""
         while data := self._piece(_PIECE):
             if any(data):
                 raise MediaError(f"bytes follow the end at byte {self.position:,}; expected zeros")

@@ -29,7 +29,7 @@ class TFRecords(RecordConverter):
     what: ClassVar[str] = "TFRecord file"
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the version of the checksum library."""
+        """Return the version of google-crc32c."""
         _checksum()
         return {"google-crc32c": version("google-crc32c")}
 
@@ -72,7 +72,6 @@ def _is_head(head: bytes, checksum: Callable[[bytes], int]) -> bool:
 
 
 def _is_compressed(head: bytes) -> bool:
-    """Return True if a file starts like a gzip or zlib file."""
     is_zlib = len(head) > 1 and head[0] & 15 == 8 and not int.from_bytes(head[:2]) % 31
     return is_zlib or head[:2] == b"\x1f\x8b"
 
@@ -85,7 +84,7 @@ def _records(
 ) -> Generator[bytes]:
     """Yield the records, and close `file` at the end.
 
-    `ours` is `file` or a decompressor of it. `n_bytes` is the size of `file`; None if compressed.
+    `ours` is `file` or a decompressor of it; `n_bytes` is its size, None if compressed.
     """
     with file:
         data, at, n_records, start = b"", 0, 0, 0
@@ -117,7 +116,6 @@ def _records(
 
 
 def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> None:
-    """Check a record's declared length before the record is read."""
     if length > _MAX_RECORD:
         raise MediaError(f"{where}: found {length:,} bytes, expected {_MAX_RECORD:,} at most")
     if n_bytes is not None and (stop := start + _HEAD.size + length + 4) > n_bytes:
@@ -125,7 +123,7 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
 
 
 def _filled(ours: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
-    """Return `data`, followed by bytes from `ours`, so that it has at least `n_bytes`."""
+    """Return `data` and more bytes from `ours`, at least `n_bytes`."""
     parts, missing = [data], n_bytes - len(data)
     while missing > 0:
         part = ours.read(_BLOCK_BYTES)
@@ -145,7 +143,7 @@ class _Inflated:
         self._waiting = b""
 
     def read(self, n_bytes: int, /) -> bytes:
-        """Read up to `n_bytes`, or b"" at the end."""
+        """Return up to `n_bytes`; b"" at the end."""
         while True:
             data = self._waiting or self._file.read(_BLOCK_BYTES)
             if not data:

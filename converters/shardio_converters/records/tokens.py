@@ -31,10 +31,8 @@ Tokens = npt.NDArray[Any]
 class TokenFiles(Converter):
     """A converter that splits a stream of tokens into consecutive samples, without loss.
 
-    With `eot`, the token between documents, each document is a sample: samples begin with `eot` if
-    the file begins with it, and otherwise end with it. Without `eot`, a sample has `length` tokens;
-    the last sample of a file may be shorter. `dtype` is the dtype of the tokens in the file; the
-    header of an llm.c file states it.
+    With `eot`, each document is a sample; it begins with `eot` if the file does, and otherwise ends
+    with it. Without, a sample has `length` tokens; the last sample of a file may be shorter.
     """
 
     kind: ClassVar[str] = "tokens"

@@ -39,7 +39,7 @@ _NPY_HEAD: Final = (64 << 10) + 12
 def split(name: str) -> tuple[str, str] | None:
     """Split a member's name into key and field at the first dot after the last slash.
 
-    Return None for members outside of samples: hidden files, names without a dot, and `__names__`.
+    Return None for hidden files, names without a dot, and `__names__`.
     """
     found = _PARTS.fullmatch(name)
     if found is None or _ASIDE.match(name):
@@ -50,10 +50,10 @@ def split(name: str) -> tuple[str, str] | None:
 def _samples_of(
     members: Iterable[Member], take: Callable[[str, Member], Any], aside: list[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the samples of a tar, as pairs of (key, sample).
+    """Yield key and sample for the samples of a tar.
 
-    A sample maps each member's field to the result of `take(field, member)`. The names of members
-    that belong to no sample are appended to `aside`.
+    A sample maps each member's field to `take(field, member)`. Names of members that belong to no
+    sample are appended to `aside`.
     """
     seen: set[str] = set()
     key, sample = "", dict[str, Any]()
@@ -85,7 +85,7 @@ def _samples_of(
 
 
 def _facts_of(field: str, member: Member) -> DtypeShape:
-    """Return dtype and shape of a member's field, from its name and, for an array, its header."""
+    """Return dtype and shape of a member's field, from its name or the header of an array."""
     ending = field.rpartition(".")[2]
     if ending == "npy":
         array = array_in(member.read(_NPY_HEAD), field, member.n_bytes)
@@ -98,7 +98,6 @@ def _facts_of(field: str, member: Member) -> DtypeShape:
 
 
 def _value_of(name: str, field: Field, member: Member) -> Any:
-    """Return the content of a member as the value of the field `name`."""
     data = member.read()
     if field.medium or field.is_opaque:
         return media_value(field, data, member.name)
@@ -137,8 +136,8 @@ def _way_out(field: str) -> str:
 class WebDataset(InferringConverter):
     """A converter that makes a sample of consecutive tar members that share a key.
 
-    By default, fields are inferred from suffixes and from the headers of arrays. A dimension with
-    differing sizes becomes variable. A field that some samples lack becomes optional.
+    By default, fields are inferred from suffixes and from the headers of arrays: dimensions with
+    differing sizes become variable, fields that some samples lack optional.
     """
 
     kind: ClassVar[str] = "webdataset"
@@ -200,7 +199,6 @@ class WebDataset(InferringConverter):
 
 
 def _fields_of(source: Input) -> SchemaInference:
-    """Return the fields of the samples of a tar; raise MediaError if it is damaged."""
     found = SchemaInference()
     if is_tar(source.name):
         with ExitStack() as files:

@@ -37,7 +37,7 @@ _HALF: Final = 0.5  # tolerance of times, in intervals between frames
 
 
 class _Cameras:
-    """The open video files: at any time, at most one for each camera. Call `close` at the end."""
+    """The open video files: at any time, at most one for each camera."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
         self._paths, self._fps, self._check = paths, fps, check
@@ -84,7 +84,6 @@ class _Cameras:
         return reader
 
     def close(self) -> None:
-        """Close the files."""
         for _, reader in self._open.values():
             reader.close()
         self._open.clear()
@@ -96,7 +95,7 @@ _TEXTS: Final = "json"
 
 @dataclass(frozen=True)
 class _EpisodeFrames:
-    """The rows of an episode: the index of the first row in the file, and the values by column."""
+    """The rows of an episode: the index of its first row, and the values by column."""
 
     number: int
     first_row: int
@@ -106,7 +105,7 @@ class _EpisodeFrames:
 def _read_frames(
     path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
 ) -> Iterator[_EpisodeFrames]:
-    """Yield a data file's episodes, with the columns in `specs`; `all_of` refuses other columns."""
+    """Yield a data file's episodes, with the columns in `specs`; `all_of` refuses others."""
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
 
@@ -179,11 +178,10 @@ _MAX_NAMED: Final = 5  # the number of broken episodes that a reason names
 class LeRobot(InferringConverter):
     """A converter that makes one sample per episode; each data file of a dataset is an input.
 
-    The features that every dataset has are always converted; by default, fields are inferred from
-    the datasets. Numbers have one value per frame, except `episode_index`. The field of a camera is
-    a video of the episode's frames, with unchanged packets; its time 0 is that of `timestamp`.
-    `task` is the text of the first frame's task, and `tasks` maps the numbers in `task_index` to
-    texts.
+    The features that every dataset has are always converted. Numbers have one value per frame,
+    except `episode_index`. The field of a camera is a video of the episode's frames, with unchanged
+    packets; its time 0 is that of `timestamp`. `task` is the text of the first frame's task, and
+    `tasks` maps the numbers in `task_index` to texts.
     """
 
     kind: ClassVar[str] = "lerobot"
@@ -240,7 +238,7 @@ class LeRobot(InferringConverter):
         return {"pyarrow": version("pyarrow"), **library_versions()}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the episodes of a data file; a broken episode does not affect other episodes."""
+        """Yield the episodes of a data file; a broken one does not affect others."""
         place = root_of(source)
         if place is None:
             return Outcome("unsupported", f"no {INFO} in a folder above it, up to the source")
@@ -270,7 +268,7 @@ class LeRobot(InferringConverter):
     def _episodes(
         self, source: Input, below: str, robot_set: RobotSet, taken: Mapping[str, str]
     ) -> Iterator[tuple[int, dict[str, Any] | MediaError]]:
-        """Yield the number of each expected or found episode, with its sample or its error."""
+        """Yield the number of each expected or found episode, with its sample or error."""
         n_below = len(below) + 1 if below else 0
         expected = {one.number: one for one in robot_set.episodes(source.name[n_below:])}
         paths = {part.name[n_below:]: part.path for part in source.parts}

@@ -44,7 +44,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Turn errors from damaged content into MediaErrors that begin with the name of the file."""
+    """Turn errors from damaged content into MediaErrors that begin with the file's name."""
     try:
         yield
     except MediaError as error:
@@ -56,7 +56,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], Columns]:
-    """Return the names of the episode tables of version 3, and the columns needed from them."""
+    """Return the names of the episode tables, and the columns needed from them."""
     from shardio_converters.tabular.arrow_files import open_table
 
     videos = [f"videos/{camera}/{key}" for camera in cameras for key in VIDEO_PLACE]
@@ -82,7 +82,6 @@ def _read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], 
 
 
 def _read_tasks(root: str) -> dict[int, str]:
-    """Return the texts of the tasks by task number."""
     from shardio_converters.tabular.arrow_files import open_table
 
     with _naming(_TASKS), open_table(os.path.join(root, _TASKS), _TASKS) as table:
@@ -142,7 +141,7 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class CameraSpan:
-    """The part of a camera's video file that belongs to an episode: file name, begin and end."""
+    """The part of a video file that belongs to an episode, from `begin` to `end` seconds."""
 
     name: str
     begin: Fraction
@@ -162,10 +161,9 @@ class Episode:
 class RobotSet:
     """The metadata of a LeRobot dataset of version 3; file names are relative to its folder.
 
-    `specs` has the field spec of each feature, which is `video` for cameras. `tasks` has the texts
-    of tasks by number. `columns` are the columns of the list of episodes, which is in the files
-    `tables`. `rows` has, for each data file, the indices of its episodes in `columns`. `video_path`
-    is a template of file names.
+    `specs` has the field spec of each feature, which is `video` for cameras. `columns` are those of
+    the list of episodes, which is in the files `tables`; `rows` has, for each data file, the
+    indices of its episodes in them. `video_path` is a template of file names.
     """
 
     fps: Fraction
@@ -262,7 +260,6 @@ def _refuse_other_version(text: str) -> None:
 
 
 def _spec(name: str, feature: Mapping[str, Any]) -> str:
-    """Return the field spec of a feature: a video, text per frame, or numbers per frame."""
     dtype, shape = str(feature["dtype"]), list(feature["shape"])
     if dtype in (VIDEO, PICTURES):
         return dtype

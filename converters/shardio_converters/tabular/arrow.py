@@ -76,7 +76,7 @@ class Arrow(InferringConverter):
         return table.num_rows, [*frame_columns(table)]
 
     def class_names(self) -> Sequence[str] | None:
-        """Return the class names of a column `label`; None if labels come from folders."""
+        """Return the classes of a column `label`; None if labels come from folders."""
         return None if "label" in self.additional_fields() else tuple(self.classes or ())
 
     def libraries(self) -> Mapping[str, str]:
@@ -115,7 +115,6 @@ class Arrow(InferringConverter):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def _fields_of(self, columns: Sequence[ArrowColumn]) -> dict[str, Field]:
-        """Return the field of each column, in the order of the columns."""
         from shardio_converters.tabular.arrow_inference import (
             refuse_other_meaning,
             refuse_other_type,

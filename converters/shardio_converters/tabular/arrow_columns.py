@@ -35,9 +35,9 @@ _LISTS: Final = (
 class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
-    `top` is the column in the table, and `path` has the index of a member for each level of structs
-    below it. `word` is the field spec. `unit` is the unit of times, which are stored as integers,
-    or "". `classes` has the names of the classes if the values are labels.
+    `top` is the column in the table, and `path` has the index of a member for each level of
+    structs. `word` is the field spec; `unit` is the unit of times, which are stored as integers, or
+    "".
     """
 
     name: str
@@ -54,7 +54,7 @@ def columns_of(
 ) -> list[ArrowColumn]:
     """Return the columns of a table, or only those in `only`; struct members have dotted names.
 
-    A struct whose name is in `whole` becomes one field; any other becomes one field per member.
+    A struct whose name is in `whole` becomes one field.
     """
     names = list(schema.names)
     if missing := [name for name in only or () if name not in names]:
@@ -119,7 +119,6 @@ def columns_of_type(
 
 
 def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
-    """Return the field spec of a column that is not a struct."""
     dims, element = dims_of(name, type_)
     if dtype := _dtype_of(element):
         dims = shape if shape is not None and len(shape) == len(dims) else dims
@@ -214,7 +213,6 @@ def _dtype_of(type_: pa.DataType) -> str | None:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    """Return True if values of a type are text."""
     is_view = types.is_string_view(type_)
     return bool(is_view or types.is_large_string(type_) or types.is_string(type_))
 
@@ -230,7 +228,6 @@ def _holds_files(type_: pa.DataType) -> bool:
 
 
 def _features_of(schema: pa.Schema) -> dict[str, Any]:
-    """Return Hugging Face's feature metadata, if the file has any."""
     try:
         metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = metadata.get("info", {}).get("features", {})
@@ -309,7 +306,6 @@ def has_nulls_inside(array: pa.Array) -> bool:
 
 
 def _unpacked(array: pa.Array) -> pa.Array:
-    """Return the decoded values of a dictionary, run-end-encoded or extension array."""
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -337,7 +333,7 @@ def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]
 
 
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
-    """Return an array in the shape of a field; the inner sizes of an empty array may change."""
+    """Return an array in the shape of a field; inner sizes of an empty array may change."""
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one
@@ -348,7 +344,7 @@ def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[An
 
 
 def _blocks(array: pa.Array, dtype: str) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-    """Return a list with an array per row; if all have the same shape, one array of all rows."""
+    """Return an array per row; if all have the same shape, one array of all rows."""
     array = _unpacked(array)
     if not is_list(array.type):
         return _numbers(array, dtype)
@@ -374,7 +370,6 @@ def _stacked(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _lists(array: pa.Array, element: Array) -> list[list[npt.NDArray[Any]]]:
-    """Return a list of arrays per row; the arrays have the shape of `element`."""
     offsets, values = _split(array)
     inner = _blocks(values, element.dtype)
     if [*element.shape] != [None]:  # every one-dimensional array fits [None]
@@ -392,7 +387,7 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     """Copy numbers or times to an array of dtype `wanted`; nulls become arbitrary numbers.
 
-    They are copied, because a view of a memory-mapped file changes if the file is changed.
+    A view of a memory-mapped file would change if the file is changed.
     """
     if types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))
@@ -414,7 +409,7 @@ def _check_no_nan(found: Sequence[Any]) -> None:
 
 
 def _files(array: pa.Array, field: Field) -> list[Any]:
-    """Return the files in a column of bytes, or of structs of bytes and path; probe each file."""
+    """Return the files in a column of bytes, or of structs of bytes and path; probe each."""
     paths: list[str | None] = [None] * len(array)
     if types.is_struct(array.type):
         paths = pc.struct_field(array, "path").to_pylist()

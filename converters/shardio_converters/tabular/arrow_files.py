@@ -43,10 +43,7 @@ class OpenTable:
 
 @contextmanager
 def open_table(path: str, name: str) -> Iterator[OpenTable]:
-    """Open the table at `path`; errors of pyarrow become MediaError.
-
-    The suffix of `name` states if the format is Parquet.
-    """
+    """Open the table at `path`, Parquet if `name` says so; pyarrow's errors become MediaError."""
     with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
     if not head:
@@ -126,8 +123,8 @@ def _streamed(source: Any, reader: Any) -> Iterator[pa.RecordBatch]:
 def is_table(source: Input) -> bool:
     """Return True if the name of a file has the suffix of a table.
 
-    If there is a state.json in its folder, the file must also be listed there, because a dataset
-    folder of Hugging Face may also contain cached tables of earlier steps.
+    If there is a state.json in its folder, it must list the file: a dataset folder of Hugging Face
+    may also contain cached tables of earlier steps.
     """
     name = os.path.basename(source.name)
     if not name.lower().endswith(SUFFIXES):
@@ -145,7 +142,7 @@ def refuse_missing_tables(source: Input) -> None:
 
 
 def _listed(path: str) -> frozenset[str] | None:
-    """Return the tables that a state.json lists; None if it is absent or cannot be parsed."""
+    """Return the tables that a state.json lists; None if it is absent or damaged."""
     try:
         stat = os.stat(path)
     except OSError:

@@ -29,8 +29,8 @@ from shardio_converters.tabular.arrow_files import OpenTable
 def nulls_of(table: OpenTable, columns: Sequence[ArrowColumn]) -> tuple[set[str], set[str]]:
     """Return the names of the columns with a null, and of those with a null in a list.
 
-    The values are read until more of them could not change the result. Reading the statistics of
-    Parquet would be faster, but if they contradict the schema, pyarrow 26 crashes the process.
+    The values are read. Statistics of Parquet would be faster, but if they contradict the schema,
+    pyarrow 26 crashes the process.
     """
     sure = {one.name for one in table.schema if not (one.nullable or types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
@@ -51,12 +51,11 @@ def nulls_of(table: OpenTable, columns: Sequence[ArrowColumn]) -> tuple[set[str]
 
 
 def _lacks_files(array: pa.Array) -> bool:
-    """Return True if some entries of a column of files have no bytes, only a path."""
     return bool(types.is_struct(array.type) and pc.struct_field(array, "bytes").null_count)
 
 
 class ArrowInference:
-    """The merged columns of files. Different numeric dtypes are widened; shapes must be equal."""
+    """The merged columns of files: numeric dtypes are widened; shapes must be equal."""
 
     def __init__(self) -> None:
         self._fields = SchemaInference("columns", widens=True)
@@ -86,7 +85,7 @@ class ArrowInference:
 
     @property
     def units(self) -> dict[str, str]:
-        """The units of times, which are stored as integers, by the name of their column."""
+        """The units of times, by the name of their column."""
         return {name: column.unit for name, column in self._columns.items() if column.unit}
 
     @property
@@ -96,7 +95,7 @@ class ArrowInference:
 
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
-    """Check that a column can be stored in the field `known`, whose spec is `spec`."""
+    """Check that a column can be stored in the field `known` of spec `spec`."""
     if column.word == spec.removesuffix("?") or (column.word == UNKNOWN and known.optional):
         return
     if known.is_json:
@@ -117,7 +116,6 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """Return the dtype that can store a column and numbers of `dtype`; times keep their dtype."""
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 
@@ -125,7 +123,7 @@ def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
 def refuse_other_meaning(
     column: ArrowColumn, units: Mapping[str, str], classes: Sequence[str]
 ) -> None:
-    """Check that a column's numbers have the same unit and classes as in other files."""
+    """Check that a column has the same unit and classes as in other files."""
     expected = units.get(column.name, "")
     if column.unit != expected and column.word != UNKNOWN:
         raise MediaError(
@@ -144,7 +142,7 @@ values of these rows."""
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:
-    """Return a data frame as a table, without a copy if possible; `refused` is the error's text."""
+    """Return a data frame as a table; `refused` is the text of the error."""
     try:
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -154,8 +152,8 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
 def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
     """Yield the columns of a table; members of structs have dotted names.
 
-    Lists of times are refused, as the units would be lost. Lists of arrays of several dimensions
-    and varying shapes become JSON, because their rows may be ragged.
+    Lists of times are refused, as units would be lost. Lists of arrays of several dimensions and
+    varying shapes become JSON, because their rows may be ragged.
     """
     for place, (name, type_) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
         of_column = table.select([place])
@@ -168,7 +166,6 @@ def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
 
 
 def _field_of(table: pa.Table, column: ArrowColumn) -> Field:
-    """Return the field that stores all values of a column."""
     if column.unit and is_list(column.type):
         _, element = dims_of(column.name, column.type)
         raise MediaError(

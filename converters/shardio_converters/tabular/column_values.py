@@ -42,7 +42,7 @@ _COLUMNS: Final = {
 
 
 def _holds_only(kind: str, cells: Sequence[str]) -> bool:
-    """Return True if all cells are empty or of this kind; spaces around numbers are ignored."""
+    """Return True if all cells are empty or of this kind; spaces are ignored."""
     text = "\n".join((*cells, ""))
     return (
         bool(_COLUMNS[kind].fullmatch(text))
@@ -64,10 +64,10 @@ _MAX_DIMS: Final = 17  # the maximum number of dimensions of a field, plus one f
 
 
 def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
-    """Return nested lists as an array of bool, int64, uint64 or float64.
+    """Return nested lists as an array of bool, int64, uint64 or float64; None if there is none.
 
-    Return None if there is no such array: for other or mixed kinds of values, ragged lengths, or
-    integers that float64 or the dtype of the other integers cannot represent.
+    There is none for mixed kinds of values, ragged lengths, or integers that the array would
+    change.
     """
     types = {*map(type, values)}
     flat, n_dims = values, 1
@@ -91,10 +91,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _cast(field: Array, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert numbers to a field's dtype; a float dtype may round them.
-
-    Raise ValueError for another kind of numbers, and for numbers out of range.
-    """
+    """Convert numbers to a field's dtype; a float dtype may round them."""
     dtype = field.numpy
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)
@@ -127,7 +124,7 @@ def values_of(
 ) -> Iterable[Any]:
     """Return the values of a field for some rows; None if an optional value is missing.
 
-    `column` has the cells or JSON values, `lines` the line of each row, for messages.
+    `column` has the cells or JSON values, `lines` the line of each row.
     """
     make = partial(_of_cells if is_csv else _of_values, field)
     try:
@@ -167,7 +164,6 @@ _MAKERS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def _of_values(field: Field, values: Column) -> Iterable[Any]:
-    """Return the field values of JSON values."""
     if field.is_json:
         json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # NaN, lone surrogates
         if is_too_deep(values):

@@ -41,8 +41,8 @@ _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # t
 class RowBlock:
     """Consecutive rows, stored by column; `lines` has the number of the last line of each row.
 
-    CSV cells are text, JSON values are Python values. None stands for a column that a row lacks,
-    and for null.
+    CSV cells are text, JSON values are Python values. None stands for null, and for what a row
+    lacks.
     """
 
     columns: dict[str, Sequence[Any]]
@@ -73,8 +73,6 @@ def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
 
 
 class _Lines:
-    """The lines of a file; counts the lines and characters read."""
-
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self.n_lines = 0
@@ -138,7 +136,6 @@ def _read_json(lines: _Lines) -> Iterator[RowBlock]:
 
 
 def _json_block(texts: list[str], n_lines: int) -> Iterator[RowBlock]:
-    """Yield a block of the objects in `texts`, which are the lines up to line `n_lines`."""
     first = n_lines - len(texts) + 1
     rows = _load_all(texts)
     ends = [*range(first, n_lines + 1)]
@@ -204,11 +201,7 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_names, parse_float=f
 
 
 def load(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raise OutOfRange for a number outside the range of float64, ValueError if the text is not JSON
-    or an object repeats a name, and RecursionError if the value is nested too deep.
-    """
+    """Return the value of a JSON text; raise OutOfRange, ValueError or RecursionError."""
     text = text.strip(_SPACE)
     value, end = _DECODER.raw_decode(text)
     # If characters follow the value, `decode` raises an error that shows them.
@@ -253,7 +246,7 @@ def name_of(table: Input, reference: str) -> str:
 
 
 def file_spec(references: Sequence[str] | set[str]) -> str:
-    """Return the spec of a field of files: the medium to which all suffixes belong, or `file`."""
+    """Return the medium to which the suffixes of all files belong, or `file`."""
     if all(map(has_image_suffix, references)):
         return "image"
     if all(map(has_sound_suffix, references)):
@@ -273,7 +266,7 @@ def read_files(
 ) -> Iterator[Any]:
     """Yield the contents of the files that a column names; read each when it is requested.
 
-    `parts` has the referenced inputs by name, `lines` the line of each row, for messages.
+    `parts` has the referenced inputs by name.
     """
     for line, reference in zip(lines, column, strict=True):
         try:

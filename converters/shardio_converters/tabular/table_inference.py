@@ -44,10 +44,7 @@ Dims = tuple[int | None, ...]
 
 
 class ColumnInference:
-    """The inferred type of a column of one or more tables.
-
-    A table is represented as a column of records: its values are rows, its `members` are columns.
-    """
+    """The inferred type of a column; a table is a column of records with columns as `members`."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -106,7 +103,6 @@ class ColumnInference:
                 self._add_range([*map(int, whole)])
 
     def _add_values(self, values: Sequence[Any]) -> None:
-        """Add JSON values; None is a missing value."""
         self._n_given += len(values) - values.count(None)
         types = {*map(type, values)} - {type(None)}
         self._kinds |= {_KINDS[each] for each in types}
@@ -149,7 +145,6 @@ class ColumnInference:
             )
 
     def _specs(self, name: str, n_rows: int) -> dict[str, str]:
-        """Return the field spec, or the specs of a nested record; the tables have `n_rows` rows."""
         if self._kinds == {_RECORD} and not self._has_cells and self._is_record():
             found: dict[str, str] = {}
             for key, column in self.members.items():
@@ -179,7 +174,7 @@ class ColumnInference:
         return self._word(kinds) or (TEXT if is_text else "json"), ()
 
     def _word(self, kinds: set[str]) -> str:
-        """Return the dtype of numbers or bools; "" if no dtype represents them all exactly."""
+        """Return the dtype of numbers or bools; "" if none represents them all exactly."""
         if kinds == {INT}:
             if -(1 << 63) <= self._least and self._most < 1 << 63:
                 return "int64"
@@ -242,7 +237,6 @@ def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
 def _infer_table(
     one: Input, references: Sequence[str]
 ) -> tuple[ColumnInference, dict[str, set[str | None]]]:
-    """Return the inferred columns of a table, and the suffixes of files by column of references."""
     table, n_names = ColumnInference(), 0
     named: dict[str, set[str | None]] = {name: set() for name in references}
     for block in read_blocks(one.path, one.name):

@@ -28,10 +28,8 @@ class Tables(InferringConverter):
     """A converter that makes one sample per row; columns keep their names.
 
     By default, fields are inferred from all rows of all tables. A column declared as `file`,
-    `image`, `video` or `audio` references files, whose contents become the values. If fields are
-    inferred, the columns in `references` are such columns, and the suffixes of their files
-    determine the type. Paths are relative to the table's folder, and must lead to files of the
-    source.
+    `image`, `video` or `audio`, or named in `references`, has the contents of the files that it
+    names, by paths from the table's folder; they must be files of the source.
     """
 
     kind: ClassVar[str] = "tables"
@@ -106,7 +104,6 @@ class Tables(InferringConverter):
     def _values(
         self, source: Input, block: RowBlock, parts: Mapping[str, Input]
     ) -> Iterator[tuple[str, Iterable[Any]]]:
-        """Yield each field with its values for all rows of a block."""
         schema, cells = schema_of(self.fields or {}), is_csv(source.name)
         columns = leaves_of(block.columns, block.lines, schema)
         for name in schema:
@@ -123,12 +120,11 @@ class Tables(InferringConverter):
 
 
 def _is_in_cells(field: Field) -> bool:
-    """Return True if the cells of a column hold the values, not the names of files."""
     return bool(field.array or field.is_json or field.is_utf8)
 
 
 def _references(table: Input, names: set[str]) -> Iterator[str]:
-    """Yield the file names in the columns `names`; stop at damage, which `samples` reports."""
+    """Yield the file names in the columns `names`, up to damage, which `samples` reports."""
     try:
         for block in read_blocks(table.path, table.name):
             for name in names:
@@ -147,8 +143,8 @@ def row_samples(
 ) -> Iterator[dict[str, Any]]:
     """Yield `n_rows` samples from columns; `about` has values that all samples share.
 
-    For speed, `n_together` samples at a time are filled, column by column, and are in memory
-    together. Calling `dict(zip(...))` for each sample would take four times as long.
+    `n_together` samples at a time are filled, column by column: `dict(zip(...))` for each sample
+    would take four times as long.
     """
     template = {**dict.fromkeys(columns), **about}
     left = {name: iter(values) for name, values in columns.items()}
