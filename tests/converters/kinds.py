@@ -13,7 +13,7 @@ from tests.converters.test_mds import shard
 from tests.converters.test_records import example, framed, ints, write_array_record
 from tests.converters.test_webdataset import tar
 
-Columns = Mapping[str, Sequence[int]]
+Columns = Mapping[str, Sequence[Any]]
 """By name; all have as many rows."""
 
 

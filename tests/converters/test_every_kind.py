@@ -23,6 +23,7 @@ from tests.converters.helpers import convert
 from tests.converters.kinds import WRITERS
 from tests.converters.test_lerobot import MADE as MADE_BY_LEROBOT
 from tests.lines import contents
+from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -195,6 +196,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tokens": {"kind": "tokens", "dtype": "uint16", "length": 10},
     **{suffix: {} for suffix in WRITERS},
     "lerobot": {},
+    "mp4": {"store": "h264", "frames": 4, "size": 32},
 }
 
 
@@ -207,6 +209,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             place = root / kind / "in"
             if kind == "lerobot":
                 copytree(MADE_BY_LEROBOT / "arm", place / f"{n}")
+            elif kind == "mp4":
+                write_video(place / f"{n}.mp4", scene(9))
             elif kind == "tokens":
                 place.mkdir(parents=True, exist_ok=True)
                 np.arange(90, dtype="uint16").tofile(place / f"{n}.bin")

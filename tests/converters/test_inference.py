@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +15,7 @@ from shardio import Array, List, MediaError
 from shardio_converters.inference import common_dtype, widen
 from shardio_converters.schema_spec import DTYPES
 from tests.converters.helpers import convert, plain
+from tests.converters.kinds import WRITERS
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -75,22 +74,17 @@ COLUMNS: dict[str, list[Any]] = {
 """Column types in each of three files."""
 
 
-def write_arrow(table: pa.Table, path: Path) -> None:
-    with pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table)
-
-
-@pytest.mark.parametrize(("suffix", "write"), [("parquet", pq.write_table), ("arrow", write_arrow)])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_columns_of_tables_have_the_values_that_pyarrow_reads_of_all_of_them(
-    suffix: str, write: Callable[[pa.Table, Path], None], tmp_path: Path
+    suffix: str, tmp_path: Path
 ) -> None:
-    tables = [pa.table({name: arrays[n] for name, arrays in COLUMNS.items()}) for n in range(3)]
+    files = [{name: arrays[n] for name, arrays in COLUMNS.items()} for n in range(3)]
     (tmp_path / "in").mkdir()
-    for n, table in enumerate(tables):
-        write(table, tmp_path / "in" / f"{n}.{suffix}")
+    for n, columns in enumerate(files):
+        WRITERS[suffix](tmp_path / "in" / f"{n}.{suffix}", columns)
     report = convert(tmp_path / "in", tmp_path / "out")
     assert report.counts == {"converted": 3}
-    expected = pa.concat_tables(tables, promote_options="permissive")
+    expected = pa.concat_tables(map(pa.table, files), promote_options="permissive")
     with shardio.open(tmp_path / "out") as dataset:
         schema = dict(dataset.schema)
         for name, field in (
@@ -111,8 +105,8 @@ def test_what_lies_where_a_value_is_null_is_no_number_that_is_too_large(tmp_path
     numbers = pa.Array.from_buffers(
         pa.int64(), 2, [mask, pa.py_buffer(np.array([5, 1 << 60]).tobytes())]
     )
-    write_arrow(pa.table({"x": numbers}), tmp_path / "in" / "0.arrow")
-    write_arrow(pa.table({"x": [0.5]}), tmp_path / "in" / "1.arrow")
+    WRITERS["arrow"](tmp_path / "in" / "0.arrow", {"x": numbers})
+    WRITERS["arrow"](tmp_path / "in" / "1.arrow", {"x": [0.5]})
     convert(tmp_path / "in", tmp_path / "out")
     assert [plain(one["x"]) for one in read(tmp_path / "out")] == [5, None, 0.5]
 
@@ -134,20 +128,10 @@ def test_a_whole_number_that_no_float_is_breaks_its_file(suffix: str, tmp_path: 
     assert said in broken.reason
 
 
-def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    np.savez(path, **arrays)
-
-
-def write_h5(path: Path, arrays: Mapping[str, Any]) -> None:
-    with h5py.File(path, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-
-
-@pytest.mark.parametrize(("suffix", "write"), [("npz", write_npz), ("h5", write_h5)])
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
 @pytest.mark.parametrize("rows", [True, False])
 def test_arrays_of_several_files_have_the_numbers_of_each(
-    suffix: str, write: Callable[[Path, Mapping[str, Any]], None], tmp_path: Path, *, rows: bool
+    suffix: str, tmp_path: Path, *, rows: bool
 ) -> None:
     (tmp_path / "in").mkdir()
     files: list[dict[str, Any]] = [
@@ -156,7 +140,7 @@ def test_arrays_of_several_files_have_the_numbers_of_each(
         {"x": np.asfortranarray(np.ones((2, 3), "float32")), "y": np.ones(2, "int8")},
     ]
     for n, arrays in enumerate(files):
-        write(tmp_path / "in" / f"{n}.{suffix}", arrays)
+        WRITERS[suffix](tmp_path / "in" / f"{n}.{suffix}", arrays)
     report = convert(tmp_path / "in", tmp_path / "out", rows=rows)
     assert report.counts == {"converted": 3}
     for name, dtype in (("x", "float64"), ("y", "int16")):

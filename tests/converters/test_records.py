@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import struct
-import sys
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, MediaError, Text
-from shardio.errors import UnsupportedEnvironment
 from shardio_converters.records.examples import is_example, read_example
 from tests.converters.helpers import check_refused, convert, reasons, unexplained
 
@@ -410,16 +408,3 @@ def test_an_arrayrecord_that_was_not_written_to_its_end_is_broken(
     assert "hash mismatch" in found["b/flipped.array_record"]
     assert "at the start, found none" in found["b/empty.array_record"]
     assert "expected bytes 83af70d10d884a3f at the start" in found["b/text.array_record"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "package", "extra"),
-    [("tfrecord", "google_crc32c", "tfrecord"), ("arrayrecord", "array_record", "arrayrecord")],
-)
-def test_a_missing_package_names_its_extra(
-    kind: str, package: str, extra: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (package, f"{package}.python.array_record_module"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UnsupportedEnvironment, match=rf"'\.\[{extra}\]'"):
-        convert(root, tmp_path / "out", kind=kind)

@@ -92,22 +92,3 @@ def test_the_command_runs_an_installed_converter_in_workers(
     command += ["--kind", "lines"]
     options = " ".join(run("--help").stdout.split())
     assert "options of lines: --min-length N characters of the shortest line" in options
-
-
-def test_the_call_in_the_readme_runs_an_installed_converter_with_its_option(
-    installed: Path, tmp_path: Path
-) -> None:
-    (call,) = re.findall(r"^`(shardio\.convert\(.*\))`", README.read_text("utf-8"), re.MULTILINE)
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "1.txt").write_text("one\nit\n")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import shardio; {call}"],
-        cwd=tmp_path,
-        env=_environment(installed),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [sample["text"] for sample in dataset] == ["one"]

@@ -12,7 +12,6 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument
-from shardio.conversion import Progress
 from shardio.errors import UnsupportedEnvironment
 from shardio.format.types.streams import PacketFlag, packet_flags
 from shardio.maintenance import merge, reshard
@@ -120,6 +119,23 @@ def test_frames_keep_the_times_of_a_file_that_lacks_the_first_ones(
         with shardio.ShardLoader(clips, batch_size=1, num_workers=0) as loader:
             times = next(iter(loader))["frames_pts"][0]
     assert times.tolist() == [40 * n for n in range(-10, 20)]
+
+
+def batches(folder: Path) -> list[Any]:
+    """Return the shuffled batches of the default view, without their pixels."""
+    with shardio.ShardLoader(folder, 3, num_workers=0, output="numpy", shuffle=True) as loader:
+        return [
+            (len(loader), b.indices.tolist(), b["label"].tolist(), b["source"], b["frames"].shape)
+            for b in loader
+        ]
+
+
+@pytest.mark.parametrize("store", STORES[1:])
+def test_every_store_has_the_same_clips_in_the_same_order(
+    out: Callable[[str], Path], store: str
+) -> None:
+    expected = batches(out("raw"))
+    assert len(expected) > 3 and batches(out(store)) == expected
 
 
 def test_a_video_that_is_encoded_has_the_size_asked_for_and_packets_have_their_own(
@@ -297,35 +313,6 @@ def test_the_view_stays_through_surgery(out: Callable[[str], Path], tmp_path: Pa
     for name in ("merged", "cut"):
         with shardio.open(tmp_path / name) as dataset, shardio.open(out("h264")) as before:
             assert dataset.view == before.view
-
-
-def stop_after(n_inputs: int) -> Callable[[Progress], None]:
-    def progress(state: Progress) -> None:
-        if state.n_inputs_done == n_inputs:
-            raise KeyboardInterrupt
-
-    return progress
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-def test_h264_is_the_same_bytes_for_any_number_of_workers_and_when_it_was_interrupted(
-    root: Path, out: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
-    options: dict[str, Any] = {"store": "h264", **SMALL}
-    for workers in (0, 1, 2):
-        shardio.convert(root, tmp_path / str(workers), workers=workers, **options)
-    with pytest.raises(KeyboardInterrupt):
-        shardio.convert(root, tmp_path / "later", workers=0, progress=stop_after(3), **options)
-    shardio.convert(root, tmp_path / "later", workers=2, resume=True, **options)
-    found = content(tmp_path / "0")
-    assert sum(name.endswith(".shard") for name in found) == 3
-    for name in ("1", "2", "later"):
-        assert content(tmp_path / name) == found
 
 
 def test_where_no_encoder_is_that_is_an_error_which_names_the_stores_that_need_none(

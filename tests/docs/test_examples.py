@@ -149,31 +149,6 @@ def test_a_dataset_of_something_else_is_refused(
     assert "has no field frames or label" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("n_steps", "n_taken"), [(None, 10), (3, 3)])
-def test_an_epoch_is_cut_to_the_steps_asked_for(
-    clips: Path, example: ModuleType, n_steps: int | None, n_taken: int
-) -> None:
-    taken: list[int] = []
-
-    def step(frames: Any, label: Any) -> Any:
-        taken.append(len(frames))
-        return np.zeros(2)
-
-    with shardio.ShardLoader(clips, 4, num_workers=0, output="numpy") as loader:
-        example.train_epoch(loader, step, n_steps)
-    assert taken == [4] * n_taken
-
-
-def test_the_time_in_next_is_counted_also_where_the_data_end(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(100))
-    monkeypatch.setattr(example.time, "perf_counter", lambda: next(clock))
-    waiting = example.Waiting([{}, {}])
-    assert len(list(waiting)) == 2
-    assert waiting.seconds == 3  # two batches and the end, a second each
-
-
 def test_clips_that_do_not_decode_are_skipped_and_counted(
     clips: Path, tmp_path: Path, example: ModuleType
 ) -> None:
