@@ -79,17 +79,8 @@ class Required(IntFlag):
     SIDE_COLUMNS = 1 << 10
 
 
-SUPPORTED: Final = (
-    Required.ZSTD
-    | Required.ZSTD_DICTIONARY
-    | Required.OPTIONAL_FIELDS
-    | Required.NESTED_NAMES
-    | Required.LISTS
-    | Required.IMAGES
-    | Required.VIDEOS
-    | Required.AUDIO
-)
-"""The features that this version supports."""
+SUPPORTED: Final = Required((Required.AUDIO << 1) - 1)
+"""The features that this version supports: those up to AUDIO."""
 
 
 def padded(n_bytes: int) -> int:
