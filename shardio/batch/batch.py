@@ -154,44 +154,39 @@ class Batch(Mapping[str, Any]):
         return self._layout.origins(self._block)[: self.n_rows]
 
     def _decode(self, slot: VaryingSlot) -> list[Any]:
-        values = self._decode_all(slot)
-        for i in np.flatnonzero(~self.present(slot.name)).tolist():
-            values[i] = None
-        return values
-
-    def _decode_all(self, slot: VaryingSlot) -> list[Any]:
-        """Return the list of a field's values; arbitrary items where values are missing."""
         layout, field = self._layout, self._layout.schema[slot.name]
         extents = layout.extents(self._block, slot)[: self.n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
         heap = self._block[layout.heap :]
         if (array := field.array) is not None:
             shapes = layout.shapes(self._block, slot)[: self.n_rows].tolist()
-            return [
+            values: list[Any] = [
                 heap[p : p + n].view(array.numpy).reshape(shape)
                 for p, n, shape in zip(places, sizes, shapes, strict=True)
             ]
-        records = [heap[p : p + n].data for p, n in zip(places, sizes, strict=True)]
-        try:
-            return field.decode_batch(records)
-        except (ShardCorrupt, ValueError, RecursionError) as error:
-            raise self._refuse(slot.name, records, error) from error
-
-    def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
-        """Return the error for a field's value in row i, with its location in a shard."""
-        shard, row = self.origins[i].tolist()
-        paths = self._column_paths.get(name, self._paths)
-        path = paths[shard] if paths else f"shard number {shard}"
-        return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
+        else:
+            records = [heap[p : p + n].data for p, n in zip(places, sizes, strict=True)]
+            try:
+                values = field.decode_batch(records)
+            except (ShardCorrupt, ValueError, RecursionError) as error:
+                raise self._refuse(slot.name, records, error) from error
+        for i in np.flatnonzero(~self.present(slot.name)).tolist():
+            values[i] = None
+        return values
 
     def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
         """Return the error for the first row with an invalid value; decoding all raised `error`."""
-        field = self._layout.schema[name]
+        found = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
         for i, record in enumerate(records):
             try:
-                field.decode_batch([record])
-            except ShardCorrupt as found:
-                return self._placed(found.what, found.code, name, i)
+                self._layout.schema[name].decode_batch([record])
+                continue
+            except ShardCorrupt as one:
+                found = one
             except (ValueError, RecursionError):
-                return self._placed(f"a record cannot be decoded: {error}", "value", name, i)
-        return ShardCorrupt(f"a record cannot be decoded: {error}", code="value", field=name)
+                pass
+            shard, row = self.origins[i].tolist()
+            paths = self._column_paths.get(name, self._paths)
+            path = paths[shard] if paths else f"shard number {shard}"
+            return found.at(path=path, field=name, sample=row)
+        return found.at(field=name)

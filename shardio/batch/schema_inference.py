@@ -149,25 +149,12 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
         raise SchemaError(f"the first batch had fields {list(schema)}, this has {list(made)}")
     arrays = set(whole)
     for name, kind in schema.items():
-        field = kind.array
+        given, field = made[name], kind.array
         if name not in arrays or field is None:
-            _check_column(name, made[name], n_rows)
-            continue
-        given = made[name]
-        if isinstance(given, _ARRAYS):
-            if _is_dtype(given.dtype, field) and given.ndim == len(field.shape):
-                continue
-        elif _is_column(given) or not isinstance(given, _NUMBERS | list | tuple):
-            raise SchemaError(
-                f"field {name!r}: the first batch had an array of {field.dtype}, this has a "
-                f"{type(given).__name__}"
-            )
-        value = np.asarray(given)
-        if not _is_dtype(value.dtype, field) or value.ndim != len(field.shape):
-            raise SchemaError(
-                f"field {name!r}: the first batch had {field.dtype} of {len(field.shape)} "
-                f"dimensions, this has {format_dtype(value.dtype)} of shape {value.shape}"
-            )
+            _check_column(name, given, n_rows)
+        else:
+            accepted = _NUMBERS if _is_column(given) else _NUMBERS | list | tuple
+            _check_array(name, given, field, accepted, "the first batch")
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
@@ -184,19 +171,28 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
         made = sample[name]
         if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):
             continue  # a fast path for the common case: the code below takes ten times as long
-        if not isinstance(made, _NUMBERS):
-            raise SchemaError(
-                f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
-                f"this has a {type(made).__name__}"
-            )
-        value = np.asarray(made)
-        # Values may have another byte order, because writing them to the block converts them.
-        same = _is_dtype(value.dtype, field) and len(value.shape) == len(field.shape)
-        if not same or any(
-            d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)
-        ):
-            ways = "" if not _is_dtype(value.dtype, field) or not field.shape else _OTHER_SHAPES
-            raise SchemaError(
-                f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
-                f"this has {format_dtype(value.dtype)} of shape {value.shape}{ways}"
-            )
+        _check_array(name, made, field, _NUMBERS, first, _OTHER_SHAPES)
+
+
+def _check_array(
+    name: str, given: Any, field: Array, accepted: Any, first: str, ways: str = ""
+) -> None:
+    """Raise SchemaError unless a value is of the `accepted` types, and an array of `field`.
+
+    It may have another byte order, which writing it to the block changes. If only its shape is
+    wrong, the message ends with `ways`.
+    """
+    had = f"field {name!r}: {first} had {field.dtype} of shape {field.shape}"
+    if not isinstance(given, accepted):
+        raise SchemaError(f"{had}, this has a {type(given).__name__}")
+    value = np.asarray(given)
+    is_same = _is_dtype(value.dtype, field)
+    if (
+        not is_same
+        or len(value.shape) != len(field.shape)
+        or any(d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True))
+    ):
+        raise SchemaError(
+            f"{had}, this has {format_dtype(value.dtype)} of shape {value.shape}"
+            f"{ways if is_same and field.shape else ''}"
+        )
