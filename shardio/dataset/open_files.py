@@ -104,9 +104,6 @@ MAX_OPEN_FILES: Final = 16384
 """The maximum number of open files of a larger dataset. An open file takes 6.5 KiB of memory."""
 _MIN_OPEN_FILES: Final = 16
 """The smallest value to which a limit on open files is lowered."""
-_EVICTED_DIVISOR: Final = 8
-"""When the limit is reached, an eighth of the open files is evicted at once, because finding the
-least recently used files takes a scan of all open files."""
 
 
 class OpenFiles:
@@ -209,10 +206,9 @@ class OpenFiles:
         self.check_open()
         if self.max_open is not None:
             self._share_maps()
-            if len(self._readers) >= self.max_open:
-                self._evict(
-                    max(1, self.max_open // _EVICTED_DIVISOR) + len(self._readers) - self.max_open
-                )
+            if (surplus := len(self._readers) - self.max_open) >= 0:
+                # Finding the least recently used files takes a scan of all: evict an eighth.
+                self._evict(surplus + max(1, self.max_open // 8))
             self._turn += 1
             self._used[file] = self._turn
         open_file = self._open_file()

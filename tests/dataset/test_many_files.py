@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import itertools
 import os
@@ -16,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Schema, ShardLoader, ShardReader, Video, mix
+from shardio import Array, Schema, ShardLoader, Video, mix
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_marks_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.open_files import LocalStorage, ShardPaths
+from shardio.dataset.open_files import LocalStorage
 from shardio.errors import (
     ChecksumMismatch,
     InsufficientMemory,
@@ -46,8 +45,6 @@ from tests.shards import (
     MEDIA_FIELDS,
     media_sample,
     same_sample,
-    write_media,
-    write_shard,
 )
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -404,6 +401,19 @@ def test_datasets_of_one_process_share_its_maps(
 
 
 @pytest.mark.usefixtures("few")
+def test_a_column_makes_room_for_its_maps_before_it_makes_any(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "max_maps", lambda: 12)
+    with ShardDataset(folder) as dataset:
+        for shard in range(MAX):
+            dataset.reader(shard)
+        assert sum(files_mapped(folder).values()) == MAX
+        dataset.gather("label")  # each file will have two maps, and nine are allowed
+        assert sum(files_mapped(folder).values()) == 4
+
+
+@pytest.mark.usefixtures("few")
 def test_a_file_that_cannot_be_mapped_at_all_says_why(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,22 +426,6 @@ def test_a_file_that_cannot_be_mapped_at_all_says_why(
 
 
 # Marks.
-
-
-@pytest.mark.parametrize("n", [0, 7, 513])
-def test_marks_of_every_kind_of_field_are_counted(tmp_path: Path, n: int) -> None:
-    with ShardReader(write_shard(tmp_path / "a.shard", n)) as reader:
-        found = max_units(EVERY_FIELD, np.array([n]), np.array([reader.header.file_size]))
-        assert found.tolist() == [reader.units.n_marks]
-
-
-@pytest.mark.parametrize("mean_bytes", [40, 40_000])
-def test_there_is_room_for_the_marks_of_streams(tmp_path: Path, mean_bytes: int) -> None:
-    write_media(tmp_path / "a.shard", 9, mean_bytes=mean_bytes)
-    with ShardReader(tmp_path / "a.shard") as reader:
-        n_bytes = np.array([reader.header.file_size])
-        most = int(max_units(MEDIA_FIELDS, np.array([9]), n_bytes)[0])
-        assert reader.units.n_marks <= most <= reader.units.n_marks + n_bytes[0] // 1024
 
 
 def test_samples_with_streams_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -454,13 +448,6 @@ def test_a_long_table_of_marks_takes_memory_as_it_is_used() -> None:
 
 
 # Places.
-
-
-def test_paths_are_those_of_all_shards(folder: str) -> None:
-    with ShardDataset(folder) as dataset:
-        paths = ShardPaths(folder, dataset.shards)
-        assert list(paths) == [path_of(folder, k) for k in range(N_SHARDS)]
-        assert paths[-2:] == [path_of(folder, N_SHARDS - 2), path_of(folder, N_SHARDS - 1)]
 
 
 class _Counting(LocalStorage):
@@ -566,14 +553,3 @@ def test_a_file_that_cannot_be_opened_is_not_kept(
         with pytest.raises(ShardNotFound):
             dataset.reader(2)
         assert storages[0].held.total() == 0
-
-
-def test_a_storage_without_room_raises(
-    folder: str, storages: list[_Counting], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: _Counting, summary: ShardSummary) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), summary.name)
-
-    monkeypatch.setattr(_Counting, "pin", full)
-    with pytest.raises(OSError, match="000000-000"), loader(folder) as batches:
-        list(batches)
