@@ -80,9 +80,6 @@ class RowRuns:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RowRuns) and self.to_text() == other.to_text()
 
-    def __hash__(self) -> int:
-        return hash(self.to_text())
-
     def __repr__(self) -> str:
         return f"RowRuns({len(self)} rows in {len(self._starts)} runs)"
 

@@ -183,21 +183,6 @@ def test_a_loader_goes_on_with_its_generation_when_a_column_is_added(tmp_path: P
         assert [n for batch in loader for n in batch["new"].tolist()] == list(range(N))
 
 
-def test_marks_of_what_is_verified_cover_every_file(added: Path) -> None:
-    with open_dataset(added) as dataset:
-        readers = [dataset.reader(k, name) for name in ("odd", *ADDED) for k in range(N_SHARDS)]
-        assert dataset.files.n_marks == sum(reader.units.n_marks for reader in readers)
-        marks = np.zeros(dataset.files.n_marks, np.uint8)
-        dataset.files.share_marks(marks)
-        rows, shards = np.array([9]), np.array([1])
-        gather = dataset.gather("frames")
-        out = np.empty((1, 4 * 24 * 24 * 3), np.uint8)
-        gather.gather(rows, shards, out)
-        assert np.array_equal(out[0], READ[9]["frames"].reshape(-1))
-        units = dataset.reader(1, "frames").units
-        assert units.marks.any() and marks.sum() == units.marks.sum()
-
-
 # What is wrong with them.
 
 

@@ -100,15 +100,6 @@ def test_what_is_no_number_of_a_sample_is_an_error(
             assert int(dataset[integer]["label"]) == 7
 
 
-def test_rows_are_located_in_their_shards_past_empty_ones(tmp_path: Path) -> None:
-    with ShardDataset(write_dataset(tmp_path / "d", 3, 7, LABELS)) as dataset:
-        starts = dataset.starts.tolist()
-        assert starts == [0, 0, 0, 1, 1, 2, 2, 3]
-        assert dataset.locate(np.arange(3)).tolist() == [2, 4, 6]
-        assert [int(sample["label"]) for sample in dataset] == [0, 1, 2]
-        assert [int(dataset[i]["label"]) for i in range(3)] == [0, 1, 2]
-
-
 def test_a_dataset_tells_what_its_generation_says(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path, LABELS, classes=["cat", "dog"]) as writer:
         writer.append({"label": 1, "note": ""})
@@ -173,12 +164,6 @@ def test_a_shard_of_another_schema_is_no_part_of_the_dataset(tmp_path: Path) -> 
 # The end of a dataset.
 
 
-def test_samples_outlive_the_dataset(folders: dict[int, str]) -> None:
-    with ShardDataset(folders[3]) as dataset:
-        sample = dataset[20]
-    assert same_sample(sample, as_read(every_field_sample(20)))
-
-
 def test_a_closed_dataset_says_so_whatever_is_asked_of_it(folders: dict[int, str]) -> None:
     dataset = ShardDataset(folders[3])
     dataset.gather("frames")
@@ -221,17 +206,6 @@ def test_a_writer_cuts_shards_where_they_have_reached_their_size(tmp_path: Path)
             "000000-002.shard",
         ]
         assert [int(sample["x"][0]) for sample in dataset] == list(range(20))
-
-
-def test_the_same_samples_give_the_same_files(tmp_path: Path) -> None:
-    trees = []
-    for name in ("a", "b"):
-        with DatasetWriter(tmp_path / name, LABELS, shard_bytes=200) as writer:
-            for sample in labels(50):
-                writer.append(sample)
-        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        trees.append([(path.name, path.read_bytes()) for path in files])
-    assert trees[0] == trees[1]
 
 
 def test_a_dataset_without_samples_has_its_schema(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from shardio import open as open_dataset
 from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, ShardUnsupported
 from shardio.maintenance import add_column, verify_dataset
-from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, forge, generation_file, labelled, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -30,22 +29,6 @@ def folder(tmp_path: Path) -> Path:
     add_column(made, "x", Array("float32"), range(N))
     add_column(made, "deep.y", Array("int8"), range(N))
     return made
-
-
-def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
-    content = fs.read_checksummed_json(folder / "generations/000003.json")
-    assert content["required"] == ["column_groups"]
-    assert [field["name"] for field in content["schema"]["fields"]] == ["label", "source"]
-    x, y = content["column_groups"]
-    assert (set(x), set(y)) == ({"schema", "shards"},) * 2
-    assert x["schema"] == {
-        "fields": [{"codec": 0, "dtype": 11, "id": 0, "name": "x", "shape": [], "type": 1}]
-    }
-    assert [shard["name"] for shard in y["shards"]] == ["g000003-000.shard", "g000003-001.shard"]
-    assert [set(shard) for shard in x["shards"]] == [{"name", "samples", "bytes", "id"}] * 2
-    assert (folder / x["shards"][1]["name"]).stat().st_size == x["shards"][1]["bytes"]
-    first = fs.read_checksummed_json(folder / "generations/000001.json")
-    assert not {"column_groups", "required"} & set(first)
 
 
 @pytest.mark.parametrize("required", [["column_groups", "tags"], ["tags"]])

@@ -98,35 +98,28 @@ def test_a_file_system_without_locks_is_refused_and_nothing_is_left_there(
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_disk_that_refuses_the_pointer_leaves_the_older_generation(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    first, before = load(folder), tree(folder)
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(OSError, match="No space"):
-        publish_next(folder, first)
-    monkeypatch.undo()
-    assert tree(folder) == before
-
-
-def _race(folder: str, barrier: Any, queue: Any) -> None:
-    first = load(folder)
+def _race(folder: str, number: int, barrier: Any, queue: Any) -> None:
+    previous, classes = load(folder) if number == 2 else None, (f"of {os.getpid()}",)
     barrier.wait()
     try:
-        queue.put(publish_next(folder, first, classes=(f"of {os.getpid()}",)).classes)
+        if previous is None:
+            queue.put(publish(folder, schema=LABELS, shards=[], classes=classes).classes)
+        else:
+            queue.put(publish_next(folder, previous, classes=classes).classes)
     except DatasetConflict as error:
         queue.put(str(error))
 
 
-def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(folder: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
+    folder: Path, number: int
+) -> None:
+    folder = folder if number == 2 else folder.with_name("new")
     context = multiprocessing.get_context("fork")
     n, queue = 4, context.Queue()
     barrier = context.Barrier(n)
     writers = [
-        context.Process(target=_race, args=(str(folder), barrier, queue), daemon=True)
+        context.Process(target=_race, args=(str(folder), number, barrier, queue), daemon=True)
         for _ in range(n)
     ]
     for writer in writers:
@@ -136,7 +129,8 @@ def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(fold
         writer.join()
     (winner,) = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
     assert load(folder).classes == winner
-    assert sorted(os.listdir(folder / "generations")) == ["000001.json", "000002.json"]
+    expected = [f"{n:06d}.json" for n in range(1, number + 1)]
+    assert sorted(os.listdir(folder / "generations")) == expected
     assert all("another writer" in outcome for outcome in outcomes if isinstance(outcome, str))
 
 

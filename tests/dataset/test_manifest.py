@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,30 +64,6 @@ def test_a_generation_is_read_back_as_it_was_published(tmp_path: Path) -> None:
     assert (found.classes, [*found.shards]) == (tuple(DETAILS["classes"]), [*SHARDS])
 
 
-def test_both_files_are_canonical_json_with_a_digest(published: Path) -> None:
-    for path in (published / "dataset.json", generation_file(published)):
-        raw = path.read_bytes()
-        content = json.loads(raw)
-        dumped = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1)
-        assert raw == dumped.encode() + b"\n"
-        assert len(content["digest"]) == 16
-
-
-def test_the_pointer_has_the_bytes_it_always_had(published: Path) -> None:
-    assert published.joinpath("dataset.json").read_bytes() == (
-        b'{\n "digest": "755ff047aaeb3ac3",\n "format": "shardio dataset",\n "generation": 1,\n'
-        b' "lineage": "4fbca26a2fa061bc",\n "version": 1\n}\n'
-    )
-
-
-def test_publishing_elsewhere_gives_the_same_bytes(tmp_path: Path) -> None:
-    (tmp_path / "b" / "c").mkdir(parents=True)
-    publish_in(tmp_path / "a")
-    publish_in(tmp_path / "b" / "c")
-    assert tree(tmp_path / "a") == tree(tmp_path / "b" / "c")
-    assert str(tmp_path).encode() not in b"".join(tree(tmp_path / "a").values())
-
-
 def test_keys_that_are_numbers_come_back_as_strings(tmp_path: Path) -> None:
     publish_in(tmp_path, converter={"options": {2: "b", 10: "a"}})
     assert load(tmp_path).converter == {"options": {"2": "b", "10": "a"}}
@@ -113,30 +86,6 @@ def test_what_cannot_be_stored_is_refused_and_nothing_is_published(
     with pytest.raises(error, match=message):
         publish_in(tmp_path, **changes)
     assert tree(tmp_path) == {}
-
-
-def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_return(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    link, rename = os.link, os.rename
-
-    def fsync(fd: int) -> None:
-        calls.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "content")
-
-    def noted_link(temporary: Path, path: Path) -> None:
-        calls.append("link")
-        link(temporary, path)
-
-    def noted_rename(temporary: Path, path: Path) -> None:
-        calls.append("rename")
-        rename(temporary, path)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "link", noted_link)
-    monkeypatch.setattr(os, "rename", noted_rename)
-    publish_in(tmp_path)
-    assert calls == ["content", "link", "folder", "content", "rename", "folder"]
 
 
 # The lineage.
@@ -435,52 +384,6 @@ def test_a_new_dataset_needs_a_folder_that_is_missing_or_empty(tmp_path: Path) -
 
 
 # Crashes and competitors.
-
-
-@pytest.mark.parametrize("step", ["link", "rename"])
-def test_a_crash_before_the_generation_or_the_pointer_publishes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, step, crash)
-    with pytest.raises(KeyboardInterrupt):
-        publish_in(tmp_path)
-    monkeypatch.undo()
-    assert tree(tmp_path) == {}
-    with pytest.raises(DatasetNotFound, match="never finished"):
-        load(tmp_path)
-
-
-def test_who_publishes_second_changes_nothing_of_the_first(published: Path) -> None:
-    before = tree(published)
-    with pytest.raises(DatasetConflict, match="another writer published first"):
-        publish_in(published, classes=["other"])
-    assert tree(published) == before
-
-
-def test_of_many_who_publish_at_once_one_wins_whole(tmp_path: Path) -> None:
-    n = 8
-    barrier = threading.Barrier(n)
-    outcomes: list[object] = [None] * n
-
-    def compete(i: int) -> None:
-        barrier.wait()
-        try:
-            outcomes[i] = publish_in(tmp_path, classes=[f"writer {i}"])
-        except DatasetConflict as error:
-            outcomes[i] = error
-
-    threads = [threading.Thread(target=compete, args=(i,)) for i in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    winners = [outcome for outcome in outcomes if isinstance(outcome, Generation)]
-    assert winners == [load(tmp_path)]
-    assert sum(isinstance(outcome, DatasetConflict) for outcome in outcomes) == n - 1
-    assert sorted(tree(tmp_path)) == ["dataset.json", "generations/000001.json"]
 
 
 def test_of_two_writers_in_one_folder_the_second_is_told_and_changes_nothing(

@@ -34,15 +34,6 @@ def test_the_text_says_how_many_are_skipped_and_how_many_are_taken() -> None:
     assert RowRuns([], []).to_text() == ""
 
 
-def test_runs_are_equal_if_their_rows_are() -> None:
-    one, same, other = RowRuns([1], [2]), RowRuns([1], [2]), RowRuns([1], [3])
-    assert one == same
-    assert hash(one) == hash(same)
-    assert one != other
-    assert one != "1 2"
-    assert repr(one) == "RowRuns(2 rows in 1 runs)"
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -93,16 +93,6 @@ def test_rows_in_any_order_are_those_that_a_map_gives(
     assert np.array_equal(out, whole[rows, :row_bytes])
 
 
-@pytest.mark.parametrize("row_bytes", [8, 4096])
-def test_rows_may_go_to_lines_in_any_order(shared: PreadFile, row_bytes: int) -> None:
-    rows, lines = np.array([2, 5, 6, 7]), np.array([0, 8, 1, 3])
-    out = np.zeros((9, row_bytes), np.uint8)
-    shared.read_ascending(0, row_bytes, rows, out, lines)
-    expected = np.zeros_like(out)
-    expected[lines] = CONTENT[: 8 * row_bytes].reshape(8, row_bytes)[rows]
-    assert np.array_equal(out, expected)
-
-
 def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     """Record the offsets at which a function of `os` reads."""
     real, seen = getattr(os, name), list[int]()
@@ -348,16 +338,6 @@ def test_no_more_files_are_open_than_a_share_of_the_limit_and_all_are_read(
         for i, file in enumerate(files):
             assert bytes(file[100:103]) == bytes([i]) * 3
             assert n_open(many[0].parent) <= 5
-
-
-@pytest.mark.parametrize(
-    ("soft", "most"), [(1024, 256), (8, 4), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)]
-)
-def test_the_share_follows_the_limit_of_the_process(
-    monkeypatch: pytest.MonkeyPatch, soft: int, most: int
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
-    assert content._max_open() == most
 
 
 def test_where_no_descriptor_is_left_one_that_is_kept_is_given_up(

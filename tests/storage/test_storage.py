@@ -56,14 +56,6 @@ def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.Mon
         MappedRows(64, 64, np.zeros(0, np.int64), [])
 
 
-def test_a_mapped_file_can_be_read_and_not_written(tmp_path: Path) -> None:
-    (tmp_path / "a.shard").write_bytes(b"abc")
-    mapped, _ = map_file(str(tmp_path / "a.shard"))
-    assert bytes(mapped) == b"abc"
-    with pytest.raises(TypeError):
-        mapped[0] = 1
-
-
 @pytest.mark.usefixtures("swept")
 def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -> None:
     path = tmp_path / "a.shard"

@@ -21,7 +21,7 @@ from shardio import ShardReader
 from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, UnsupportedEnvironment
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache import ShardCache, verify_download
-from shardio.storage.remote.cache_folder import CacheEvictor, holds_folder_lock, try_exclusive
+from shardio.storage.remote.cache_folder import CacheEvictor, holds_folder_lock
 from tests.faults.failing import before_calls, fill_disk
 from tests.limits import files_of_at_most
 from tests.shards import write_media, write_shard
@@ -267,39 +267,6 @@ def test_who_only_had_a_look_removes_nothing(
     with remote.open_cache(1):
         pass
     assert remote.cached() == []
-
-
-def test_a_dataset_that_is_removed_meanwhile_is_not_counted(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scandir, gone = os.scandir, remote.cache / "of another"
-
-    def look(place: Any) -> Any:
-        if os.fspath(place) == os.fspath(gone):
-            gone.rmdir()
-        return scandir(place)
-
-    with remote.open_cache() as cache:
-        gone.mkdir()
-        monkeypatch.setattr(os, "scandir", look)
-        cache.pin(remote.shards[0])
-    assert not gone.exists()
-
-
-def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("gone", "here"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"a.{'12' * 16}.shard").write_bytes(bytes(30))
-
-    def remove(path: str, byte: int) -> Any:
-        shutil.rmtree(tmp_path / "gone", ignore_errors=True)
-        return try_exclusive(path, byte)
-
-    monkeypatch.setattr("shardio.storage.remote.cache_folder.try_exclusive", remove)
-    assert CacheEvictor(str(tmp_path), 40).evict(60)
-    assert list(tmp_path.rglob("*.shard")) == []
 
 
 def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(remote: RemoteSet) -> None:

@@ -61,12 +61,6 @@ def ours() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_call_gives_what_it_returns_or_raises() -> None:
-    assert interruptible(lambda: 5) == 5
-    with pytest.raises(ZeroDivisionError):
-        interruptible(lambda: 1 // 0)
-
-
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("how", ["one", "several", "in order"])
 def test_who_presses_ctrl_c_does_not_wait_for_what_hangs(how: str) -> None:
@@ -103,13 +97,6 @@ def test_who_presses_ctrl_c_does_not_wait_for_a_request(
             return some.read("a.shard") if how == "read" else some.download("a.shard", file, 5000)
 
     assert Hang(fault.met, fault.go_on).interrupts(call)
-
-
-def test_calls_side_by_side_are_one_for_each_item() -> None:
-    done: list[int] = []
-    run_parallel(3, done.append, range(20))
-    assert sorted(done) == list(range(20))
-    run_parallel(3, done.append, [])
 
 
 def test_after_an_error_no_call_begins() -> None:
