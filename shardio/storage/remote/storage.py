@@ -9,12 +9,13 @@ itself, and raises the errors that the Prefetcher ignores.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import threading
 import time
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -176,8 +177,8 @@ class RangeFile(PreadFile):
             raise ShardIncomplete(f"{self.path}: the object is empty: its writer did not finish")
         self._tail, self._tail_start = tail.data, self.nbytes - len(tail.data)
         self.state = FileState(0, 0, self.nbytes, 0)
-        self._blocks: OrderedDict[int, memoryview] = OrderedDict()
-        self._mutex = threading.Lock()
+        read_block = functools.partial(_read_block, objects, name, tail.tag, self.nbytes)
+        self._block = functools.lru_cache(_BLOCKS_KEPT)(read_block)
 
     def __getitem__(self, part: slice) -> memoryview:
         """Return a part of the object."""
@@ -208,20 +209,12 @@ class RangeFile(PreadFile):
             view[:] = whole[done : done + view.nbytes]
             done += view.nbytes
 
-    def _block(self, number: int) -> memoryview:
-        with self._mutex:
-            found = self._blocks.get(number)
-            if found is not None:
-                self._blocks.move_to_end(number)
-                return found
-        start = number * BLOCK_BYTES
-        n_bytes = min(BLOCK_BYTES, self.nbytes - start)
-        found = self._objects.read_range(self._name, start, n_bytes, self._tag)
-        with self._mutex:
-            self._blocks[number] = found
-            while len(self._blocks) > _BLOCKS_KEPT:
-                self._blocks.popitem(last=False)
-        return found
+
+def _read_block(
+    objects: ObjectStore, name: str, tag: str | None, n_bytes: int, number: int
+) -> memoryview:
+    start = number * BLOCK_BYTES
+    return objects.read_range(name, start, min(BLOCK_BYTES, n_bytes - start), tag)
 
 
 class RemoteStorage:
