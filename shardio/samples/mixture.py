@@ -115,11 +115,7 @@ class Mixture(OpenDataset):
     @property
     def worker_source(self) -> MixtureSpec:
         """A description for workers; every source has the strictest `verify` of all sources."""
-        stores = self.remote_storages
-        access = stores[0].worker_access if stores else self.access
-        sources = (
-            replace(each.worker_source, verify=self.verify, access=access) for each in self.sources
-        )
+        sources = (replace(each.worker_source, verify=self.verify) for each in self.sources)
         return MixtureSpec(self.path, tuple(sources), self.mixing)
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:

@@ -92,7 +92,7 @@ class ShardDataset(OpenDataset):
         cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        remote = RemoteOptions.of(cache, cache_bytes, storage_options, access)
+        remote = RemoteOptions.of(cache, cache_bytes, storage_options)
         self._open(DatasetSource(dataset_path(path), verify, access, subset, generation, remote))
 
     @classmethod
@@ -108,7 +108,7 @@ class ShardDataset(OpenDataset):
         path, verify, subset = local_path(source.path), source.verify, source.subset
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
-        self._remote = source.remote
+        self._asked_access, self._remote = source.access, source.remote
         storage = _storage_of(path, source.remote)
         access = storage.resolve_access(source.access)
         state = _load(storage, source.generation)
@@ -137,7 +137,7 @@ class ShardDataset(OpenDataset):
         return DatasetSource(
             self.root,
             self.verify,
-            self.access,
+            self._asked_access,
             self.subset_name,
             self.generation,
             self._remote,
@@ -147,9 +147,7 @@ class ShardDataset(OpenDataset):
     @property
     def worker_source(self) -> DatasetSource:
         """A description for workers. Workers download whole shards."""
-        stores = self.remote_storages
-        access = stores[0].worker_access if stores else self.access
-        return replace(self.source, access=access, remote=self._remote.for_workers)
+        return replace(self.source, remote=self._remote.for_workers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a call that opens the same samples of the same generation."""
@@ -221,8 +219,7 @@ class ShardDataset(OpenDataset):
         0, whole shards are downloaded here before samples are read.
         """
         remote = self._remote.of_main(n_workers)
-        access = remote.access if self.remote_storages else self.access
-        opened = replace(self.source, path=self.current_path, access=access, remote=remote).open()
+        opened = replace(self.source, path=self.current_path, remote=remote).open()
         if self.rows.row_list is not None:
             opened.rows.set_rows(self.rows.row_list)
         return opened

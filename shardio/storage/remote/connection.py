@@ -24,7 +24,6 @@ from shardio.errors import (
     UnsupportedEnvironment,
     import_extra,
 )
-from shardio.storage.file_access import Access
 
 AZURE: Final = ("az", "azure", "adl", "abfs", "abfss")
 SCHEMES: Final = ("s3", "s3a", "gs", *AZURE, "http", "https")
@@ -44,7 +43,6 @@ class RemoteOptions:
         options: arguments of `obstore.store.from_url`, and `deadline_s`.
         whole: True to download whole shards before reading from them.
         n_readers: the number of processes or threads that read the dataset at the same time.
-        access: the access method by which workers read downloaded shards.
     """
 
     cache: str | None = None
@@ -52,7 +50,6 @@ class RemoteOptions:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     whole: bool = False
     n_readers: int = 1
-    access: Access = "auto"
 
     @classmethod
     def of(
@@ -60,7 +57,6 @@ class RemoteOptions:
         cache: str | os.PathLike[str] | None,
         cache_bytes: int | None,
         storage_options: Mapping[str, Any] | None,
-        access: Access = "auto",
     ) -> RemoteOptions:
         """Return the options that a user has given; raise InvalidArgument for an invalid option."""
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
@@ -75,7 +71,7 @@ class RemoteOptions:
                 "storage_options must be a dict with string keys, and its client_options a dict"
             )
         cache_folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
-        return cls(cache_folder, cache_bytes, options, access=access)
+        return cls(cache_folder, cache_bytes, options)
 
     def of_main(self, n_workers: int) -> RemoteOptions:
         """Return the options for the main process of a loader, which downloads without workers."""

@@ -36,7 +36,7 @@ from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.cache_folder import folder_lock
-from shardio.storage.remote.connection import RemoteOptions, validate_url
+from shardio.storage.remote.connection import RemoteOptions
 from shardio.storage.remote.object_store import ObjectStore
 
 ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
@@ -226,8 +226,8 @@ class RemoteStorage:
     """
 
     def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
-        self.root = validate_url(url)
         self._remote, self._objects = remote, ObjectStore(url, remote.options)
+        self.root = self._objects.url
         self._cache = ShardCache(remote.cache_folder, remote.cache_bytes, self._objects)
         self._manifests = ManifestCache(self._cache.root, self._objects, list_files)
 
@@ -235,11 +235,6 @@ class RemoteStorage:
         """Return the access method for the shards: "pread" unless whole shards are downloaded."""
         found = choose_access(self._cache.root, asked)
         return found if self._remote.whole else "pread"
-
-    @property
-    def worker_access(self) -> Access:
-        """The access method for the shards that workers download."""
-        return choose_access(self._cache.root, self._remote.access)
 
     def manifest_folder(self, generation: int | None) -> str:
         """Return the local folder of the manifest, after `ManifestCache.download`."""
