@@ -14,7 +14,7 @@ import pytest
 from shardio import Array, Batch, Schema, ShardDataset, ShardLoader, WeightedSampler
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
-from shardio.maintenance import add_column, split
+from shardio.maintenance import split
 from tests.loading import TWO_FIELDS, bits, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -88,15 +88,6 @@ def test_a_predicate_over_many_samples_reads_them_all(tmp_path: Path) -> None:
     with open_dataset(tmp_path / "set") as opened:
         found = opened.select(lambda c: c["label"] % 9_999 == 1, fields="label")
         assert labels(found) == [1, 10_000, 19_999]
-        found.close()
-
-
-def test_a_predicate_may_look_at_a_column_that_was_added(tmp_path: Path) -> None:
-    path = write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
-    add_column(path, "score", values=np.arange(N) * 0.5, field=Array("float64"))
-    with open_dataset(path) as opened:
-        found = opened.select(lambda c: c["score"] > 25, fields=["score"])
-        assert labels(found) == [51, 52]
         found.close()
 
 
@@ -222,14 +213,6 @@ def test_a_selection_resumes_and_is_told_from_others(dataset: ShardDataset) -> N
             with pytest.raises(InvalidArgument, match="the state's view is"):
                 made.load_state_dict(state)
         other.close()
-
-
-def test_a_subset_is_selected_from_and_loaded(folder: str) -> None:
-    with open_dataset(folder, subset="train") as opened, loader(opened) as made:
-        part = loaded(made)
-    with open_dataset(folder, subset="train") as train, loader(train.select([0, 1])) as made:
-        assert loaded(made) == part[:2]
-        train.close()
 
 
 def test_choices_are_of_the_positions_of_a_selection(dataset: ShardDataset) -> None:

@@ -200,16 +200,6 @@ def test_a_file_that_was_short_for_a_moment_is_an_error_too(
     assert (caught.value.code, caught.value.offset) == ("changed", 5000)
 
 
-def test_a_file_that_is_deleted_or_replaced_is_read_on_while_it_is_open(path: Path) -> None:
-    file = PreadFile(str(path))
-    other = path.with_name("other")
-    other.write_bytes(bytes(N_BYTES))
-    os.rename(other, path)
-    assert bytes(file[:9000]) == CONTENT[:9000].tobytes()
-    path.unlink()
-    assert bytes(file[:9000]) == CONTENT[:9000].tobytes()
-
-
 def reopened(path: Path, change: Callable[[], object]) -> PreadFile:
     """Return a file that has to be opened again for its next read, after a change."""
     file = PreadFile(str(path))
