@@ -7,7 +7,7 @@ among the selected rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,13 @@ from shardio.format.types.array_values import is_masked
 from shardio.shard.verification import Rows
 
 _Numbers = npt.NDArray[np.int64]
-_MAX_ROWS: Final = 1 << 48
 
 
 class RowRuns:
     """A set of rows of a dataset, in ascending order, as runs of consecutive rows. Immutable.
 
-    The required memory is proportional to the number of runs. The row at a position is found by
-    binary search.
-
-    Args:
-        starts: the index of the first row of each run.
-        n_rows: the number of rows of each run, at least 1. Two runs do not touch.
+    `starts` has the first row of each run, and `n_rows` its length, at least 1. Two runs do not
+    touch. The row at a position is found by binary search.
     """
 
     def __init__(self, starts: npt.ArrayLike, n_rows: npt.ArrayLike) -> None:
@@ -54,17 +49,12 @@ class RowRuns:
             numbers = np.array([int(word) for word in text.split()], np.int64).reshape(-1, 2)
         except (ValueError, OverflowError) as error:
             raise InvalidArgument(f"not runs of rows: {error}") from error
-        gaps, counts = numbers[:, 0], numbers[:, 1]
-        # Check each number before the numbers are added, so that the sum cannot overflow.
-        if (numbers < 0).any() or (numbers > min(n_rows, _MAX_ROWS)).any() or (counts < 1).any():
-            raise InvalidArgument(f"a run of rows is not within the dataset's {n_rows} rows")
-        if (gaps[1:] < 1).any():
-            raise InvalidArgument("a run of rows begins where the one before it ends")
-        total = sum(numbers.reshape(-1).tolist())
-        if total > n_rows:
-            raise InvalidArgument(f"runs of rows end at row {total} of {n_rows}")
-        starts = np.cumsum(numbers.reshape(-1))[0::2]
-        found = cls(starts, counts)
+        is_wrong = (numbers < 0).any() or (numbers[:, 1] < 1).any() or (numbers[1:, 0] < 1).any()
+        if is_wrong or sum(numbers.reshape(-1).tolist()) > n_rows:
+            raise InvalidArgument(
+                f"expected separate runs within {n_rows} rows; found {text!r:.99}"
+            )
+        found = cls(np.cumsum(numbers.reshape(-1))[0::2], numbers[:, 1])
         if found.to_text() != text:
             raise InvalidArgument("the runs of rows are not in canonical form")
         return found
@@ -259,10 +249,8 @@ class RowSelection:
 class MixtureSelection(RowSelection):
     """The selected rows of all sources of a mixture, one source after another.
 
-    Args:
-        starts: the `shard_starts` for the shards of all sources.
-        sources: the selection of each source. These objects are borrowed.
-        names: the name of each source, for messages.
+    `starts` are the `shard_starts` for the shards of all sources. `sources` are borrowed. `names`
+    has the name of each source, for messages.
     """
 
     def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
