@@ -34,7 +34,6 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         generation: the published state of the dataset that was opened.
         files: the files that store the samples; owned until `close`.
         rows: the selected samples, as indices of rows over all shards.
-        verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
         subset: the name of the subset that `rows` selects; None if `rows` selects no subset.
     """
 

@@ -73,9 +73,6 @@ class DatasetFiles:
         sources: the files of the dataset; for a mixture, the files of each dataset in it.
         groups: the groups of all sources, one source after another. In a mixture, their schemas
             have only the common fields.
-        verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
-        access: the method by which files are accessed: "mmap" (mapped) or "pread" (read).
-        path: the path of the dataset, for messages.
     """
 
     def __init__(

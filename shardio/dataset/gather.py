@@ -37,11 +37,7 @@ _UNKNOWN: Final = -1
 class ColumnGather:
     """An object that copies and verifies rows of one column of all shards. It owns their maps.
 
-    Args:
-        name, field: the name and the type of the column.
-        files: the files of the dataset; borrowed.
-        starts: the index of each shard's first row, followed by the total number of rows.
-        verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
+    `files` are borrowed. `starts` has the index of each shard's first row, then the total number.
     """
 
     def __init__(
@@ -135,12 +131,10 @@ class ColumnGather:
         return max(1, (self._files.max_open or 1) // 2)
 
     def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Copy rows of the dataset into `out`.
+        """Copy rows of the dataset, whose indices the caller has checked, into `out`.
 
-        Args:
-            rows: the index of each row in the dataset, which the caller has checked.
-            shards: the index of each row's shard.
-            out: a C-contiguous uint8 array of the shape (number of rows, bytes per row).
+        `shards` has the index of each row's shard. `out` is a C-contiguous uint8 array of the shape
+        (number of rows, bytes per row).
 
         Raises:
             ChecksumMismatch: data is damaged. The error names file, field, sample and offset. `out`

@@ -121,13 +121,13 @@ def publish(
 ) -> Generation:
     """Publish the first generation of a dataset. All shards must already be complete in `folder`.
 
-    The other arguments are attributes of the Generation.
+    The other arguments are attributes of the Generation. If an error is raised, nothing is
+    published.
 
     Raises:
         DatasetConflict: another writer has published in this folder in the meantime.
         InvalidArgument: the classes are not distinct strings, or `view` does not match the schema.
         SchemaError: a value cannot be represented in JSON.
-        OSError: writing failed; nothing is published.
     """
     if wrong := view_error(view, schema) if is_known_view(view) else "unknown view kind":
         raise InvalidArgument(f"view {dict(view)!r}: {wrong}")
@@ -155,14 +155,13 @@ def publish_next(
     """Publish the generation that follows `previous`. Processes may continue to read `previous`.
 
     `changes` are the attributes of the Generation that differ from `previous`. All shards in
-    `changes` must already be complete in `folder`.
+    `changes` must already be complete in `folder`. If an error is raised, nothing is published.
 
     Raises:
         DatasetConflict: another writer has published a generation since `previous` was read.
         DatasetCorrupt, ShardUnsupported: the published generation cannot be read.
         InvalidArgument: a column group does not match the shards.
         SchemaError: a value cannot be represented in JSON.
-        OSError: writing failed; nothing is published.
     """
     root, number = Path(folder), previous.number + 1
     versions = {**changes.pop("versions", previous.versions), "shardio": __version__}

@@ -114,12 +114,10 @@ class OpenFiles:
     its content is deleted.
 
     Args:
-        n_files: the number of files of the dataset.
         open_file: the method that opens the file with an index; only a weak reference to its object
             is kept.
         max_pinned: the number of files that the storage can pin at the same time; None: no limit.
         n_maps: the number of memory maps per open file, without those of listeners.
-        path: the path of the dataset, for messages.
     """
 
     def __init__(

@@ -36,13 +36,9 @@ class GenerationWriter:
     """A writer of the shards of one generation, which is one published state of a dataset.
 
     Until the end of the `with` block, the writer owns a hidden staging folder with the new shards.
-    `publish` gives them their final names and publishes the generation. Existing files stay.
-
-    Args:
-        folder: the folder of the dataset. For a new dataset, it must be missing or empty.
-        schema: the schema of the samples.
-        shard_bytes: the target size of a shard in bytes.
-        previous: the generation that the new generation follows; None for a new dataset.
+    `publish` gives them their final names and publishes the generation. Existing files stay. If
+    `previous` is given, the new generation follows it; otherwise the folder must be missing or
+    empty.
 
     Raises:
         DatasetExists: the folder of a new dataset is not empty.
@@ -50,7 +46,6 @@ class GenerationWriter:
         DatasetConflict: (from `publish`) another writer has published a generation since `previous`
             was read, or has used the folder of the new dataset.
         UnsupportedEnvironment: the file system has no locks.
-        OSError: writing failed; nothing is published.
     """
 
     def __init__(

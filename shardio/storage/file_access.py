@@ -266,13 +266,9 @@ _LIBC: Final = _libc()
 def _mmap(
     address: int | None, n_bytes: int, prot: int, flags: int, fd: int, offset: int, path: str
 ) -> int:
-    """Call mmap(2) and return the address of the map.
+    """Call mmap(2) and return the address of the map. The errors are those of `map_file`.
 
     `path` names the file in messages; it is empty if the caller does not know the path.
-
-    Raises:
-        UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        InsufficientMemory: this process has no free address range of this size.
     """
     found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
     if found != _FAILED and found is not None:

@@ -38,8 +38,8 @@ class RemoteOptions:
 
     Args:
         cache: the folder to download shards to; None for the user's default.
-        cache_bytes: the limit of the cache in bytes; None for nine tenths of the space that is free
-            or used by the cache.
+        cache_bytes: the limit of the cache; None for nine tenths of the space that is free or used
+            by it.
         options: arguments of `obstore.store.from_url`, and `deadline_s`.
         whole: True to download whole shards before reading from them.
         n_readers: the number of processes or threads that read the dataset at the same time.
@@ -271,10 +271,8 @@ def load_obstore() -> ModuleType:
 def open_store(url: str, options: Mapping[str, Any]) -> Any:
     """Return a store of obstore for the objects below a URL. The store does not repeat requests.
 
-    Raises:
-        UnsupportedEnvironment: obstore is not installed, or this process was forked from a process
-            that had used obstore.
-        InvalidArgument: an option is invalid.
+    Raises UnsupportedEnvironment if obstore is not installed, or if this process was forked from a
+    process that had used obstore; InvalidArgument if an option is invalid.
     """
     if _first_user.setdefault("first", os.getpid()) != os.getpid():
         raise UnsupportedEnvironment(

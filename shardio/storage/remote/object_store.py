@@ -151,13 +151,10 @@ def no_cancel() -> None:
 
 
 class ObjectStore:
-    """The objects below a URL. Thread-safe.
+    """The objects below a URL, the prefix of their names. Thread-safe.
 
     Owns a store of obstore, which the first request opens. An unpickled copy opens its own store.
-
-    Args:
-        url: the prefix of all names.
-        options: arguments of `obstore.store.from_url`, and `deadline_s`.
+    `options` are arguments of `obstore.store.from_url`, and `deadline_s`.
 
     Raises:
         InvalidArgument: the URL or an option is invalid.

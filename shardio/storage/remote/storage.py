@@ -160,12 +160,8 @@ class RangeFile(PreadFile):
 
     The end of the object, which usually contains all that is needed to open the shard, is fetched
     first and kept. The last page is read instead of the first, because both are the same; only a
-    download checks this. Blocks that were read recently are kept, too.
-
-    Raises:
-        ShardNotFound, StoreAccessDenied, StoreUnavailable: (also from every read) raised by the
-            store.
-        ShardChanged: (from every read) the object was replaced.
+    download checks this. Recently read blocks are kept, too. Reads raise the errors of ObjectStore,
+    and ShardChanged if the object was replaced.
     """
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
@@ -348,7 +344,7 @@ class Prefetcher:
     """Downloads the files of one epoch before the loop needs them. Owns its threads until `close`.
 
     A downloaded file stays pinned in the cache until the loop reaches the file's step, or until the
-    thread that downloaded the file ends. Otherwise, the next download could evict it unread.
+    thread that downloaded it ends. Otherwise, the next download could evict it unread.
 
     Args:
         requests: the files in the order in which they are needed.
