@@ -11,7 +11,7 @@ import pytest
 from shardio import Array, List, Schema, ShardLoader, ShardReader, ShardWriter, Text
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
-from shardio.format.codecs import Codec, cached_dictionary, train_dictionary
+from shardio.format.codecs import Codec, cached_dictionary
 from shardio.format.layout import Kind, Required
 from shardio.format.sections import codecs
 from shardio.format.types.arrays import pack_list, unpack_list
@@ -192,11 +192,6 @@ def test_where_there_is_too_little_to_learn_from_there_is_no_dictionary(
         assert dictionary.size == 0
         assert Codec.ZSTD_DICTIONARY not in codecs(_all(reader, "text"))
     assert verify_shard(tmp_path / "a.shard") == []
-
-
-def test_the_same_records_give_the_same_dictionary() -> None:
-    records = [memoryview(caption(i).encode()) for i in range(500)]
-    assert train_dictionary(records) == train_dictionary(records) != b""
 
 
 def test_values_that_wait_for_a_dictionary_are_those_that_were_given(tmp_path: Path) -> None:

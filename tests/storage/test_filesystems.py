@@ -8,7 +8,7 @@ import pytest
 
 import shardio
 from shardio.errors import InvalidArgument
-from shardio.storage.file_access import UNSAFE_FILE_SYSTEMS, choose_access, file_system_type
+from shardio.storage.file_access import UNSAFE_FILE_SYSTEMS, file_system_type
 from tests.shards import write_shard
 
 PROC = 0x9FA0  # PROC_SUPER_MAGIC of linux/magic.h
@@ -28,18 +28,6 @@ def test_the_kernel_says_which_file_system_a_path_lies_on(tmp_path: Path) -> Non
     assert file_system_type("/proc/self") == PROC
     assert file_system_type(str(tmp_path)) != PROC
     assert file_system_type(str(tmp_path / "nothing")) is None
-
-
-def test_auto_maps_files_unless_they_are_of_a_network(
-    remote: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert choose_access(str(remote), "auto") == "pread"
-    assert choose_access(str(remote), "mmap") == "mmap"
-    here = file_system_type(str(remote))
-    assert here is not None
-    monkeypatch.delitem(UNSAFE_FILE_SYSTEMS, here)
-    assert choose_access(str(remote), "auto") == choose_access("/nowhere", "auto") == "mmap"
-    assert choose_access(str(remote), "pread") == "pread"
 
 
 def test_readers_and_loaders_choose_by_their_file_system(remote: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -21,7 +20,7 @@ from shardio import ShardReader
 from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, UnsupportedEnvironment
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache import ShardCache, verify_download
-from shardio.storage.remote.cache_folder import CacheEvictor, holds_folder_lock
+from shardio.storage.remote.cache_folder import CacheEvictor
 from tests.faults.failing import before_calls, fill_disk
 from tests.limits import files_of_at_most
 from tests.shards import write_media, write_shard
@@ -228,25 +227,6 @@ def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
         assert remote.cached() == [0]
 
 
-def test_a_shard_gets_its_name_while_nobody_counts_what_lies_there(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renamed = []
-
-    def look(call: str, path: str) -> None:
-        if call == "rename":
-            renamed.append(path)
-            fd = os.open(remote.cache, os.O_RDONLY)
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.close(fd)
-
-    with remote.open_cache() as cache:
-        before_calls(monkeypatch, look)
-        cache.pin(remote.shards[0])
-    assert len(renamed) == 1
-
-
 def test_who_only_had_a_look_removes_nothing(
     remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,34 +326,6 @@ def test_a_full_disk_gets_room_from_what_nobody_uses(
         fill_disk(monkeypatch, 1, call, end)
         cache.pin(remote.shards[1])
     assert remote.cached() == [1]
-
-
-def test_room_for_a_full_disk_is_made_while_nobody_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CacheEvictor, "_evict_unused", lambda *_: int(holds_folder_lock()))
-    assert CacheEvictor(str(tmp_path), None).evict(5)
-
-
-def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
-    room = CacheEvictor(str(tmp_path), 100)
-    half = tmp_path / "set" / f".a.{'12' * 16}.shard.30.part"
-    half.parent.mkdir()
-    for _ in range(2):
-        room.reserve(str(half), 30)
-        assert (tmp_path / "used").read_text() == "30"
-        assert room.used_bytes() == 30  # though nothing of it has come yet
-
-
-def test_where_many_shards_are_there_more_is_removed_at_a_time(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with remote.open_cache(sum(shard.n_bytes for shard in remote.shards[:3])) as cache:
-        _use(cache, *remote.shards[:4])
-        assert len(remote.cached()) == 3
-        monkeypatch.setattr("shardio.storage.remote.cache_folder._MANY_FILES", 2)
-        cache.pin(remote.shards[4])
-        assert len(remote.cached()) == 2
 
 
 def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed(

@@ -25,7 +25,6 @@ from shardio.errors import (
 from shardio.storage.remote import connection
 from shardio.storage.remote.connection import TransientError
 from shardio.storage.remote.object_store import ObjectPart, ObjectStore
-from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Scene
 
 DATA = bytes(range(256)) * 1000
@@ -69,25 +68,6 @@ def test_what_passes_is_tried_again_from_the_byte_that_was_reached(
     some = objects(store, client_options={"timeout": "300ms"})
     assert _downloaded(some, tmp_path / "a") == DATA
     fault.go_on.set()
-
-
-def test_pieces_come_several_at_a_time_and_lie_in_order(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some, all_are_asked_for, others = objects(store), threading.Barrier(3), threading.Semaphore(0)
-    get = ObjectStore._get_once
-
-    def get_late(self: ObjectStore, name: str, part: Any, tag: str | None) -> ObjectPart:
-        all_are_asked_for.wait(PATIENCE_S)
-        if part[0] == 0:
-            others.acquire(timeout=PATIENCE_S)
-            others.acquire(timeout=PATIENCE_S)
-        found = get(self, name, part, tag)
-        others.release()
-        return found
-
-    monkeypatch.setattr(ObjectStore, "_get_once", get_late)
-    assert _downloaded(some, tmp_path / "a") == DATA
 
 
 def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the_first(
