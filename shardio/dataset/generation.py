@@ -196,17 +196,13 @@ class Generation:
     """One published state of a dataset. Immutable.
 
     Attributes:
-        number: the number of the generation, counted from 1.
         lineage: the id that all generations of the dataset share; see `lineage_of`.
-        schema: the schema of `shards`, without the columns in `column_groups`.
-        shards: the shards of the dataset, without the shards of column groups.
+        schema, shards: the fields and shards without those of `column_groups`.
         classes: the names of the classes. A label is an index into this tuple.
         inputs: the files that the conversion read, each with the outcome. `inputs` and `converter`
             contain no absolute paths, times or names of hosts.
         converter: the converter's name, its versions, and its options that affect the data.
         versions: the versions of the libraries that affect the stored bytes.
-        subsets: named selections of rows.
-        stats: the statistics computed by `shardio stats`.
         operation: the command that wrote this generation, its options, and its source datasets.
             Empty for a new dataset that `shardio convert` wrote.
         column_groups: the columns that were added to the finished dataset, oldest first.

@@ -247,9 +247,7 @@ def dataset_entries(root: Path) -> list[str]:
 def check_only_dataset(root: Path, exclude: str) -> None:
     """Check that `root` is missing, empty, or holds nothing but a dataset and an entry `exclude`.
 
-    Raises:
-        DatasetExists: `root` contains something that does not belong to the dataset.
-        DatasetCorrupt, ShardUnsupported: a generation cannot be read.
+    Raises DatasetExists otherwise, and the errors of `load` if a generation cannot be read.
     """
     if not holds_dataset(root):
         refuse_existing(root, exclude=exclude)

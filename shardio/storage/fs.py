@@ -123,13 +123,9 @@ def open_lock_file(path: str) -> int:
 def lock_folder(folder: str | os.PathLike[str], *, wait: bool = False) -> int:
     """Lock a folder; return a descriptor that holds the lock until all its duplicates are closed.
 
-    The kernel releases the lock if the process is killed.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is False.
-        FileNotFoundError: the folder does not exist, or was removed before it was locked.
-        UnsupportedEnvironment: the file system has no locks.
-        OSError: the folder is a link.
+    The kernel releases the lock if the process is killed. If another process holds it, raise
+    BlockingIOError unless `wait` is True. FileNotFoundError is also raised if the folder was
+    removed before it was locked, and UnsupportedEnvironment if the file system has no locks.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

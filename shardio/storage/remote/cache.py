@@ -189,13 +189,13 @@ class ShardCache:
         """Pin a shard until `unpin` and return its path; download and verify it first if needed.
 
         If another process or thread is downloading the shard, wait for the end of this download.
-        `check` is called repeatedly meanwhile; an exception that it raises ends this method.
+        `check` is called repeatedly meanwhile; an exception that it raises ends this method, as do
+        the errors of ObjectStore.
 
         Raises:
             ShardCorrupt: the store returned damaged data three times.
-            CacheFull: the disk is full, and all shards in the cache are pinned.
-            StoreUnavailable, StoreAccessDenied, ShardNotFound, ShardChanged: raised by the store.
             ShardUnsupported: the shard was written by a newer shardio.
+            CacheFull: the disk is full, and all shards in the cache are pinned.
             UnsupportedEnvironment: the cache, or a pinned file in it, was removed.
         """
         try:

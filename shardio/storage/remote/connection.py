@@ -152,12 +152,8 @@ class TransientError(Exception):
 def map_obstore_errors(url: str, name: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Convert the exceptions that obstore raises in the block to exceptions of shardio.
 
-    The messages name the object `name` below `url`. Secret values of `options` are redacted.
-
-    Raises:
-        TransientError: another attempt may succeed.
-        ShardNotFound, ShardChanged, StoreAccessDenied, InvalidArgument, FileExistsError: another
-            attempt would fail too.
+    The messages name the object `name` below `url`. Secret values of `options` are redacted. After
+    a TransientError, another attempt may succeed.
     """
     try:
         yield
