@@ -25,7 +25,7 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import dataset_path
 from shardio.samples.view import SampleView
-from shardio.storage.remote.connection import is_url, local_path
+from shardio.storage.remote.connection import is_url
 
 _OPTIONS: Final = ("fields", "transform", "decode")
 
@@ -64,7 +64,7 @@ class MapView(Closing):
             )
         self._dataset: Any = dataset
         if isinstance(dataset, str | os.PathLike):
-            path = local_path(dataset_path(dataset))
+            path = dataset_path(dataset)
             # An absolute path is also valid in processes with another working directory.
             self._dataset = path if is_url(path) else os.path.abspath(path)
         self._options = options

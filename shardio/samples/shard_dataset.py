@@ -24,7 +24,7 @@ from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.view import SELECT_HABITS
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.storage.file_access import Access
-from shardio.storage.remote.connection import RemoteOptions, is_url, local_path
+from shardio.storage.remote.connection import RemoteOptions, is_url
 from shardio.storage.remote.storage import RemoteStorage
 
 _AT_ONCE: Final = 8192
@@ -105,7 +105,7 @@ class ShardDataset(OpenDataset):
         return found
 
     def _open(self, source: DatasetSource) -> None:
-        path, verify, subset = local_path(source.path), source.verify, source.subset
+        path, verify, subset = source.path, source.verify, source.subset
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self._asked_access, self._remote = source.access, source.remote

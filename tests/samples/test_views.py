@@ -247,11 +247,6 @@ def test_what_is_no_dataset_is_refused_with_what_is_one(given: Any) -> None:
             function(given)
 
 
-def test_a_map_view_of_a_file_url_is_that_of_its_path(folder: str) -> None:
-    with MapView(f"file://{folder}", fields=["label"]) as view:
-        assert [view[i]["label"] for i in (0, 5)] == [0, 5]
-
-
 def test_a_field_that_is_not_decoded_is_left_out_as_the_message_says(folder: str) -> None:
     fields = ["audio", "video", "label"]
     options: dict[str, Any] = {"num_workers": 0, "output": "numpy", "decode": {"video": False}}

@@ -94,21 +94,8 @@ class RemoteOptions:
 
 
 def is_url(place: str) -> bool:
-    """Return True for the URL of an object store, False for a path or a `file://` URL."""
-    found = _SCHEME.match(place)
-    return found is not None and found[1].lower() != "file"
-
-
-def local_path(place: str) -> str:
-    """Return the path of a `file://` URL; return anything else unchanged."""
-    if not place.lower().startswith("file://"):
-        return place
-    parts = urlsplit(place)
-    if parts.netloc not in ("", "localhost"):
-        raise InvalidArgument(f"{place}: names another machine; a file:// URL must be local")
-    from urllib.request import url2pathname
-
-    return url2pathname(parts.path)
+    """Return True for a URL, False for a path."""
+    return _SCHEME.match(place) is not None
 
 
 def validate_url(url: str) -> str:

@@ -154,9 +154,9 @@ def test_access_is_that_of_shards_which_a_loader_has_downloaded(
         remote.open(access="map")
 
 
-def test_a_file_url_is_a_folder(folder: Path) -> None:
-    with shardio.open(folder.as_uri()) as local:
-        assert len(local) == N
+def test_a_file_url_is_refused_with_what_to_pass(folder: Path) -> None:
+    with pytest.raises(InvalidArgument, match="a dataset is a folder, or a URL that begins with"):
+        shardio.open(folder.as_uri())
 
 
 def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
