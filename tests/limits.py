@@ -1,10 +1,12 @@
-"""Temporary limits of this process."""
+"""Temporary limits of this process, and what it has open."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -16,3 +18,14 @@ def files_of_at_most(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def n_open(path: str | Path) -> int:
+    """Return the number of descriptors this process has of files in a folder."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith(str(path))
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    return found

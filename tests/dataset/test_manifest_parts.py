@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next, recover, withdraw
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
-from shardio.maintenance import add_column, compute_stats, repair, verify_dataset
+from shardio.maintenance import add_column, compute_stats, verify_dataset
 from shardio.shard.writer import ShardSummary
-from shardio.storage import fs
+from tests.faults.failing import FailingDisk, before_calls
 from tests.loading import write_dataset
 from tests.maintenance.datasets import forge, generation_file
 
@@ -285,24 +288,13 @@ def test_what_json_cannot_say_is_refused_and_nothing_is_published(
 # Crashes and competitors.
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the changes of the file system, by name and ending."""
-    done: list[str] = []
-    real = fs.perform
-
-    def perform(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
-        done.append(f"{call} {Path(path).suffix}")
-        return real(call, path, function, *given, **named)
-
-    monkeypatch.setattr(fs, "perform", perform)
-    return done
-
-
 def test_parts_are_there_and_synced_before_the_generation_that_names_them(
-    tmp_path: Path, calls: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    disk = FailingDisk()
+    disk.install(monkeypatch)
     publish_in(tmp_path)
+    calls = [f"{call.kind} {Path(call.path).suffix}" for call in disk.calls]
     written = ["create .tmp", "write .tmp", "fsync .tmp"]
     folder = f"fsync {tmp_path.suffix}"
     assert calls[-21:] == [
@@ -317,20 +309,6 @@ class WorkerExit(BaseException):
     """The error that ends a writer in the middle."""
 
 
-def die_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its nth call on, nothing that a writer does to the file system is done any more."""
-    real, n_calls = fs.perform, 0
-
-    def perform(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls >= n:
-            raise WorkerExit
-        return real(call, path, function, *given, **named)
-
-    monkeypatch.setattr(fs, "perform", perform)
-
-
 def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_new_one(
     tmp_path: Path,
 ) -> None:
@@ -340,12 +318,15 @@ def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_
         first = publish_in(folder, inputs=INPUTS[:2])
         had = parts_in(folder)
         second = {"shards": SHARDS[:6], "inputs": INPUTS}
-        with pytest.MonkeyPatch.context() as patch:
-            die_at(n, patch)
-            try:
-                publish_next(folder, first, **second)
-            except WorkerExit:
-                pass
+        n_left = itertools.count(1 - n)
+
+        def die(*_: object, n_left: Iterator[int] = n_left) -> None:
+            if next(n_left) >= 0:
+                raise WorkerExit
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(WorkerExit):
+            before_calls(patch, die)
+            publish_next(folder, first, **second)
         assert load(folder).number in (1, 2)
         found = recover(folder)
         outcomes.add(found.number)
@@ -449,21 +430,6 @@ def test_an_audit_lists_a_part_that_no_generation_names(folder: Path) -> None:
     (folder / "generations" / name).touch()
     publish_next(folder, load(folder), classes=("ant",))
     assert name not in parts_in(folder)
-
-
-def test_a_repair_keeps_what_a_generation_says_besides_a_list_that_is_damaged(
-    folder: Path, tmp_path: Path
-) -> None:
-    publish_next(folder, load(folder), classes=("ant", "bee"), converter={"name": "words"})
-    with open(part(folder, "shards"), "r+b") as file:
-        file.write(b"\xff")
-    write_dataset(tmp_path / "other", 1, 1, Schema({"x": Text()}), [{"x": ""}])
-    os.rename(tmp_path / "other" / "000000-000.shard", folder / "!.shard")  # of other fields
-    report = repair(folder, tmp_path / "saved")
-    assert [shard.name for shard in report.shards if shard.losses] == ["!.shard"]
-    with open_dataset(tmp_path / "saved") as dataset:
-        assert (dataset.classes, dataset.converter) == (("ant", "bee"), {"name": "words"})
-        assert [int(sample["label"]) for sample in dataset] == list(range(12))
 
 
 def test_inputs_that_are_damaged_are_met_before_the_work_not_behind_it(folder: Path) -> None:

@@ -38,6 +38,7 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import file_access
+from tests.limits import n_open
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 from tests.shards import (
@@ -228,15 +229,11 @@ def test_maps_are_of_as_many_files_as_may_be_open_and_closing_leaves_none(
 
 @pytest.mark.usefixtures("few")
 def test_descriptors_are_of_as_many_files_as_may_be_open(folder: str) -> None:
-    def n_open() -> int:
-        links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
-        return sum(folder in os.readlink(link) for link in links if os.path.islink(link))
-
     with loader(folder, access="pread", shuffle=True) as batches:
         for _ in batches:
-            assert n_open() <= MAX
+            assert n_open(folder) <= MAX
     gc.collect()
-    assert n_open() == 0
+    assert n_open(folder) == 0
 
 
 @pytest.mark.usefixtures("few")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardio
 from shardio import (
     Audio,
     EncodedStream,
@@ -300,23 +299,6 @@ def test_a_loader_refuses_streams_at_once_and_says_what_to_do(dataset: Path) -> 
         "field 'video' is a Video, whose packets cannot be put into a batch: leave it out "
         "(fields=['image', 'label', 'note']), or have a transform decode it"
     )
-
-
-@pytest.mark.parametrize("access", ACCESSES)
-def test_a_loader_gives_pictures_as_the_bytes_of_their_files(dataset: Path, access: Access) -> None:
-    fields = ["image", "label"]
-    with ShardLoader(
-        shardio.open(dataset, access=access),
-        batch_size=4,
-        fields=fields,
-        num_workers=0,
-        output="numpy",
-        shuffle=False,
-        decode=False,
-        tail="short",
-    ) as loader:
-        found = [image for batch in loader for image in batch["image"]]
-    assert found == [media_sample(i)["image"] for i in range(N)]
 
 
 def first_packets(sample: dict[str, Any]) -> dict[str, Any]:

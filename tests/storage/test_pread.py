@@ -19,6 +19,7 @@ from shardio.errors import ShardChanged, ShardIncomplete, ShardNotFound
 from shardio.storage import content
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import open_shard as open_shard_for_real
+from tests.limits import n_open
 
 N_BYTES = 600_000
 CONTENT = np.random.default_rng(0).integers(0, 256, N_BYTES, np.uint8)
@@ -43,17 +44,6 @@ def _nobody_elses() -> Iterator[None]:
     """Exclude the files that other tests keep open."""
     content._files_with_descriptor.clear()
     yield
-
-
-def n_open(path: Path) -> int:
-    """Return the number of descriptors this process has of files in a folder."""
-    found = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith(str(path))
-        except FileNotFoundError:
-            continue  # that of the listing itself
-    return found
 
 
 # The bytes.
