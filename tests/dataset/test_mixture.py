@@ -357,6 +357,21 @@ def test_batches_of_a_mixture_are_the_same_bit_for_bit_however_they_are_filled(
     assert len({*labels}) < len(labels) == len({*noise})  # two draws of one sample differ
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_slices_of_all_ranks_together_are_the_order_of_a_mixture(
+    mixture: Mixture, world_size: int
+) -> None:
+    with loader(mixture) as made:
+        expected = loaded(made)
+    steps: list[list[list[int]]] = []
+    for rank in range(world_size):
+        with loader(mixture, rank=rank, world_size=world_size) as made:
+            steps.append([batch["label"][batch.valid].tolist() for batch in made])
+            assert len(steps[-1]) == len(made) == -(-40 // (4 * world_size))
+    together = [label for each in zip(*steps, strict=True) for part in each for label in part]
+    assert together == expected
+
+
 @pytest.mark.parametrize(
     "given", [{"sampler": [1]}, {"sampler": WeightedSampler([1] * (N_LARGE + N_SMALL))}]
 )
