@@ -79,10 +79,7 @@ _WATCH_S: Final = 0.5
 
 
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
-    """Run a job; return its result, or the exception that it raised.
-
-    `held` contains Ray's reference to the function. The path `sees` must exist on this machine.
-    """
+    """Run a job, whose function is in `held`; return its result, or its exception."""
     try:
         _end_with(os.getppid())
         if version != __version__:
@@ -128,8 +125,7 @@ EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
 """A job is given up after this number of machines were lost while they ran the job.
 
-The job may be the cause of the losses. If it is unknown whether the lost machines ran the job, the
-limit is the number of running machines, but at least MAX_LOST.
+If it is unknown whether they ran it, the limit is at least the number of running machines.
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2  # the number of jobs per CPU of the cluster, including the one that is running
@@ -262,10 +258,7 @@ class Cluster(Closing):
             yield number, result
 
     def _next_done(self) -> Any:
-        """Wait until a job is done, and return its reference; return None if a machine is lost.
-
-        Ray itself may notice the loss of a connection much later.
-        """
+        """Wait for a job, and return its reference; None if a machine is lost."""
         while True:
             done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
             if time.monotonic() - self._looked_s > _LOOK_S and self._dead_nodes() - self._dead:

@@ -111,10 +111,7 @@ class Block(BlockMap):
         self.known_to: set[int] = set()  # the indices of workers that have the descriptor
 
     def trim(self, n_bytes: int) -> None:
-        """Free the memory behind the first n_bytes; call `grow` before that part is used again.
-
-        The file keeps its length, so maps of it stay valid.
-        """
+        """Free the memory behind the first n_bytes, but keep the length; `grow` before use."""
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
         if n_behind > 0:

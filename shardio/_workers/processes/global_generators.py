@@ -29,10 +29,7 @@ def seed_generators(key: int) -> None:
 
 
 def seed_generators_of_worker() -> None:
-    """Seed the generators of a new worker process from the system's entropy.
-
-    Python reseeds its own generator after a fork.
-    """
+    """Seed NumPy's and torch's generators by entropy; Python reseeds its own one after a fork."""
     np.random.seed()
     _seed_torch(int.from_bytes(os.urandom(8), "little"))
 
@@ -44,11 +41,7 @@ def generator_states() -> States:
 
 
 def restore_generators(states: States) -> None:
-    """Restore the states that `generator_states` returned.
-
-    If torch was imported since then, its generator gets the waiting seed or a new generator's
-    state.
-    """
+    """Restore the states; if torch was imported since then, it gets its seed or first state."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch, state = _torch_generator(), states[2]

@@ -59,10 +59,7 @@ def usable_cpus() -> int:
 
 
 def quota_cpus(root: str = "/") -> int | None:
-    """Return the number of CPUs, rounded up, that the control groups' quotas allow, or None.
-
-    One busy process cannot use a quota of 1.5 CPUs, but two can.
-    """
+    """Return the number of CPUs, rounded up, that the control groups' quotas allow, or None."""
     counts = []
     for version, folder in levels("cpu", root):
         if version == 2:
@@ -92,10 +89,7 @@ class MemoryLimit(NamedTuple):
 
 
 def available_bytes() -> int:
-    """Return the least number of bytes that any limit leaves for allocations of this process.
-
-    The page cache counts as available.
-    """
+    """Return the bytes that the tightest limit leaves; the page cache counts as available."""
     return _tightest().n_bytes
 
 
@@ -110,10 +104,7 @@ def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
 
 
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
-    """Raise InsufficientMemory unless n_bytes are available for the page cache.
-
-    Cached pages do not count towards the limits on address space and committed memory.
-    """
+    """Raise InsufficientMemory as `require` does, by the limits that count for the page cache."""
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
 

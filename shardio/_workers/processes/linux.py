@@ -155,20 +155,14 @@ def explain_files(error: OSError) -> None:
 
 
 def check_files(n_files: int) -> None:
-    """Raise UnsupportedEnvironment unless n_files more files can be opened.
-
-    ZeroMQ aborts the program if it cannot open a file.
-    """
+    """Raise UnsupportedEnvironment unless n_files can be opened; ZeroMQ would abort the program."""
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def open_pidfd(pid: int) -> int:
-    """Open a descriptor that becomes readable when the process exits; the caller owns it.
-
-    Raises ProcessLookupError if there is no such process.
-    """
+    """Open a descriptor, owned by the caller, that becomes readable when the process exits."""
     if not hasattr(os, "pidfd_open"):
         raise _missing_call("pidfd_open", f"this is {sys.platform}")
     try:

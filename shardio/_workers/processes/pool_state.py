@@ -150,10 +150,7 @@ class PoolState:
         self.epoll.register(worker.end, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Wait for events and return them; there may be none after a timeout, wakeup or close.
-
-        The events stay in `intake` and `exited`, and the caller must clear both lists.
-        """
+        """Wait for events and return them; the caller must then clear `intake` and `exited`."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             if self.replies:
@@ -331,10 +328,7 @@ class PoolState:
                 self.epoll.unregister(source)
 
     def end(self) -> None:
-        """End the workers, wait for their exits, and close everything; do nothing in a fork.
-
-        Idle workers exit when their channel is shut down; other workers are killed after GRACE_S.
-        """
+        """End the workers, busy ones after GRACE_S, and close everything; do nothing in a fork."""
         if os.getpid() != self.owner_pid:
             return
         self.is_closing = True
@@ -351,10 +345,7 @@ class PoolState:
                 self._let_go()
 
     def _shut_sockets(self) -> None:
-        """Shut down this side of every socket, which ends a `wait` in another thread.
-
-        The other side would not notice a `close` while a fork of this process has a copy.
-        """
+        """Shut down all sockets, which ends `wait`; a close does not while a fork has copies."""
         ends = [(worker.end, socket.SHUT_RDWR) for worker in self.workers]
         if self.session is not None:
             ends.append((self.session, socket.SHUT_WR))  # the zygote must still report the exits

@@ -124,19 +124,13 @@ def shortened(value: Any) -> str:
 
 
 _PROTOCOL: Final = 5
+# A pickler never shrinks its table of objects, so it is replaced after a longer pickle: clearing the
+# table after a value with a million objects takes 19 ms.
 _MAX_REUSED: Final = 64 << 10
-"""The maximum size of a pickle, in bytes, after which its pickler is used again.
-
-A pickler never shrinks its table of objects. After a value with a million objects, each clearing of
-the table takes 19 ms.
-"""
 
 
 class ValuePickler:
-    """A pickler that leaves out the memory of arrays of at least `least_bytes` bytes.
-
-    Creating a pickler takes 1.4 µs, so each thread keeps one for all its values.
-    """
+    """A pickler that leaves out arrays of `least_bytes` or more; creating one takes 1.4 µs."""
 
     def __init__(self, least_bytes: int) -> None:
         reduce = functools.partial(_reduce_array, least_bytes)
@@ -157,8 +151,7 @@ class ValuePickler:
     def dumps(self, value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
         """Return the pickle of a value, and the memory of its large arrays, not copied.
 
-        If pickle does not support the value, cloudpickle is used. Parts of the value may raise
-        anything.
+        Parts of the value may raise anything.
         """
         if copyreg.dispatch_table != self._reducers:
             self._reducers = copyreg.dispatch_table.copy()
@@ -243,10 +236,7 @@ def pack(target: Callable[..., object]) -> int:
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle a value as `pack` does.
-
-    The error for what cannot be pickled shows `known`, or the value, and `hint`.
-    """
+    """Pickle a value as `pack` does; the error shows `known`, or the value, and `hint`."""
     buffer = io.BytesIO()
     with _registry_lock:
         pickler = _Pickler(buffer)

@@ -30,12 +30,9 @@ from shardio.storage.file_access import map_over
 LARGE_BYTES: Final = 2 << 20  # the size of a large page if small pages have 4 KiB
 # The bytes per MADV_COLLAPSE. Each call interrupts all CPUs, so few calls are made.
 _STEP_BYTES: Final = 16 * LARGE_BYTES
+# If a large page takes longer, because memory is fragmented, no more are requested. Otherwise one
+# takes 0.2 ms; small pages for the same memory take 2 ms.
 _MAX_NS: Final = 10_000_000
-"""If a large page takes longer than this, the process requests no more large pages.
-
-A large page takes 0.2 ms if the kernel has a free one; small pages for the same memory take 2 ms.
-But if the memory is fragmented, the kernel must first move other pages, which takes longer.
-"""
 
 _MAP_NORESERVE: Final = 0x4000
 _MADV_POPULATE_WRITE: Final = 23
@@ -150,10 +147,7 @@ _MAX_RESERVED: Final = 64 << 20  # larger tables of marks are not allocated in a
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:
-    """Create a memory file, owned by the caller, whose pages take memory when they are touched.
-
-    If no memory is left at that time, the kernel kills the process.
-    """
+    """Create a memory file, owned by the caller, whose pages take memory when they are touched."""
     with _new_memory_file(n_bytes, what) as fd:
         return fd
 

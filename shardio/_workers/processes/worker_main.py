@@ -40,10 +40,7 @@ RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CL
 
 
 class Channel:
-    """The worker's side of its channel to the main process.
-
-    `index` is the worker's index in its pool; `fds` are duplicates of the pool's descriptors.
-    """
+    """The worker's side of its channel; `fds` are duplicates of the descriptors of its pool."""
 
     def __init__(self, index: int, end: socket.socket, fds: tuple[int, ...]) -> None:
         self.index = index
@@ -133,9 +130,7 @@ def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
 
 
 Start = Literal["zygote", "spawn"]
-"""The start method of workers: "zygote" forks the zygote, and the fork is the worker; "spawn" also
-executes a new interpreter in the fork.
-"""
+"""The start method of workers: a fork of the zygote or, with "spawn", a new interpreter in it."""
 
 FORK, EXECUTE = range(2)
 """The action by which the zygote starts a worker: fork, or fork and execute an interpreter."""
@@ -179,10 +174,7 @@ def begin(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 
 
 def run(index: int, fds: _Fds) -> NoReturn:
-    """Run the pool's function in this worker, report a failure to the main process, and exit.
-
-    `fds` are the channel, the file that contains the function, and those for `Channel.fds`.
-    """
+    """Run the pool's function and exit; `fds`: the channel, the function's file, `Channel.fds`."""
     name_process("shardio-worker")
     gc.enable()
     channel_fd, payload_fd, *given = fds

@@ -22,9 +22,8 @@ shuts down its side of the session, too. If the main process shuts down the sess
 directions, the zygote kills workers that are left. When the main process exits, for any reason, the
 zygote exits, and the kernel kills the workers.
 
-The main process has one zygote for all its pools: `acquire` starts it for the first one, and
-`release` ends it after the last. Both may be called in any thread. A finalizer may call `release`
-even while `acquire` or `release` is running in the same thread.
+The main process has one zygote for all its pools. `acquire` and `release` may be called in any
+thread; a finalizer may call `release` even while one of them is running in the same thread.
 """
 
 from __future__ import annotations
@@ -267,10 +266,7 @@ _CONTROL_FD, _MAIN_PIDFD = 3, 4
 
 
 class Zygote:
-    """The main process's handle for a zygote; `pidfd` becomes readable when the zygote exits.
-
-    The constructor does not wait until the zygote has imported its modules.
-    """
+    """The main process's handle for a zygote; `pidfd` becomes readable when the zygote exits."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -357,10 +353,7 @@ def release(zygote: Zygote) -> None:
 
 
 def _end_unused() -> None:
-    """Handle queued releases; if other code holds the lock, leave them to that code.
-
-    Never wait for the lock: a finalizer may call this in the midst of the code that holds it.
-    """
+    """End released zygotes. Never wait for the lock: a finalizer may interrupt its holder."""
     global _current
     while _released and _lock.acquire(blocking=False):
         try:

@@ -245,10 +245,7 @@ class SingleCaller:
 
 
 class InlinePool(Closing):
-    """A `TaskPool` for num_workers=0, with room for one item; `take` calls the function.
-
-    Nothing is ever waited for, so there is no timeout.
-    """
+    """A `TaskPool` for num_workers=0, with room for one item; `take` calls the function."""
 
     def __init__(
         self, function: Callable[[Any], Any], name: str, max_skips: int | None = None

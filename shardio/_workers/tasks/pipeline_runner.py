@@ -125,10 +125,7 @@ class PipelineRunner(Closing):
     # Called by the loop:
 
     def take(self, timeout_s: float | None) -> Entry | None:
-        """Return the next result and its source items; return None if no more results follow.
-
-        The error of a function is raised after all earlier results. Threads wait for their turn.
-        """
+        """Return the next result and its source items; None at the end. Threads may share this."""
         if not self._is_through:
             # Check before locking: in a fork, the lock may be held by a thread that exists only in
             # the parent.

@@ -15,16 +15,12 @@ from typing import Final
 DEPTH = 2
 """The number of tasks per worker: the current task and the next, so that workers never wait."""
 QUICK_DEPTH = 8
-"""The number of tasks of a quick worker, which spends most of its time on messages.
+"""The number of tasks of a quick worker, so that several tasks share a message.
 
-With more tasks per worker, several tasks share a message: for a batch of 32 KiB, the main process
-then takes 11 µs of CPU time instead of 20 µs.
+For a batch of 32 KiB, the main process then takes 11 µs of CPU time instead of 20 µs.
 """
 QUICK_NS = 500_000
-"""The duration below which a task is quick.
-
-A worker may hold an answer back for at most this time, to send several answers in one message.
-"""
+"""The duration below which a task is quick, and for which an answer may wait for others."""
 ENDLESS: Final = sys.maxsize
 """The value of `last` for an iteration whose end is not known yet; `end_at` sets the end."""
 

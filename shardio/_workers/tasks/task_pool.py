@@ -71,10 +71,7 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, name: str, *, is_last: bool) -> Any:
-        """Return the value of the function, whose arrays lease the block.
-
-        `is_last` is True if no further item needs a block.
-        """
+        """Return the value, whose arrays lease the block; if `is_last`, it is not needed."""
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
             block, self.block = self.block, None

@@ -74,10 +74,7 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 
 
 def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -> None:
-    """Write a packed value to a block, which grows if needed.
-
-    The error for lack of memory says that `what` needs it, and gives the `hint`.
-    """
+    """Write a value to a block, which grows; `what` and `hint` are for the error without memory."""
     # Check here although `grow` checks, too: the message of `grow` would name a batch.
     if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
         require(n_lacking, what, hint)
@@ -181,10 +178,9 @@ class ValueBlocks(Closing):
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
-        """Return the first n_bytes of a block: the leased memory of the block, or a copy.
+        """Return the first n_bytes of a block, leased; or a copy, if the workers need the block.
 
-        The content is copied if a lease would leave too few blocks for the workers; never if
-        `is_spare`.
+        If `is_spare`, they do not need it.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
@@ -272,10 +268,7 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
-        """Return the content of a worker's block: the leased memory of the block, or a copy.
-
-        It is copied if the loop holds too many samples and the worker has no other block.
-        """
+        """Return the content of a block, leased; or a copy, if the worker has no other block."""
         block = self._of_worker[worker].pop(number)
         self._blocks.note_filled(block, n_bytes)
         self._are_known = True
@@ -313,10 +306,7 @@ class LentBlocks:
         self._idle.append(number)
 
     def fill(self, packed: PackedValue) -> int:
-        """Write a value to a block, which then belongs to the main process; return its index.
-
-        If there is no memory for the value, the block stays here.
-        """
+        """Write a value to a block and return its index; without memory, keep the block."""
         number = self._idle[-1]
         # Map the block only now, so that an error is reported as the error of this sample.
         if number not in self._maps:
