@@ -310,30 +310,6 @@ def test_arrays_of_processes_come_in_the_order_of_input(tmp_path: Path) -> None:
     assert os.getpid() not in {pid for _, pid in found}
 
 
-def _maps() -> list[tuple[int, int, str]]:
-    """Return start, end and file of each map of this process."""
-    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    bounds = [[int(each, 16) for each in line[0].split("-")] for line in lines]
-    return [(b[0], b[1], line[-1]) for b, line in zip(bounds, lines, strict=True)]
-
-
-def test_arrays_of_processes_lie_in_the_shared_memory_that_workers_wrote() -> None:
-    class NotPickled(bytes):
-        def __reduce__(self) -> Any:
-            raise AssertionError("it was pickled")
-
-    def whole(item: int) -> Any:
-        memory = np.frombuffer(NotPickled(100_000), np.uint8)
-        return memory[item:] if item else np.asfortranarray(np.full((300, 300), 7.0))
-
-    pipeline = Pipeline(range(3)).pipe(whole, executor="process", order="input")
-    for array in pipeline:
-        address = array.__array_interface__["data"][0]
-        (found,) = [name for start, end, name in _maps() if start <= address < end]
-        assert found.startswith("/memfd:shardio")
-        assert array.base is not None
-
-
 def test_a_long_generator_in_a_process_is_not_run_ahead_of_the_loop(tmp_path: Path) -> None:
     def count_up(item: int) -> Iterator[int]:
         with (tmp_path / str(item)).open("ab", 0) as given:

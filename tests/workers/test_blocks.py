@@ -267,18 +267,6 @@ def test_many_pools_leave_no_descriptor_and_no_map() -> None:
     assert (n_descriptors(), n_maps()) == (descriptors, maps)
 
 
-def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
-    number, memory = leased(pool)
-    memory[:] = 3
-    pool[number].grow(128 * KIB)
-    pool[number].bytes[5] = 9
-    assert memory[5] == 9
-    assert len(memory) == 64 * KIB
-    del memory
-    assert returned(pool) == [number]
-    assert len(pool.lease(number)) == 128 * KIB
-
-
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("n_bytes", [64 * KIB, 3 * LARGE_BYTES])
 def test_memory_outlives_the_pool_for_as_long_as_it_is_held(n_bytes: int) -> None:

@@ -25,28 +25,25 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return found
 
 
-def test_what_is_freed_is_kept_up_to_128_mib_in_arrays_of_32_if_the_libc_has_mallopt(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2")
-    linux.keep_freed_memory()
-    assert allocator.told == {-1: 128 << 20, -3: 32 << 20}
-    monkeypatch.setattr(linux, "_libc", object())  # any other call would raise
-    linux.keep_freed_memory()
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "told"),
     [
-        ("MALLOC_TRIM_THRESHOLD_", "131072"),
-        ("MALLOC_MMAP_THRESHOLD_", "131072"),
-        ("MALLOC_MMAP_MAX_", "0"),
-        ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2:glibc.malloc.trim_threshold=131072"),
+        ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2", {-1: 128 << 20, -3: 32 << 20}),
+        ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2:glibc.malloc.trim_threshold=131072", {}),
+        ("MALLOC_TRIM_THRESHOLD_", "131072", {}),
+        ("MALLOC_MMAP_THRESHOLD_", "131072", {}),
+        ("MALLOC_MMAP_MAX_", "0", {}),
     ],
 )
-def test_what_the_environment_says_of_malloc_stands(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+def test_what_is_freed_is_kept_unless_the_environment_says_something_of_malloc(
+    allocator: Allocator,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    told: dict[int, int],
 ) -> None:
     monkeypatch.setenv(name, value)
     linux.keep_freed_memory()
-    assert allocator.told == {}
+    assert allocator.told == told
+    monkeypatch.setattr(linux, "_libc", object())  # without mallopt
+    linux.keep_freed_memory()

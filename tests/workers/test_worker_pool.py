@@ -64,18 +64,6 @@ def _open_fds() -> set[str]:
 # --- messages -------------------------------------------------------------------------------
 
 
-def test_messages_arrive_once_and_in_order() -> None:
-    with WorkerPool(1, _echo()) as pool:
-        assert pool.wait(0) == pool.wait(0.01) == []
-        sent = [b"%d" % n for n in range(2000)]
-        received = []
-        for message in sent:
-            pool.send(0, message)
-            received += pool.wait(0)
-        received += _events(pool, len(sent) - len(received))
-    assert received == [Message(0, message) for message in sent]
-
-
 def test_send_keeps_what_a_worker_does_not_read_yet_and_wait_sends_it() -> None:
     def read_when_told(channel: Channel) -> None:
         (told,) = channel.fds

@@ -124,8 +124,8 @@ def shortened(value: Any) -> str:
 
 
 _PROTOCOL: Final = 5
-# A pickler never shrinks its table of objects, so it is replaced after a longer pickle: clearing the
-# table after a value with a million objects takes 19 ms.
+# A pickler never shrinks its table of objects, so it is replaced after a longer pickle: clearing
+# the table after a value with a million objects takes 19 ms.
 _MAX_REUSED: Final = 64 << 10
 
 
