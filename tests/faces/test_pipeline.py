@@ -170,21 +170,6 @@ def test_a_list_of_which_a_later_function_fails_is_skipped_whole(argument: str) 
     ]
 
 
-def test_batches_keep_the_order_of_input_whichever_is_aggregated_first() -> None:
-    second_is_done = threading.Event()
-
-    def aggregate(items: list[int]) -> list[int]:
-        if items[0] == 0:
-            second_is_done.wait(PATIENCE_S)
-        second_is_done.set()
-        return items
-
-    loader = DataLoader(
-        range(6), batch_size=2, aggregator=aggregate, num_threads=2, output_order="input"
-    )
-    assert list(loader) == [[0, 1], [2, 3], [4, 5]]
-
-
 @pytest.mark.parametrize("executor", [None, "process"])
 def test_a_coroutine_that_nobody_would_await_is_an_error(executor: Any) -> None:
     with pytest.raises(TransformError, match="define it with `async def`"):
@@ -267,23 +252,17 @@ def test_so_many_results_wait_for_the_loop_and_no_more(kind: Any, buffer_size: i
         assert n_made <= n_got + buffer_size + 2  # one is out, one is being made
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_all_calls_of_a_function_run_at_once(*, is_async: bool) -> None:
-    barrier, n_inside = threading.Barrier(5), 0
+def test_all_calls_of_an_async_function_run_at_once() -> None:
+    n_inside = 0
 
-    def meet(item: int) -> int:
-        barrier.wait(PATIENCE_S)
-        return item
-
-    async def meet_awaited(item: int) -> int:
+    async def meet(item: int) -> int:
         nonlocal n_inside
         n_inside += 1
         while n_inside % 5:
             await asyncio.sleep(0)
         return item
 
-    function: Any = meet_awaited if is_async else meet
-    assert list(Pipeline(range(5)).pipe(function, concurrency=5, order="input")) == list(range(5))
+    assert list(Pipeline(range(5)).pipe(meet, concurrency=5, order="input")) == list(range(5))
 
 
 # --- in processes, and in executors -------------------------------------------------------------
