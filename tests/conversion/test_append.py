@@ -15,7 +15,6 @@ import shardio
 from shardio import Array, DatasetWriter, Input, InvalidArgument, Schema, Text
 from shardio.conversion import Progress, execution
 from shardio.conversion.inputs import list_inputs
-from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import (
@@ -354,33 +353,6 @@ def test_an_interrupted_append_is_resumed_to_the_same_bytes(
     assert {name: now[name] for name in before} == before and texts(out) == OLD
     assert r"(--append --resume) continues from them" in caught.value.__notes__[0]
     append(lines, out, resume=True, workers=then)
-    assert contents(out) == whole
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        pytest.param(execution, "publish_next", id="shards moved"),
-        pytest.param(manifest, "_write_pointer", id="no pointer"),
-        pytest.param(Staging, "finish", id="published"),
-    ],
-)
-def test_an_append_killed_while_publishing_is_resumed_to_the_same_bytes(
-    lines: Path,
-    out: Path,
-    whole: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    place: object,
-    name: str,
-) -> None:
-    monkeypatch.setattr(manifest, "_published_number", lambda _: 2)  # nobody cleans up
-    leave_killed(lines, out, place, name, append=True)
-    monkeypatch.undo()
-    monkeypatch.syspath_prepend(str(lines.parent / "site"))
-    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
-    monkeypatch.setattr("shardio.conversion.journal.MIN_INPUT_BYTES", 0)
-    assert (out / ".conversion" / "plan.json").exists()
-    append(lines, out, resume=True)
     assert contents(out) == whole
 
 

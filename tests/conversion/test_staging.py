@@ -30,16 +30,6 @@ def source(lines: Path, tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-def test_shards_that_a_killed_conversion_moved_are_moved_back(source: Path, tmp_path: Path) -> None:
-    leave_killed(source, tmp_path / "out", execution, "publish")
-    assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
-    with pytest.raises(DatasetExists, match="holds an interrupted conversion"):
-        convert(source, tmp_path / "out")
-    convert(source, tmp_path / "out", resume=True)
-    assert texts(tmp_path / "out") == ["fine"]
-    assert not (tmp_path / "out" / ".conversion").exists()
-
-
 @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
 def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
     source: Path, tmp_path: Path, options: dict[str, bool]

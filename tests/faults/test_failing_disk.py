@@ -5,27 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from dev.kill_conversion import check_whole
 from shardio.conversion.staging import Staging
-from shardio.dataset.manifest import load_generation
-from shardio.maintenance import verify_dataset, verify_shard
-from shardio.storage.fs import read_checksummed_json
 from shardio_tools import cli
 from tests.faults.failing import Call, FailingDisk
 from tests.lines import contents, convert, install, write
 
 OPTIONS = {"shard_bytes": 9000}
-EVERY = int(os.environ.get("SHARDIO_FAIL_EVERY", "4"))
-"""One of this many calls of appends and replacements fails; in tools/dev/fail_disk.py each does."""
 
 
 @pytest.fixture
@@ -54,33 +48,17 @@ def whole(lines: Path, tmp_path: Path) -> dict[str, bytes]:
     return contents(tmp_path / "whole")
 
 
-def check_whole(out: Path) -> None:
-    """Check that every file with a final name is whole."""
-    for place in out.rglob("*.shard"):
-        if not place.name.startswith("."):
-            assert verify_shard(place) == []
-    for place in out.rglob("*.json"):
-        if not place.name.startswith("."):
-            read_checksummed_json(place)
-    if (out / "dataset.json").exists():
-        # Shards of an append are there before the generation that names them.
-        found = verify_dataset(out, workers=0).findings
-        assert [finding for finding in found if finding.code != "unknown_shard"] == []
-    elif (out / "generations" / "000001.json").exists():
-        load_generation(out, 1)
-
-
 def visible(out: Path) -> dict[str, bytes]:
     """Return all files but those of an interrupted conversion or of one that could not clean up."""
     return {name: c for name, c in contents(out).items() if not name.startswith(".conversion/")}
 
 
-def calls_of(lines: Path, out: Path, patch: pytest.MonkeyPatch, **options: bool) -> list[Call]:
+def calls_of(lines: Path, out: Path, patch: pytest.MonkeyPatch) -> list[Call]:
     """Return the disk calls of an undisturbed conversion."""
     undisturbed = FailingDisk()
     with patch.context() as during:
         undisturbed.install(during)
-        convert(lines, out, **OPTIONS, **options)
+        convert(lines, out, **OPTIONS)
     return undisturbed.calls
 
 
@@ -98,94 +76,8 @@ def refuse(
             assert failing.refused is not None and error.errno == failing.code
             assert error.filename == failing.refused.path
     if out.exists():
-        check_whole(out)
+        assert check_whole(out) == []
     return has_failed
-
-
-def fail_each(
-    lines: Path,
-    out: Path,
-    whole: dict[str, bytes],
-    patch: pytest.MonkeyPatch,
-    old: dict[str, bytes] | None = None,
-    **options: Any,
-) -> int:
-    """Fail each call of a conversion once, and resume; return how often that ended the conversion.
-
-    `old`: files that `out` may hold after the failure besides those of `whole`.
-    """
-    code, for_good = options.pop("code"), options.pop("for_good", False)
-    chosen = slice(code % EVERY, None, EVERY) if old else slice(None)
-
-    def begin(n: int) -> Path:
-        place = out / f"{n}"
-        for name, content in (old or {}).items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_bytes(content)
-        return place
-
-    calls = calls_of(lines, begin(-1), patch, **options)
-    assert contents(begin(-2)) == (old or {})
-    assert contents(out / "-1") == whole
-    n_failed = 0
-    for n in range(len(calls))[chosen]:
-        place = begin(n)
-        has_failed = refuse(lines, place, FailingDisk(code, n, for_good=for_good), patch, **options)
-        n_failed += has_failed
-        shown = visible(place).items()
-        assert old is None or old.items() <= shown or whole.items() <= shown
-        if has_failed:
-            is_begun = (place / ".conversion" / "plan.json").exists()
-            again = options | ({"resume": True, "overwrite": False} if is_begun else {})
-            convert(lines, place, **OPTIONS, **again)
-        assert visible(place) == whole, calls[n]
-        assert not has_failed or contents(place) == whole
-    return n_failed
-
-
-@pytest.mark.parametrize(
-    ("code", "for_good"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["EIO", "ENOSPC for good"]
-)
-def test_a_conversion_is_resumed_after_any_failing_call(
-    lines: Path,
-    whole: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    *,
-    for_good: bool,
-) -> None:
-    n_failed = fail_each(lines, tmp_path / "out", whole, monkeypatch, code=code, for_good=for_good)
-    assert n_failed > 50
-
-
-@pytest.mark.parametrize(
-    ("code", "for_good"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["EIO", "ENOSPC for good"]
-)
-def test_an_append_leaves_the_old_or_the_new_dataset_after_any_failing_call(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, for_good: bool
-) -> None:
-    convert(lines, tmp_path / "old", **OPTIONS)
-    old = contents(tmp_path / "old")
-    write(lines, {"a/3.txt": "five six", "c/4.txt": "seven"})
-    shutil.copytree(tmp_path / "old", tmp_path / "grown")
-    convert(lines, tmp_path / "grown", append=True, **OPTIONS)
-    grown = contents(tmp_path / "grown")
-    n_failed = fail_each(
-        lines, tmp_path / "out", grown, monkeypatch, old, code=code, for_good=for_good, append=True
-    )
-    assert n_failed > 40 // EVERY
-
-
-def test_overwrite_leaves_the_old_or_the_new_dataset_after_any_failing_call(
-    lines: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    convert(lines, tmp_path / "old", repeat=2)
-    old = contents(tmp_path / "old")
-    n_failed = fail_each(
-        lines, tmp_path / "out", whole, monkeypatch, old, code=errno.ENOSPC, overwrite=True
-    )
-    assert n_failed > 50 // EVERY
 
 
 def test_resuming_may_fail_at_any_call_as_well(
