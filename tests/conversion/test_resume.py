@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import platform
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress
-from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
-from tests.faults.failing import before_calls
 from tests.lines import (
     Lines,
     check_resumes,
@@ -332,48 +327,3 @@ def test_on_error_stop_ends_at_an_input_that_crashes_workers(lines: Path, tmp_pa
     (lines / "b" / "3.txt").write_text("kill")
     report = convert(lines, tmp_path / "out", workers=2, on_error="stop")
     assert report.stopped and texts(tmp_path / "out") == ["one", "two"]
-
-
-class Killed(BaseException):
-    """A stand-in for the end of the process."""
-
-
-@pytest.mark.parametrize("what", ["made", "replaced"])
-def test_a_conversion_killed_during_its_clean_up_can_be_resumed(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    out, work = tmp_path / "out", tmp_path / "out" / ".conversion"
-    convert(lines, tmp_path / "whole")
-    finish, n_left, is_over = Staging.finish, math.inf, False
-
-    def act(*_: str) -> None:
-        nonlocal n_left
-        n_left -= 1
-        if not n_left:
-            raise Killed
-
-    for limit in itertools.count(1):
-        shutil.rmtree(out, ignore_errors=True)
-        if what == "replaced":
-            convert(lines, out, shard_bytes=77)
-
-        def count(staging: Staging, limit: int = limit) -> None:
-            nonlocal n_left
-            finish(staging)
-            n_left = limit
-
-        with monkeypatch.context() as patched:
-            before_calls(patched, act)
-            patched.setattr(Staging, "finish", count)
-            try:
-                convert(lines, out, overwrite=what == "replaced")
-                is_over = True  # without so many calls
-            except Killed:
-                pass
-        if work.exists() and any(work.iterdir()):
-            report = convert(lines, out, resume=True)
-            assert len(report.inputs) == N_INPUTS and not work.exists()
-        assert contents(out) == contents(tmp_path / "whole")
-        if is_over:
-            break
-    assert limit > 8

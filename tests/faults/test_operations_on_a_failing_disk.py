@@ -11,14 +11,15 @@ from random import Random
 
 import pytest
 
-from dev.kill_operations import Stage
+from dev.kill_operations import Operation, Stage
 from dev.kill_operations import operations as all_operations
-from tests.faults.failing import FailingDisk
+from shardio.conversion.staging import Staging
+from tests.faults.failing import FailingDisk, before_calls
 from tests.lines import contents
 
 EVERY = int(os.environ.get("SHARDIO_FAIL_EVERY", "4"))
 """One of this many calls fails; in tools/dev/fail_disk.py each does."""
-OPERATIONS = sorted(all_operations(Path()))
+OPERATIONS = [*sorted(all_operations(Path())), "resume"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,23 @@ def stage() -> Iterator[Stage]:
         patch.syspath_prepend(folder)  # the stage installs a converter
         for name in ("MIN_UNIT_BYTES", "MIN_INPUT_BYTES"):
             patch.setattr(f"shardio.conversion.journal.{name}", 8)
-        yield Stage(Path(folder), Random(0))
+        made = Stage(Path(folder), Random(0))
+        convert = made.operations["convert"]
+        made.operations["resume"] = Operation(convert.again, convert.again)
+        yield made
+
+
+def leave_unpublished(convert: Operation, place: Path) -> None:
+    """Convert, and end before the dataset is published, as after SIGKILL."""
+
+    def end(_: str, path: str) -> None:
+        if ".dataset.json." in path:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(Staging, "_clean_up", lambda *_: None)
+        before_calls(during, end)
+        convert.run(place)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +57,11 @@ def test_an_operation_is_undone_or_done_after_any_failing_call(
     stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch, code: int, *, for_good: bool
 ) -> None:
     operation, (whole, n_calls, _), n_failed = stage.operations[name], stage.undisturbed(name), 0
-    every = 1 if name == "convert" else EVERY
+    every = 1 if name in ("convert", "overwrite", "resume") else EVERY
     for at in range(code % every, n_calls, every):
         place, failing = stage.begin(operation), FailingDisk(code, at, for_good=for_good)
+        if name == "resume":
+            leave_unpublished(operation, place)
         old = contents(place)
         with monkeypatch.context() as during:
             failing.install(during)
@@ -58,4 +77,4 @@ def test_an_operation_is_undone_or_done_after_any_failing_call(
             found = contents(place).items()
             assert old.items() <= found or whole.items() <= found, failing.refused
         assert stage.check(name, place, old) == [], failing.refused
-    assert n_failed >= n_calls // every // 2
+    assert n_failed >= (10 if name == "resume" else n_calls // every // 2)
