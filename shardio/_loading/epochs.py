@@ -269,7 +269,6 @@ def _hash_of(numbers: npt.NDArray[Any]) -> str:
 class Epochs:
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
         self.epoch_sampler = EpochSampler(view, options)
-        """The samples of each epoch and their order."""
         self.latest: EpochIteration | None = None
         """The latest iteration; None before the first one, and after `load_state`."""
         self._options = options

@@ -60,7 +60,6 @@ TORCH_HABITS: Final = {
     "weights": "write sampler=shardio.WeightedSampler(weights)",
     "worker_init_fn": "workers need no seeding: write transform(sample, rng), and draw from rng",
 }
-"""For each of these options of torch's DataLoader, advice for users of a ShardLoader."""
 _OPEN_OPTIONS: Final = (
     "access",
     "cache",

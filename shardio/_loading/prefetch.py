@@ -32,7 +32,6 @@ class RemotePrefetch:
         self._at_once = 0
         """The bytes of the files that an iteration uses at the same time."""
         self._here = set[str]()
-        """The paths of the files that have been downloaded."""
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():
             most, by_shard = self._most_bytes(), self._sizes().reshape(-1, len(dataset.shards))

@@ -24,7 +24,6 @@ from shardio.errors import InvalidArgument
 from shardio.storage.fs import create
 
 Event = dict[str, Any]
-"""One event of the trace file, as a JSON object."""
 
 _N_DELIVERIES: Final = 4096
 _MAIN: Final = 0
@@ -60,7 +59,6 @@ class Trace:
         self._deliveries: deque[Delivery] = deque(maxlen=_N_DELIVERIES)
         self._epochs: dict[int, int] = {}
         self.is_recording = False
-        """True inside the `with` block."""
 
     def __enter__(self) -> Self:
         if self._engine is None or self.is_recording:

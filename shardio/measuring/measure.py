@@ -35,7 +35,6 @@ from shardio.storage.file_access import PAGE_BYTES, is_cached
 _SOURCE_BYTES: Final = 64 << 20
 """The size of the memory from which bytes are copied, which is larger than the caches of a CPU."""
 _MIN_COPY_BYTES: Final = 1 << 20
-"""The minimum number of bytes that are copied at once."""
 _N_PROBES: Final = 256
 """The number of random pages of the files for which `cached_share` asks if they are cached."""
 
@@ -89,7 +88,6 @@ def cached_share(paths: Sequence[str]) -> float | None:
 _COPY_SHARE: Final = 0.05
 """The duration of one measurement of copying, as a share of the duration of one reading."""
 _N_COPY_TIMES: Final = 3
-"""The number of measurements of copying. The fastest one counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,6 @@ _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
 
 
 StartMethod = Start | Literal["thread"]
-"""The start method of workers: processes (from a zygote or by spawning), or threads."""
 
 
 class WorkerBackend:

@@ -167,7 +167,6 @@ class IterationTimer:
     left_ns: int = 0
     """The sum of the moments at which the loop received a batch."""
     waited_ns: int = 0
-    """The total time during which the loop waited for workers."""
     ended_ns: int | None = None
     """The reading of the clock at the end of the iteration; None while the iteration runs."""
     heap_bytes: int = 0

@@ -32,7 +32,6 @@ class InFlightRows:
     """The samples that a worker was reading or transforming: its claims."""
 
     text: str
-    """A phrase for error messages that describes the samples."""
     rows: dict[int, list[int]] = field(default_factory=dict)
     """The index of each shard -> the rows of the samples in this shard."""
     field: str | None = None

@@ -37,7 +37,6 @@ class EpochIteration:
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
     """The skipped samples of each step that is ready; a step without skips has no entry."""
     n_skipped: int = 0
-    """The number of skipped samples in the batches delivered so far."""
     known_to: set[int] = field(default_factory=set)
     """The indices of the workers that have received the plan."""
     timer: IterationTimer = field(default_factory=IterationTimer)
@@ -70,7 +69,6 @@ class EpochIteration:
 
 
 N_SLOTS: Final = 4096
-"""The maximum number of iterations of one loader at the same time."""
 
 
 class IterationTable:

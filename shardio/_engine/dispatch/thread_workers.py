@@ -119,7 +119,6 @@ class GeneratorLock:
 
 
 GENERATOR_LOCK: Final = GeneratorLock()
-"""The generator lock of this process."""
 
 # In a forked child, nothing holds the lock at first: the threads of the parent do not exist there.
 os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]

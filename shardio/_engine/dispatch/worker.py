@@ -187,7 +187,6 @@ class TaskRunner:
         self._counters: IterationCounters | None = None
         self.layout: BlockLayout | None = None
         self.plans: dict[int, EpochPlan] = {}
-        """The plan of the iteration in each slot."""
         self.left_out: LeftOut | None = None
         """The samples that the next task skips; None if the next task is an ordinary one."""
 

@@ -186,7 +186,6 @@ class IndexPlanner:
     def __init__(self, view: SampleView, *, seed: int) -> None:
         self._view, self._seed = view, seed
         self.n_workers = 1
-        """The number of workers among which the steps of an iteration are divided."""
         self._plan: EpochPlan | None = None
         self._order: Ordering
         self._chunks: dict[int, tuple[int, int, IndexChunk]] = {}

@@ -28,7 +28,6 @@ from shardio.shard.verification import Rows
 from shardio.storage.file_access import PAGE_BYTES, is_cached, prefetch_range
 
 N_PROBED: Final = 4
-"""The number of rows to probe in a batch."""
 HITS_UNTIL_WARM: Final = 16
 """The number of consecutive probes that find no missing page, before probes become rarer."""
 HITS_OF_WINDOW: Final = 4
@@ -46,7 +45,6 @@ The rows near the requested row belong to the same window, so they will be neede
 WIDE_BYTES: Final = 512 << 10
 """The size of a request if all files fit into half of the available memory: they stay cached."""
 _MAX_ASKED: Final = 1 << 16
-"""The maximum number of requested blocks of files to remember."""
 
 
 class ReadAhead:
@@ -57,7 +55,6 @@ class ReadAhead:
         self._extents: Extents
         self._clips: ClipExtents | None = None
         self._wait = 0
-        """The number of batches before the next probe."""
         self._is_cold = False
         """True if the data of every batch is requested."""
         self._n_hits, self._next_pause = 0, 1
@@ -67,7 +64,6 @@ class ReadAhead:
         self._asked: set[int] = set()
         """The requested blocks of `_grain` bytes, as indices into all files together."""
         self._is_scattered = False
-        """True once the kernel's own read-ahead is disabled."""
 
     def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
         """Probe the batch in `part` of `index_chunk` if it is time, and request missing data."""
