@@ -28,8 +28,7 @@ _SAMPLED: Final = 256
 _MARGIN: Final = 1.5
 _PREFETCH: Final = 2
 _SMALL_BYTES: Final = 1 << 20
-_SAMPLE_BYTES: Final = 4
-"""The number of bytes of one decoded audio sample as float32."""
+_SAMPLE_BYTES: Final = 4  # of decoded audio, float32
 
 
 def block_bytes(
