@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import InvalidArgument, ShardLoader, ShardReader, WeightedSampler
+from shardio import Array, InvalidArgument, Schema, ShardLoader, ShardReader, Text, WeightedSampler
 from shardio._workers.processes import limits
 from shardio.batch.batch import Batch
 from shardio.errors import (
@@ -31,7 +31,7 @@ from tests.loading import (
     two_fields,
     write_dataset,
 )
-from tests.shards import EVERY_FIELD
+from tests.shards import EVERY_FIELD, flip
 
 N, BATCH = 40, 8
 Sample = dict[str, Any]
@@ -509,3 +509,87 @@ def test_a_substitute_is_of_the_epochs_own_choice(damaged: str, chosen: str) -> 
     for (_, _, indices, _, _), _, _ in found:
         assert not {7, 25} & set(indices)
         assert chosen == "blocks" or set(indices) <= set(some)
+
+
+# --- batches that are put together in several steps -------------------------------------------
+
+VARYING = Schema({"points": Array("float32", (None, 2)), "label": Array("int64"), "note": Text()})
+
+
+@pytest.fixture(scope="module")
+def varying(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Write a dataset, and a copy with one bit flipped in the points of sample 8."""
+    root = tmp_path_factory.mktemp("skipping")
+    for name in ("sound", "damaged"):
+        points = (np.full((i % 5, 2), i, np.float32) for i in range(N))
+        samples = ({"points": p, "label": i, "note": f"note {i}"} for i, p in enumerate(points))
+        write_dataset(root / name, N, 1, VARYING, samples)
+    (shard,) = (root / "damaged").glob("*.shard")
+    flip(shard, shard.read_bytes().index(np.full((3, 2), 8, np.float32).tobytes()))
+    return str(root / "sound"), str(root / "damaged")
+
+
+def double(batch: Sample) -> Sample:
+    return {**batch, "label": batch["label"] * 2}
+
+
+def collate(samples: list[Sample]) -> Sample:
+    return {"total": np.array([each["points"].sum() for each in samples]), "label": [*range(4)]}
+
+
+COLLATED: dict[str, dict[str, Any]] = {
+    "pad": {"collate": "pad"},
+    "ragged": {"collate": "ragged"},
+    "list": {"collate": "list"},
+    "batch_transform": {"collate": "list", "batch_transform": double},
+    "padded, batch_transform": {"collate": "pad", "batch_transform": double},
+    "function": {"collate": collate},
+}
+
+
+@pytest.mark.parametrize("how", COLLATED)
+def test_a_failing_transform_costs_its_row_in_collated_batches(
+    varying: tuple[str, str], how: str
+) -> None:
+    transform = failing({0, 7, 21}, raising(lambda: ValueError("bad")))
+    options: dict[str, Any] = COLLATED[how] | {"transform": transform, "shuffle": True}
+    found = epochs(varying[0], 2, 4, **options)
+    skipped = sorted(each.index for _, _, skips in found for each in skips)
+    assert skipped == [0, 0, 7, 7, 21, 21]
+    assert not {0, 7, 21} & {i for (_, _, indices, *_), _, _ in found for i in indices}
+    assert sum(valid.count(False) for _, valid, _ in found) == len(skipped)
+    assert epochs(varying[0], 2, 4, **options, num_workers=2) == found
+
+
+@pytest.mark.parametrize("how", COLLATED)
+def test_a_damaged_sample_costs_its_row_in_collated_batches(
+    varying: tuple[str, str], how: str
+) -> None:
+    found = epochs(varying[1], 2, 4, **COLLATED[how], shuffle=True)
+    errors = [(each.index, each.error) for _, _, skips in found for each in skips]
+    assert errors == [(8, "ChecksumMismatch")] * 2
+    assert epochs(varying[1], 2, 4, **COLLATED[how], shuffle=True, num_workers=2) == found
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
+def test_batches_are_laid_out_by_the_first_sound_sample(folder: str, shuffle: Any) -> None:
+    given: list[list[int]] = []
+
+    def keep(batch: Sample) -> Sample:
+        given.append(batch["label"].tolist())
+        return batch
+
+    transform = failing({*range(5)}, raising(lambda: ValueError("bad")))
+    epochs(folder, 1, 4, shuffle=shuffle, transform=transform, batch_transform=keep)
+    assert given[0] == [5, 5, 5, 5]
+
+
+@WORKERS
+def test_what_fails_of_a_whole_batch_is_raised(folder: str, num_workers: int) -> None:
+    def fail_of_all(batch: Sample) -> Sample:
+        if 21 in batch["label"]:
+            raise ValueError("no single sample's fault")
+        return batch
+
+    with pytest.raises(TransformError, match="no single sample's fault"):
+        epochs(folder, 1, batch_transform=fail_of_all, num_workers=num_workers)
