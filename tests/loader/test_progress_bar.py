@@ -11,7 +11,8 @@ import pytest
 
 from shardio import ShardLoader
 from shardio._loading import iterator
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+N = 40
 
 
 class Terminal(io.StringIO):
@@ -22,9 +23,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(scope="module")
-def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardLoader]:
-    folder = tmp_path_factory.mktemp("bar") / "set"
-    write_dataset(folder, 40, 1, TWO_FIELDS, two_fields(40))
+def loader(folder: str) -> Iterator[ShardLoader]:
     with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader:
         yield loader
 

@@ -10,12 +10,8 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument, ShardLoader
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return Path(write_dataset(tmp_path / "set", 40, 2, TWO_FIELDS, two_fields(40)))
+N = 40
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -23,7 +19,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def traced(folder: Path, tmp_path: Path, n_workers: int = 0) -> list[dict[str, Any]]:
+def traced(folder: str, tmp_path: Path, n_workers: int = 0) -> list[dict[str, Any]]:
     path = tmp_path / "trace.json"
     options: dict[str, Any] = {"num_workers": n_workers, "transform": dict, "output": "numpy"}
     dataset = shardio.open(folder, verify="always")
@@ -50,7 +46,7 @@ def batches(events: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_every_batch_is_recorded(folder: Path, tmp_path: Path, n_workers: int) -> None:
+def test_every_batch_is_recorded(folder: str, tmp_path: Path, n_workers: int) -> None:
     path = tmp_path / "trace.json"
     with ShardLoader(folder, 4, output="numpy", num_workers=n_workers) as loader:
         for _ in loader:
@@ -76,7 +72,7 @@ def test_every_batch_is_recorded(folder: Path, tmp_path: Path, n_workers: int) -
     assert all(one["dur"] > 0 and end(one) < got[key] for key, one in filled.items())
 
 
-def test_main_waits_hands_over_and_runs_the_body_in_turn(folder: Path, tmp_path: Path) -> None:
+def test_main_waits_hands_over_and_runs_the_body_in_turn(folder: str, tmp_path: Path) -> None:
     events = traced(folder, tmp_path)
     waiting, over = spans(events, "waiting"), spans(events, "handing over")
     bodies = spans(events, "the loop's body")
@@ -88,7 +84,7 @@ def test_main_waits_hands_over_and_runs_the_body_in_turn(folder: Path, tmp_path:
             assert end(bodies[i]) == pytest.approx(waiting[i + 1]["ts"])
 
 
-def test_the_phases_of_a_batch_fill_it_one_after_the_other(folder: Path, tmp_path: Path) -> None:
+def test_the_phases_of_a_batch_fill_it_one_after_the_other(folder: str, tmp_path: Path) -> None:
     events = traced(folder, tmp_path, 1)
     phases = [
         one
@@ -102,13 +98,13 @@ def test_the_phases_of_a_batch_fill_it_one_after_the_other(folder: Path, tmp_pat
         assert sum(one["dur"] for one in inside) == pytest.approx(batch["dur"])
 
 
-def test_the_number_of_ready_batches_returns_to_zero(folder: Path, tmp_path: Path) -> None:
+def test_the_number_of_ready_batches_returns_to_zero(folder: str, tmp_path: Path) -> None:
     events = traced(folder, tmp_path)
     counts = [one["args"]["batches"] for one in events if one["ph"] == "C"]
     assert counts == [1, 0] * 10
 
 
-def test_a_trace_without_a_path_is_saved_later(folder: Path, tmp_path: Path) -> None:
+def test_a_trace_without_a_path_is_saved_later(folder: str, tmp_path: Path) -> None:
     with ShardLoader(folder, 4, output="numpy", num_workers=2) as loader:
         with loader.trace() as trace:
             for _ in loader:
@@ -117,7 +113,7 @@ def test_a_trace_without_a_path_is_saved_later(folder: Path, tmp_path: Path) -> 
     assert len(batches(read(tmp_path / "trace.json"))) == 10
 
 
-def test_a_loop_that_fails_leaves_its_trace(folder: Path, tmp_path: Path) -> None:
+def test_a_loop_that_fails_leaves_its_trace(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader:
         with pytest.raises(ZeroDivisionError):
@@ -127,7 +123,7 @@ def test_a_loop_that_fails_leaves_its_trace(folder: Path, tmp_path: Path) -> Non
     assert len(spans(read(path), "handing over")) == 4
 
 
-def test_a_loader_that_is_closed_inside_its_trace_leaves_it(folder: Path, tmp_path: Path) -> None:
+def test_a_loader_that_is_closed_inside_its_trace_leaves_it(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     loader = ShardLoader(folder, 4, output="numpy", num_workers=2)
     with loader.trace(path):
@@ -137,14 +133,14 @@ def test_a_loader_that_is_closed_inside_its_trace_leaves_it(folder: Path, tmp_pa
     assert len(batches(read(path))) == 10
 
 
-def test_without_an_iteration_there_is_an_empty_trace(folder: Path, tmp_path: Path) -> None:
+def test_without_an_iteration_there_is_an_empty_trace(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader, loader.trace(path):
         pass
     assert [one for one in read(path) if one["ph"] != "M"] == []
 
 
-def test_a_file_that_cannot_be_written_is_refused_at_once(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_at_once(folder: str, tmp_path: Path) -> None:
     with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader:
         with pytest.raises(FileNotFoundError), loader.trace(tmp_path / "nowhere" / "trace.json"):
             pytest.fail("nothing must run")
@@ -152,7 +148,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(folder: Path, tmp_path
             assert len(list(loader)) == 10
 
 
-def test_a_loader_has_one_trace_at_a_time(folder: Path, tmp_path: Path) -> None:
+def test_a_loader_has_one_trace_at_a_time(folder: str, tmp_path: Path) -> None:
     with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader:
         with loader.trace() as trace:
             with pytest.raises(InvalidArgument, match="leave that `with` first"):
