@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine.dispatch import iterations
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
-from shardio._engine.dispatch.worker import WorkerLost
+from shardio._engine.dispatch.worker import ReplyBuffer, WorkerLost, replies_file
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
@@ -240,3 +241,16 @@ def test_the_last_batch_leaves_the_rest_of_its_block_empty(engines: Engines) -> 
         assert delivered is not None and delivered[2] == n_rows
         states = iteration.layout.origins(engine.pool[delivered[0]].bytes)["status"]
         assert states.tolist() == [FILLED] * n_rows + [EMPTY] * (BATCH - n_rows)
+
+
+def test_what_a_worker_held_back_is_found_once() -> None:
+    fd = replies_file(3)
+    theirs, memory = ReplyBuffer(mmap.mmap(fd, 0), 1), mmap.mmap(fd, 0)
+    ours, other = ReplyBuffer(memory, 1), ReplyBuffer(memory, 2)
+    os.close(fd)
+    assert ours.take() == b""
+    theirs.add(b"a" * 32)
+    theirs.add(b"b" * 32)
+    assert other.take() == b""
+    assert ours.take() == b"a" * 32 + b"b" * 32
+    assert theirs.take() == ours.take() == b""

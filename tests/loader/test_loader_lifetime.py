@@ -300,17 +300,6 @@ def test_reused_tensors_are_made_once_per_block_and_show_the_batch_at_hand(
 
 
 @pytest.mark.cpu_device
-def test_device_decides_where_tensors_are(folder: str) -> None:
-    found = {}
-    for device in ("CPU", "PYTHON", ("CPU", "CPU:1")):
-        with ShardLoader(folder, BATCH, device=device, num_workers=0, fields=["label"]) as loader:
-            label = next(iter(loader))["label"]
-            found[device] = label.device
-            assert label.tolist() == list(range(BATCH))
-    assert found == {device: device for device in found}
-
-
-@pytest.mark.cpu_device
 def test_a_device_that_does_not_exist_is_refused_and_nothing_is_left(folder: str) -> None:
     n_fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(shardio.InvalidArgument, match="NODEVICE"):

@@ -450,10 +450,7 @@ def test_sound_that_cannot_be_is_refused(options: dict[str, Any], words: str) ->
 
 def test_an_option_without_a_field_is_refused(alone: str, tmp_path: Path) -> None:
     for options, words in (
-        (
-            {"decode": {"audio": 16_000}},
-            r"for audio fields to a shardio\.Sound.*read: audio; found",
-        ),
+        ({"decode": {"audio": 16_000}}, r"audio fields to a shardio\.Sound.*read: audio; found"),
         ({"decode": {"audio": Sound()}, "fields": ["label"]}, "that are read: none; found 'audio'"),
         ({"decode": {"label": Sound()}}, "that are read: audio; found 'label'"),
         ({"decode": Sound()}, r'one of True, False, or .* decode=\{"audio": shardio\.Sound\('),

@@ -337,18 +337,6 @@ def test_an_exception_of_a_class_of_the_program_is_of_that_class_in_main(folder:
     assert isinstance(error.__cause__, Mine)
 
 
-@WORKERS
-@pytest.mark.parametrize("n", [200_000, 30_000_000])
-def test_a_huge_message_of_an_exception_is_cut(folder: str, num_workers: int, n: int) -> None:
-    error = _failure(
-        folder, _raising(lambda: ValueError("ü" * n + "end"), 9), num_workers=num_workers
-    )
-    assert str(error).startswith("the transform raised ValueError: üüü")
-    if num_workers:
-        assert len(str(error)) < 65_536
-        assert "end" in str(error)
-
-
 MISFITS: dict[str, tuple[Callable[[Sample], Any], str]] = {
     "None": (lambda sample: None, "must be a dict of fields, found NoneType"),
     "several samples": (lambda sample: [sample, sample], "must be a dict of fields, found list"),
@@ -552,26 +540,17 @@ def test_a_transform_runs_without_tinygrad_and_the_main_module(folder: str) -> N
     assert not any("pytest" in name for name in batch["main"])
 
 
-def test_environment_folder_and_path_are_those_of_the_program(
+def test_environment_and_folder_are_those_of_the_program(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDIO_TEST_VALUE", "seen")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "beside.py").write_text(
-        "def add(sample):\n    return {'label': sample['label'] + 9}\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
 
     def look(sample: Sample) -> Sample:
-        import beside  # type: ignore[import-not-found]
-
-        return {**beside.add(sample), "value": os.environ["SHARDIO_TEST_VALUE"], "cwd": os.getcwd()}
+        return {"told": f"{os.environ['SHARDIO_TEST_VALUE']} {os.getcwd()}"}
 
     with _loader(folder, transform=look, num_workers=1) as loader:
-        batch = next(iter(loader))
-    assert batch["label"].tolist() == list(range(9, 17))
-    assert set(batch["value"]) == {"seen"}
-    assert set(batch["cwd"]) == {str(tmp_path)}
+        assert set(next(iter(loader))["told"]) == {f"seen {tmp_path}"}
 
 
 def test_a_worker_keeps_the_memory_that_a_transform_lets_go_of(folder: str) -> None:

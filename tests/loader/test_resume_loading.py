@@ -227,16 +227,6 @@ def test_another_seed_order_or_subset_is_refused(tmp_path: Path) -> None:
             drawn(made)  # it is as it was
 
 
-def test_a_subset_resumes(tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
-    split(folder, {"train": 0.5, "val": 0.5})
-    with loader(str(folder), subset="train") as made:
-        whole = drawn(made)
-    state = state_after(str(folder), 2, subset="train")
-    assert resumed(str(folder), state, subset="train") == whole[8:]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

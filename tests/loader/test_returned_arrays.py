@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,17 +86,6 @@ def test_a_masked_array_costs_its_sample_where_samples_may_be_skipped(folder: st
     assert "would lose its mask" in skipped[0].text
 
 
-class Indexed:
-    def __init__(self, samples: Sequence[Fields]) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, i: int) -> Fields:
-        return self.samples[i]
-
-
 def append_iterable(samples: list[Fields], schema: Schema, out: Path) -> None:
     plain = {"x": np.zeros(2) if isinstance(schema["x"], Array) else [np.zeros(2)]}
     shardio.convert(iter([plain]), out, schema=schema)
@@ -152,16 +141,6 @@ def test_a_masked_array_is_never_written(
     samples[place] = {"x": MASKED[kind]()}
     with pytest.raises(SchemaError, match=MESSAGE):
         WRITING[writing](samples, schema, tmp_path / "out")
-
-
-@WORKERS
-@EVERY_MASKED
-def test_a_masked_array_costs_its_item(tmp_path: Path, kind: str, num_workers: int) -> None:
-    plain: Any = [np.zeros(2), np.ones(2)] if kind == "list of arrays" else np.ones(2)
-    samples = [{"x": plain}, {"x": MASKED[kind]()}, {"x": plain}]
-    report = shardio.convert(Indexed(samples), tmp_path / "out", workers=num_workers)
-    assert [one.outcome for one in report.inputs] == ["converted", "broken", "converted"]
-    assert "would lose its mask" in (report.inputs[1].reason or "")
 
 
 @pytest.mark.parametrize(
@@ -226,14 +205,8 @@ def test_a_tensor_is_its_array_without_torch(folder: str, taker: str, num_worker
 @pytest.mark.parametrize(
     ("attributes", "text"),
     [
-        (
-            {"device": "cuda"},
-            r"'x(\[\d\])*': expected a tensor on the CPU, found one on cuda.*x\.cpu\(\)",
-        ),
-        (
-            {"layout": "sparse_coo"},
-            r"'x(\[\d\])*': expected a dense tensor, found .*sparse_.*to_dense\(\)",
-        ),
+        ({"device": "cuda"}, r"expected a tensor on the CPU, found one on cuda.*x\.cpu\(\)"),
+        ({"layout": "sparse_coo"}, r"expected a dense tensor, found .*sparse_.*to_dense\(\)"),
     ],
     ids=["cuda", "sparse"],
 )
@@ -243,7 +216,7 @@ def test_a_tensor_that_is_no_array_is_refused(
     def make(label: int) -> Any:
         return stand_in(numbers(label), **attributes) if label == first else numbers(label)
 
-    with pytest.raises(TransformError, match=text) as caught:
+    with pytest.raises(TransformError, match=r"'x(\[\d\])*': " + text) as caught:
         epoch(folder, **{taker: made_by(taker, make)})
     assert f" of {folder}" in str(caught.value)
 
