@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -203,25 +204,32 @@ def test_an_epoch_goes_on_where_it_was_left(folder: str, num_workers: int) -> No
     check_resumes(partial(loader_of, folder, clip, shuffle=True, num_workers=num_workers))
 
 
-def test_a_state_is_for_the_same_clips(folder: str) -> None:
-    with loader_of(folder, Clip(3)) as loader:
-        state = loader.state_dict()
-    with loader_of(folder, Clip(3, size=(16, 16))) as loader:
-        loader.load_state_dict(state)  # where clips lie has nothing to do with their pixels
-    with loader_of(folder, Clip(3, step=3, field="video")) as loader:
-        loader.load_state_dict(state)
-    with loader_of(folder, Clip(3, per_video=4)) as loader:
-        loader.load_state_dict(state)  # nor has how many lie together, in their own order
-    for other in (Clip(4), Clip(3, 2), Clip(3, step=2), Clip(3, where="random")):
-        with (
-            loader_of(folder, other) as loader,
-            pytest.raises(InvalidArgument, match="the state's view is 'clips"),
-        ):
-            loader.load_state_dict(state)
-    with (
-        loader_of(folder, fields=["label"]) as loader,
-        pytest.raises(InvalidArgument, match="that of this loader of .* is ''"),
-    ):
+GROUPED: dict[str, Any] = {"clip": Clip(3, per_video=4), "shuffle": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "other", "said"),
+    [
+        # Where clips lie has nothing to do with their pixels, nor with how many lie together.
+        ({"clip": Clip(3)}, {"clip": Clip(3, size=(16, 16))}, None),
+        ({"clip": Clip(3)}, {"clip": Clip(3, step=3, field="video")}, None),
+        ({"clip": Clip(3)}, {"clip": Clip(3, per_video=4)}, None),
+        ({"clip": Clip(3)}, {"clip": Clip(4)}, "the state's view is 'clips"),
+        ({"clip": Clip(3)}, {"clip": Clip(3, 2)}, "the state's view is 'clips"),
+        ({"clip": Clip(3)}, {"clip": Clip(3, step=2)}, "the state's view is 'clips"),
+        ({"clip": Clip(3)}, {"clip": Clip(3, where="random")}, "the state's view is 'clips"),
+        ({"clip": Clip(3)}, {"fields": ["label"]}, "that of this loader of .* is ''"),
+        (GROUPED, GROUPED, None),
+        (GROUPED, GROUPED | {"clip": Clip(3, per_video=2)}, "the state's per_video is 4, that of"),
+    ],
+)
+def test_a_state_is_for_the_same_clips_in_the_same_order(
+    folder: str, given: dict[str, Any], other: dict[str, Any], said: str | None
+) -> None:
+    with loader_of(folder, **given) as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+    refused = pytest.raises(InvalidArgument, match=said) if said else contextlib.nullcontext()
+    with loader_of(folder, **other) as loader, refused:
         loader.load_state_dict(state)
 
 
@@ -284,19 +292,6 @@ def test_clips_that_lie_together_are_decoded_together(
         n_passes.append(len(decoded))
     # 2, 1, 3, 1 and 1 of them, of which a batch's end cuts five at most.
     assert n_passes[1] <= 13 < n_passes[0]
-
-
-def test_a_state_is_for_an_order_with_as_many_together(folder: str) -> None:
-    with loader_of(folder, Clip(3, per_video=4), shuffle=True) as loader:
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert state["per_video"] == 4
-    with loader_of(folder, Clip(3, per_video=4), shuffle=True) as loader:
-        loader.load_state_dict(state)
-    with (
-        loader_of(folder, Clip(3, per_video=2), shuffle=True) as loader,
-        pytest.raises(InvalidArgument, match="the state's per_video is 4, that of this loader"),
-    ):
-        loader.load_state_dict(state)
 
 
 def test_two_draws_of_one_sample_are_two_clips(folder: str, frames: Frames) -> None:

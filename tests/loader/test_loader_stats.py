@@ -288,24 +288,18 @@ def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, 
     assert partition.n_samples(partition.stop_step) == counted
 
 
-def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
-    tallies = CounterTable(n_slots=1, n_workers=2, n_records=3)
+def test_a_ring_keeps_the_latest_batches_of_a_worker() -> None:
+    table = CounterTable(n_slots=1, n_workers=2, n_records=3)
     try:
-        tallies.begin(0, 17)
-        workers = [IterationCounters(tallies.fd, worker) for worker in range(2)]
-        workers[0].add(0, 99, workers[0].start())  # not recorded
-        tallies.record(is_recording=True)
-        for step in range(5):
-            workers[0].add(0, step, workers[0].start())
-        workers[1].add(0, 9, workers[1].start())
-        tallies.record(is_recording=False)
-        workers[1].add(0, 99, workers[1].start())  # not recorded
-        first, second = tallies.fillings()
-        assert [filling.step for filling in first] == [2, 3, 4]
-        assert [filling.step for filling in second] == [9]
-        assert all(filling.end_ns >= filling.start_ns for filling in first)
-        assert {filling.iteration_ns for filling in (*first, *second)} == {17}
-        tallies.close()
-        assert tallies.fillings() == [first, second]
+        table.begin(0, 17)
+        counters = IterationCounters(table.fd, 1)
+        for step, is_recording in enumerate([False, True, True, True, True, False]):
+            table.record(is_recording=is_recording)
+            counters.add(0, step, counters.start())
+        for _ in range(2):  # also after `close`
+            first, second = table.fillings()
+            assert (first, [each.step for each in second]) == ([], [2, 3, 4])
+            assert {each.iteration_ns for each in second} == {17}
+            table.close()
     finally:
-        os.close(tallies.fd)
+        os.close(table.fd)

@@ -68,19 +68,6 @@ class Adder:
     def add_with(self, sample: Sample, rng: np.random.Generator) -> Sample:
         return self(sample)
 
-    @staticmethod
-    def add_hundred(sample: Sample) -> Sample:
-        return Adder(100)(sample)
-
-
-def _closure() -> Callable[[Sample], Sample]:
-    amount = 100
-
-    def add(sample: Sample) -> Sample:
-        return {"label": sample["label"] + amount}
-
-    return add
-
 
 @WORKERS
 @pytest.mark.parametrize(
@@ -88,11 +75,9 @@ def _closure() -> Callable[[Sample], Sample]:
     [
         pytest.param(plus_hundred, id="function"),
         pytest.param(lambda sample: {"label": sample["label"] + 100}, id="lambda"),
-        pytest.param(_closure(), id="closure"),
         pytest.param(Adder(100), id="callable object"),
         pytest.param(Adder(100).add, id="method"),
         pytest.param(Adder(100).add_with, id="method with rng"),
-        pytest.param(Adder.add_hundred, id="static method"),
         pytest.param(functools.partial(plus, amount=100), id="partial with rng"),
         pytest.param(lambda sample, rng=None: plus(sample, rng, amount=100), id="rng by default"),
         pytest.param(lambda sample, amount=100: Adder(amount)(sample), id="another default"),

@@ -75,17 +75,6 @@ def test_a_masked_array_of_a_whole_batch_is_refused(folder: str, taker: str, fir
         epoch(folder, **{taker: make})
 
 
-def test_a_masked_array_costs_its_sample_where_samples_may_be_skipped(folder: str) -> None:
-    def make(label: int) -> Any:
-        return MASKED["array"]() if label == 5 else np.full(2, float(label))
-
-    options: Fields = {"on_error": "skip", "max_skips": 1, "output": "numpy", "num_workers": 0}
-    with ShardLoader(folder, BATCH, transform=made_by("transform", make), **options) as loader:
-        skipped = [each for batch in loader for each in batch.skipped]
-    assert [each.index for each in skipped] == [5]
-    assert "would lose its mask" in skipped[0].text
-
-
 def append_iterable(samples: list[Fields], schema: Schema, out: Path) -> None:
     plain = {"x": np.zeros(2) if isinstance(schema["x"], Array) else [np.zeros(2)]}
     shardio.convert(iter([plain]), out, schema=schema)
