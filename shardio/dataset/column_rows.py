@@ -89,6 +89,9 @@ class MappedRows:
         """For each part, the index of its first row in the array `_rows`."""
         self._shift = self._slots - starts
         """For each shard: the index of a row in `_rows`, minus the row's index in the dataset."""
+        self._is_shifted = bool(
+            self._shift.any()
+        )  # False for one shard, or for shards without gaps
         self._mapped: dict[int, int] = {}
         """For each part into which a file is mapped, the number of mapped bytes."""
         raw = (ctypes.c_ubyte * self._n_bytes).from_address(self._address)
@@ -135,7 +138,9 @@ class MappedRows:
 
         All these shards must be attached.
         """
-        slots, step = rows + self._shift.take(shards), self._n_at_once
+        slots, step = rows, self._n_at_once
+        if self._is_shifted:
+            slots = rows + self._shift.take(shards)
         if len(slots) <= step:
             self._copy_slice(slots, out)
             return
@@ -180,6 +185,7 @@ class PooledRows(MappedRows):
         largest = int(counts.max(initial=0))
         super().__init__(stride, row_bytes, starts[:n_parts], [largest] * n_parts)
         self._starts, self._shift = starts, np.zeros(len(starts), np.int64)
+        self._is_shifted = True
         self._parts: dict[int, int] = {}
         """The part of each attached shard."""
         self._free = list(range(n_parts))
