@@ -33,14 +33,10 @@ def _filled_ahead(loader: ShardLoader) -> EpochIteration:
     ahead = _ahead(loader)
     assert ahead is not None
     end_s = time.monotonic() + PATIENCE_S
-    while not 0 < _n_given(ahead) <= _n_filled(loader, ahead):
+    while not 0 < ahead.schedule._next_assigned <= _n_filled(loader, ahead):
         assert time.monotonic() < end_s
         time.sleep(0.001)
     return ahead
-
-
-def _n_given(iteration: EpochIteration) -> int:
-    return iteration.schedule._next_assigned
 
 
 def _n_filled(loader: ShardLoader, iteration: EpochIteration) -> int:
@@ -55,7 +51,7 @@ def test_the_next_epoch_goes_on_with_what_was_begun_before_it_was_asked_for(fold
     with _loader(folder) as loader:
         _steps(loader)
         ahead = _filled_ahead(loader)
-        assert (ahead.plan.epoch, _n_given(ahead) > 0) == (1, True)
+        assert (ahead.plan.epoch, ahead.schedule._next_assigned > 0) == (1, True)
         batches: Any = iter(loader)
         assert batches.iteration is ahead
         assert _ahead(loader) is None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -291,34 +289,3 @@ def test_a_worker_that_dies_in_it_names_the_batch(folder: str, label: int, text:
     with _loader(folder, batch_transform=leave, num_workers=1) as loader:
         with pytest.raises(shardio.WorkerDied, match=f"exit code 3, {text}"):
             list(loader)
-
-
-def test_it_runs_once_for_each_batch_and_once_for_the_first(folder: str, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-
-    def note(batch: Fields) -> Fields:
-        with open(log, "a") as file:
-            file.write(f"{batch['label'][0]}\n")
-        return batch
-
-    for num_workers in (0, 2):
-        log.unlink(missing_ok=True)
-        with _loader(folder, batch_transform=note, num_workers=num_workers) as loader:
-            list(loader)
-        assert sorted(map(int, log.read_text().split())) == [0, 0, 8, 16]
-
-
-def test_an_empty_dataset_has_no_batches_to_make_anything_of(tmp_path: Path) -> None:
-    empty = write_dataset(tmp_path / "empty", 0, 1, TWO_FIELDS, [])
-    with _loader(empty, batch_transform=draw, tail="pad", num_workers=1) as loader:
-        assert list(loader) == []
-
-
-def test_what_batches_are_put_together_in_goes_with_the_loader(folder: str) -> None:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        with _loader(folder, batch_transform=draw, transform=lambda sample: sample) as loader:
-            list(loader)
-            assert len(os.listdir("/proc/self/fd")) > before
-    assert len(os.listdir("/proc/self/fd")) == before

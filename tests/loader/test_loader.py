@@ -223,12 +223,11 @@ def test_a_batch_size_far_beyond_an_epoch_needs_no_more_memory_than_the_epoch(
 
 
 @WORKERS
-@pytest.mark.parametrize("transform", [None, lambda _: pytest.fail("called")])
-def test_an_empty_dataset_gives_empty_epochs(
-    tmp_path: Path, num_workers: int, transform: Any
-) -> None:
+@pytest.mark.parametrize("taker", ["", "transform", "batch_transform"])
+def test_an_empty_dataset_gives_empty_epochs(tmp_path: Path, num_workers: int, taker: str) -> None:
     folder = write_dataset(tmp_path / "empty", 0)
-    with _loader(folder, num_workers=num_workers, transform=transform) as loader:
+    options: dict[str, Any] = {taker: lambda _: pytest.fail("called")} if taker else {}
+    with _loader(folder, num_workers=num_workers, tail="pad", **options) as loader:
         assert len(loader) == 0
         assert [list(loader), list(loader)] == [[], []]
         assert loader.epoch == 1
@@ -453,6 +452,13 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"verify": "last"}, "verify must be one of off, first, always; found 'last'"),
         ({"reuse": "yes"}, "reuse must be one of True, False; found 'yes'"),
         ({"start_method": "threads"}, "start_method must be one of 'zygote', 'spawn', 'thread"),
+        ({"rank": 1}, "rank and world_size belong together"),
+        ({"rank": 2, "world_size": 2}, "rank must be below world_size"),
+        ({"rank": -1, "world_size": 2}, "rank must be an integer from 0 up"),
+        ({"on_error": "skip"}, "on_error='skip' needs max_skips"),
+        ({"max_skips": 1}, "max_skips is for on_error='skip'"),
+        ({"on_error": "ignore"}, "on_error must be one of 'raise', 'skip'; found 'ignore'"),
+        ({"on_error": "skip", "max_skips": -1}, "max_skips must be an integer from 0 up; found -1"),
     ],
 )
 def test_refused_options_name_what_is_fine(small: str, given: dict[str, Any], message: str) -> None:
@@ -532,6 +538,7 @@ def test_reused_batches_on_another_device_are_the_same_tensors(
         ("shufle", "did you mean 'shuffle'"),
         ("subset", r"write ShardLoader\(shardio.open\(path, subset=…\), batch_size\)"),
         ("storage_options", r"shardio.open\(path, storage_options=…\)"),
+        ("preload", r"write dataset\.preload\(fields\)"),
         ("zzz", "its options are dataset, batch_size, fields, shuffle"),
     ],
 )

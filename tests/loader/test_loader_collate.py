@@ -201,19 +201,6 @@ def test_collate_takes_other_shapes_of_a_transform(folder: str, num_workers: int
     assert [value.shape for value in found["list"]["x"]] == [(3, 5), (4, 5)] * 2
 
 
-@WORKERS
-def test_stacking_other_shapes_of_a_transform_is_an_error(folder: str, num_workers: int) -> None:
-    with _loader(folder, 4, transform=rows, num_workers=num_workers) as loader:
-        with pytest.raises(TransformError) as caught:
-            list(loader)
-    text = str(caught.value)
-    assert (
-        "the first sample (sample 0 of shard 000000-000.shard) had float32 of shape (3, 5)" in text
-    )
-    assert 'shape (4, 5); collate="pad", "ragged" or "list"' in text
-    assert "sample 1 of shard 000000-000.shard" in text
-
-
 def test_where_shapes_may_differ_dtype_and_rank_may_not(folder: str) -> None:
     for odd in (np.zeros(3), np.zeros((2, 2), np.float32)):
         values = [np.zeros((2, 2)), odd]

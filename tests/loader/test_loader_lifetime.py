@@ -534,9 +534,9 @@ def test_close_in_another_thread_ends_a_loop_without_workers(folder: str, first:
 
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("running", [(0, "zygote"), (2, "zygote"), (2, "spawn"), (2, "thread")])
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("given", [{}, {"reuse": True}, {"transform": dict, "collate": "pad"}])
 def test_close_releases_all_memory_and_descriptors(
-    folder: str, running: tuple[int, str], *, reuse: bool
+    folder: str, running: tuple[int, str], given: dict[str, Any]
 ) -> None:
     def held() -> tuple[int, int, int]:
         maps = Path("/proc/self/maps").read_text()
@@ -544,7 +544,7 @@ def test_close_releases_all_memory_and_descriptors(
         n_threads = sum(name.startswith("shardio-worker") for name in names)
         return len(os.listdir("/proc/self/fd")), maps.count("memfd:shardio"), n_threads
 
-    options: dict[str, Any] = {"reuse": reuse, "output": "numpy"}
+    options: dict[str, Any] = {"output": "numpy", **given}
     options["num_workers"], options["start_method"] = running
     with ShardLoader(folder, 10, **options) as first:
         list(first)  # what is imported and opened once

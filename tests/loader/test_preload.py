@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shardio.samples.preload
-from shardio import Array, Bytes, InvalidArgument, Schema, ShardDataset, ShardLoader
+from shardio import Array, Bytes, InvalidArgument, Schema, ShardDataset
 from shardio._workers.processes import limits
 from shardio._workers.processes.limits import MemoryLimit
 from shardio.errors import InsufficientMemory, ShardChanged
@@ -179,10 +179,7 @@ def test_a_limited_address_space_is_no_limit(folder: str, monkeypatch: pytest.Mo
         assert dataset.preload(["image"]) >= IMAGES
 
 
-def test_fields_that_do_not_exist_are_refused_and_so_is_the_option_of_a_loader(folder: str) -> None:
+def test_fields_that_do_not_exist_are_refused(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         with pytest.raises(InvalidArgument, match="fields must be different ones of image, blob"):
             dataset.preload(["frames"])
-    options: dict[str, Any] = {"preload": True}
-    with pytest.raises(TypeError, match=r"no option 'preload': write dataset\.preload\(fields\)"):
-        ShardLoader(folder, 8, **options)

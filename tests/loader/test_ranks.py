@@ -81,14 +81,6 @@ def test_by_default_all_ranks_take_equal_steps_of_equal_shape(folder: str, world
         assert all(len(batch[name]) == 4 for name in batch)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_drop_leaves_out_what_is_no_whole_step(folder: str, world_size: int) -> None:
-    found = epoch_of(folder, world_size, tail="drop")
-    assert {len(batches) for batches in found} == {N // (4 * world_size)}
-    order = epoch_permutation(N, seed=3, epoch=0).at(np.arange(N)).tolist()
-    assert indices(in_order(found)) == order[: N // (4 * world_size) * 4 * world_size]
-
-
 @WORKERS
 def test_padding_copies_valid_rows_and_is_not_valid(folder: str, num_workers: int) -> None:
     samples = [as_read(every_field_sample(i)) for i in range(N)]
@@ -189,20 +181,6 @@ def test_an_environment_that_makes_no_sense_is_an_error_that_names_it(
     with pytest.raises(InvalidArgument) as raised:
         ShardLoader(folder, 4, num_workers=0)
     assert said in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"rank": 1}, "rank and world_size belong together"),
-        ({"rank": 2, "world_size": 2}, "rank must be below world_size"),
-        ({"rank": -1, "world_size": 2}, "rank must be an integer from 0 up"),
-        ({"rank": 0, "world_size": 0}, "world_size must be an integer from 1 to 16777216; found 0"),
-    ],
-)
-def test_impossible_options_are_refused(folder: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
-        ShardLoader(folder, 4, num_workers=0, **options)
 
 
 # A rank that trains: what it has learnt of, and where it is, are saved together after each batch.

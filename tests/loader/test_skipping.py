@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, InvalidArgument, Schema, ShardLoader, ShardReader, Text, WeightedSampler
+from shardio import Array, Schema, ShardLoader, ShardReader, Text, WeightedSampler
 from shardio.batch.batch import Batch
 from shardio.errors import (
     ChecksumMismatch,
@@ -380,21 +380,6 @@ def test_where_all_substitutes_fail_the_samples_own_error_is_raised(
 
 
 # --- how many --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_skips": None}, "on_error='skip' needs max_skips"),
-        ({"on_error": "raise"}, "max_skips is for on_error='skip'"),
-        ({"on_error": "ignore"}, "on_error must be one of 'raise', 'skip'; found 'ignore'"),
-        ({"max_skips": -1}, "max_skips must be an integer from 0 up; found -1"),
-        ({"max_skips": 1.5}, "max_skips must be an integer from 0 up; found 1.5"),
-    ],
-)
-def test_the_options_are_checked(folder: str, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
-        loading(folder, **options)
 
 
 @WORKERS
