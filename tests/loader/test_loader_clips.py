@@ -26,7 +26,7 @@ from shardio import (
     WeightedSampler,
 )
 from shardio.dataset.manifest import load, publish_next
-from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
+from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.media import VideoFile
@@ -474,16 +474,6 @@ def test_videos_of_several_sizes_need_one(files: list[Path | None], tmp_path: Pa
 def test_clips_that_cannot_be_are_refused(folder: str, options: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         loader_of(folder, **options)
-
-
-def test_a_transform_that_fails_says_of_which_sample(folder: str) -> None:
-    def fail(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["label"] == 3:
-            raise ValueError("no")
-        return sample
-
-    with pytest.raises(TransformError, match=r"sample 0 of shard 000001-000\.shard"):
-        epoch(folder, ALL, transform=fail)
 
 
 def test_an_empty_dataset_has_no_clips(tmp_path: Path) -> None:

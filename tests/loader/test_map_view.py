@@ -156,19 +156,6 @@ def test_workers_of_torchs_dataloader_draw_differently_in_every_epoch(folder: Pa
     view.close()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_torchs_dataloader_takes_it(folder: Path, context: str) -> None:
-    torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2}
-    view = MapView(folder, fields=["x", "name"], transform=lambda s: {**s, "x": s["x"] * 2})
-    loader = torch.utils.data.DataLoader(view, **options, multiprocessing_context=context)
-    batches = list(loader)
-    assert [len(batch["x"]) for batch in batches] == [4, 4, 2]
-    found = {n: x for b in batches for n, x in zip(b["name"], b["x"][:, 0].tolist(), strict=True)}
-    assert found == {f"ü{i}": 2.0 * i for i in range(10)}
-    view.close()
-
-
 def test_clips_of_videos_are_samples(tmp_path: Path) -> None:
     from shardio_tools import sample_clips
 
