@@ -222,7 +222,7 @@ def test_inspect_reports_what_is_wrong_with_a_file_beside(dataset: Path, capsys:
     second.write_bytes((dataset / "g000002-000.shard").read_bytes())
     assert cli.main(["inspect", str(dataset), "--json", "--sample", "2"]) == 1
     facts = json.loads(capsys.readouterr().out)
-    assert [finding["code"] for finding in facts["damage"]] == ["DatasetCorrupt"]
+    assert [finding["code"] for finding in facts["damage"]] == ["dataset"]
     assert facts["damage"][0]["path"] == str(second)
     assert list(facts["sample"]["fields"]) == ["label", "source"]
     assert [shard["samples"] for shard in facts["column_groups"]["x"]] == [2, 2]

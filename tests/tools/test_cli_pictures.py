@@ -403,7 +403,7 @@ def test_frames_of_a_damaged_video_are_shown_as_far_as_they_decode(
     facts = inspect_json(capsys, folder, "--image", out, code=1)
     assert facts["image"]["damaged"] == [5, 6, 7, 8, 9]
     (finding,) = facts["damage"]
-    assert (finding["code"], finding["field"], finding["sample"]) == ("MediaError", "x", 0)
+    assert (finding["code"], finding["field"], finding["sample"]) == ("media", "x", 0)
     with Pillow.open(out) as picture:
         shown = [np.asarray(one.convert("RGB")) for one in ImageSequence.Iterator(picture)]
     assert np.abs(shown[-1][8, 8].astype(int) - 8 * 14).max() < 8

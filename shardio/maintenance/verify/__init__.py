@@ -6,13 +6,31 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+from shardio.errors import (
+    DatasetCorrupt,
+    DatasetNotFound,
+    MediaError,
+    ShardCorrupt,
+    ShardIncomplete,
+    ShardioError,
+    ShardNotFound,
+    ShardUnsupported,
+)
 
 MAX_FINDINGS: Final = 100
 """The maximum number of findings that are listed for a file. Further findings are only counted."""
 _MAX_TEXT: Final = 300
+_CODES: Final[dict[type[Exception], str]] = {
+    DatasetCorrupt: "dataset",
+    DatasetNotFound: "missing",
+    MediaError: "media",
+    ShardIncomplete: "incomplete",
+    ShardNotFound: "missing",
+    ShardUnsupported: "unsupported",
+}
+"""The codes of findings for errors that have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +59,29 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, path: str, error: Exception, **where: Any) -> Self:
+        """Return the finding for an error about the data at `path`.
+
+        Details of the error take precedence over `where`, and a path below `path` over `path`.
+        """
+        if isinstance(error, ShardCorrupt):
+            known = {
+                name: getattr(error, name) for name in ("section", "field", "sample", "offset")
+            }
+            known |= {"expected": _plain(error.expected), "found": _plain(error.found)}
+            where |= {name: value for name, value in known.items() if value is not None}
+            return cls(error.path or path, error.code, _short(error.what), **where)
+        if isinstance(error, OSError) and not isinstance(error, ShardioError):
+            place = error.filename if isinstance(error.filename, str) else path
+            return cls(place, "unreadable", f"the file cannot be read: {error.strerror or error}")
+        place, colon, message = str(error).partition(": ")
+        if place == os.path.abspath(path):
+            place = path
+        if not colon or not place.startswith(path):
+            place, message = path, str(error)
+        return cls(place, _CODES.get(type(error), "unreadable"), _short(message), **where)
 
 
 class Findings:
@@ -77,23 +118,19 @@ class Findings:
         """Add a finding about a stored hash, `expected`, and the hash of the data, `found`."""
         self.add(code, message, expected=f"{expected:016x}", found=f"{found:016x}", **where)
 
-    def add_error(self, error: ShardCorrupt, **where: Any) -> None:
-        """Add a finding about an error. `where` is used for details that `error` does not have."""
-        places = {key: getattr(error, key) for key in ("section", "field", "sample", "offset")}
-        known = {key: value for key, value in places.items() if value is not None}
-        numbers = {"expected": error.expected, "found": error.found}
-        self.add(error.code, error.what, **{**where, **known}, **numbers)
+    def add_error(self, error: Exception, **where: Any) -> None:
+        """Add the finding for an error; `where` is used for details that `error` does not have."""
+        details = Finding.of(self.path, error, **where).as_json()
+        del details["path"]
+        self.add(**details)
 
     @contextmanager
     def catching(self, **where: Any) -> Iterator[None]:
         """Add an error about a damaged shard, raised in the block, as `add_error` does."""
         try:
             yield
-        except ShardCorrupt as error:
+        except (ShardCorrupt, ShardIncomplete, ShardUnsupported) as error:
             self.add_error(error, **where)
-        except (ShardIncomplete, ShardUnsupported) as error:
-            code = "incomplete" if isinstance(error, ShardIncomplete) else "unsupported"
-            self.add(code, str(error).removeprefix(f"{self.path}: "), **where)
 
     def close(self) -> tuple[Finding, ...]:
         """Return the kept findings. If there were more, one more finding has their number."""

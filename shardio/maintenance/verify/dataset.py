@@ -176,7 +176,7 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
     try:
         published = load(root)
     except (DatasetCorrupt, ShardUnsupported) as error:
-        return [], [_manifest_finding(root / POINTER, error)]
+        return [], [Finding.of(str(root / POINTER), error)]
     found, findings = [], []
     for number in generation_numbers(root):
         if not 0 < number < published.number:
@@ -185,7 +185,7 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
             found.append(load_generation(root, number))
         except (DatasetCorrupt, ShardUnsupported) as error:
             place = root / GENERATIONS / f"{number:06d}.json"
-            findings.append(_manifest_finding(place, error))
+            findings.append(Finding.of(str(place), error))
     found.append(published)
     findings += _check_inputs(found)
     for generation in found:
@@ -201,7 +201,7 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
         try:
             _ = inputs.entries
         except DatasetCorrupt as error:
-            findings.append(_manifest_finding(inputs.part.path, error))
+            findings.append(Finding.of(str(inputs.part.path), error))
     return findings
 
 
@@ -212,13 +212,8 @@ def _departure_findings(root: Path) -> list[Finding]:
         message = "the file was removed while the dataset was verified: it cannot be opened now"
         return [Finding(str(root / POINTER), "changed", message)]
     except (DatasetCorrupt, ShardUnsupported) as error:
-        return [_manifest_finding(root / POINTER, error)]
+        return [Finding.of(str(root / POINTER), error)]
     return []
-
-
-def _manifest_finding(path: Path, error: Exception) -> Finding:
-    code = "unsupported" if isinstance(error, ShardUnsupported) else "dataset"
-    return Finding(str(path), code, str(error).removeprefix(f"{path}: "))
 
 
 def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:

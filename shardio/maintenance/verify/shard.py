@@ -163,7 +163,7 @@ def verify_or_report(root: Path, name: str) -> VerifiedShard:
         else:
             findings.add("missing", "the shard is missing")
     except OSError as error:
-        findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
+        findings.add_error(error)
     return VerifiedShard(findings.close(), 0)
 
 
@@ -188,10 +188,8 @@ def verify_bytes(whole: Content, path: str) -> VerifiedShard:
             known = replace(known, id=header.id.hex(), n_samples=header.n_samples)
             if schema := _verify_sections(content, header, findings):
                 known = replace(known, schema=schema.to_json().decode())
-    except ShardChanged as error:
+    except (ShardChanged, OSError) as error:
         findings.add_error(error)
-    except OSError as error:
-        findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
     return replace(known, findings=findings.close())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -139,41 +139,15 @@ class Inspection:
         reader = self.attempt(path, partial(samples.reader, shard, name))
         return reader, path, number - int(samples.starts[shard])
 
-    def note(
-        self, path: str, error: Exception, *, field: str | None = None, sample: int | None = None
-    ) -> None:
-        """Record damage of the data at `path`, once.
-
-        `field` and `sample` (a row of the shard) are used if the error does not name them.
-        """
-        where: Facts = {"field": field, "sample": sample}
-        if isinstance(error, shardio.ShardCorrupt):
-            for name in ("section", "field", "sample", "offset", "expected", "found"):
-                if (value := getattr(error, name)) is not None:
-                    where[name] = str(value) if name in ("expected", "found") else value
-            finding = Finding(error.path or path, error.code, error.what, **where)
-        elif isinstance(error, OSError) and not isinstance(error, shardio.ShardioError):
-            place = error.filename if isinstance(error.filename, str) else path
-            message = f"the file cannot be read: {error.strerror or error}"
-            finding = Finding(place, "unreadable", message)
-        else:
-            finding = replace(_finding(path, error), **where)
+    def note(self, path: str, error: Exception, **where: Any) -> None:
+        """Record damage of the data at `path`, once; `where` has a field and a row of the shard."""
+        finding = Finding.of(path, error, **where)
         if finding not in self.findings:
             self.findings.append(finding)
 
     def as_json(self) -> Facts:
         """Return facts and findings as JSON values."""
         return {**self.facts, "damage": [finding.as_json() for finding in self.findings]}
-
-
-def _finding(path: str, error: Exception) -> Finding:
-    """Return a finding for an error; the path at the start of its message is removed."""
-    place, colon, message = str(error).partition(": ")
-    if place == os.path.abspath(path):
-        place = path
-    if colon and place.startswith(path):
-        return Finding(place, type(error).__name__, message)
-    return Finding(path, type(error).__name__, str(error))
 
 
 def is_dataset(path: str) -> bool:
@@ -287,7 +261,7 @@ def _open_dataset(inspection: Inspection, path: str) -> shardio.ShardDataset | N
     except DatasetNotFound as error:
         if not in_folder:
             raise
-        inspection.findings.append(_finding(path, error))
+        inspection.note(path, error)
     if dataset is None:
         surveys = []
         for name in in_folder:
