@@ -138,12 +138,8 @@ def test_ambiguous_member_names_are_refused(names: tuple[str, ...], tmp_path: Pa
 @pytest.mark.parametrize(
     "options",
     [
-        {"format": "zip"},
-        {"on_error": "ignore"},
-        {"shard_bytes": 0},
-        {"fields": ["nothing"]},
-        {"fields": []},
-        {"subset": "nothing"},
+        *({"format": "zip"}, {"on_error": "ignore"}, {"shard_bytes": 0}),
+        *({"fields": ["nothing"]}, {"fields": []}, {"subset": "nothing"}),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], dataset: Path, tmp_path: Path) -> None:

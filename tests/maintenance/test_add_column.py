@@ -118,15 +118,6 @@ def test_values_are_taken_one_at_a_time_as_shards_are_written(folder: Path) -> N
     assert n_done == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_a_function_gets_columns_that_were_added_before(folder: Path) -> None:
-    add_column(folder, "x", FLOAT, rows_of(N))
-    add_column(folder, "y", Array("int64"), lambda sample: int(sample["x"][0]) + sample["label"])
-    assert values_of(folder, "y") == [i + i % 2 for i in range(N)]
-    assert numbers_of(folder) == list(range(N))
-    assert list(load(folder).whole_schema) == ["label", "source", "x", "y"]
-    assert is_sound(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [

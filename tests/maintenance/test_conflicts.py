@@ -152,31 +152,19 @@ def test_a_shard_that_is_gone_while_nobody_published_is_missing(
         OPERATIONS[name][1](source, tmp_path / "out", {})
 
 
-def test_a_repair_does_not_give_up_samples_that_another_writer_has_moved(
-    source: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["repair", "verify"])
+def test_shards_that_another_writer_removed_are_not_called_lost_or_missing(
+    source: Path, tmp_path: Path, name: str
 ) -> None:
     def told(state: MaintenanceProgress) -> None:
         if state.n_shards_done == 1:
             clean_up(source)
 
     with pytest.raises(DatasetConflict, match="removed shards"):
-        repair(source, tmp_path / "out", progress=told)
+        WITH_PROGRESS[name][1](source, tmp_path / "out", {"progress": told})
     assert not (tmp_path / "out").exists()
-    assert repair(source, tmp_path / "out").is_whole
-
-
-def test_an_audit_does_not_call_shards_missing_that_another_writer_removed(source: Path) -> None:
-    is_done = False
-
-    def told(_: object) -> None:
-        nonlocal is_done
-        if not is_done:
-            is_done = True
-            clean_up(source)
-
-    with pytest.raises(DatasetConflict, match="removed shards"):
-        verify_dataset(source, workers=0, progress=told)
-    assert not verify_dataset(source, workers=0).findings
+    report = WITH_PROGRESS[name][1](source, tmp_path / "out", {"progress": None})
+    assert report.is_whole if name == "repair" else not report.findings
 
 
 def test_an_audit_tells_damage_though_another_writer_has_published(source: Path) -> None:

@@ -17,7 +17,6 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import (
     DatasetCorrupt,
-    DatasetExists,
     InvalidArgument,
     ShardNotFound,
 )
@@ -270,10 +269,3 @@ def test_damage_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> 
         SURGERIES[name](source, tmp_path / "out")
     assert tree(source) == before
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["merge", "reshard"])
-def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, name: str) -> None:
-    source = write(tmp_path / "a", 2)
-    with pytest.raises(DatasetExists):
-        SURGERIES[name](source, source)

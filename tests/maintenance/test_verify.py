@@ -27,7 +27,7 @@ from shardio.maintenance import (
     verify_dataset,
     verify_shard,
 )
-from shardio.maintenance.verify import MAX_FINDINGS, shard
+from shardio.maintenance.verify import MAX_FINDINGS
 from shardio.maintenance.verify import dataset as verification
 from tests.shards import flip, write_shard
 
@@ -101,14 +101,6 @@ def test_a_missing_shard_is_a_finding_and_the_others_are_checked(dataset: Path) 
     (dataset / first).unlink()
     flip(dataset / second, 4096)
     assert codes(dataset) == [(first, "missing"), (second, "checksum")]
-
-
-def test_an_empty_shard_is_a_finding(dataset: Path) -> None:
-    path = sorted(dataset.glob("*.shard"))[1]
-    os.truncate(path, 0)
-    for findings in (verify_shard(path), verify_dataset(dataset, workers=0).findings):
-        assert [(finding.path, finding.code) for finding in findings] == [(str(path), "incomplete")]
-    assert [finding.code for finding in survey_shard(path).findings] == ["incomplete"]
 
 
 def test_a_shard_that_was_replaced_by_another_sound_one_is_found(dataset: Path) -> None:
@@ -246,13 +238,3 @@ def test_verification_maps_no_shard_and_lists_what_the_disk_cannot_read(
         (finding,) = findings
         assert finding.code == "unreadable"
         assert finding.message == "the file cannot be read: Input/output error"
-
-
-def test_a_file_that_cannot_be_opened_is_a_finding(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(shard, "verify_file", refuse)
-    assert {code for _, code in codes(dataset)} == {"unreadable"}

@@ -188,18 +188,6 @@ def test_text_that_is_not_utf8_is_refused(dataset: Path, tmp_path: Path, capsys:
     assert "not UTF-8" in capsys.readouterr().err
 
 
-def test_it_is_silent_or_speaks_json_if_asked(dataset: Path, capsys: Capture) -> None:
-    assert add(dataset, "1\n" * N, "--field", "int8", "--quiet") == 0
-    assert capsys.readouterr() == ("", "")
-    assert add(dataset, "1\n" * N, "--field", "int8", "--json", name="y") == 0
-    out, err = capsys.readouterr()
-    report = json.loads(out)
-    assert (report["generation"], report["n_samples"], report["n_rewritten"]) == (3, N, 2)
-    assert err == ""
-    assert add(dataset, "1\n" * N, "--field", "int8", name="y") == 2
-    assert "there is a field 'y' already" in capsys.readouterr().err
-
-
 def test_inspect_and_verify_show_what_was_added(dataset: Path, capsys: Capture) -> None:
     add(dataset, "1\n2\n3\n4\n", "--field", "int8", "--quiet")
     assert cli.main(["inspect", str(dataset), "--sample", "3"]) == 0
