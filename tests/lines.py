@@ -128,10 +128,6 @@ def leave_killed(root: Path, out: Path, place: object, name: str, **options: Any
             convert(root, out, **options)
 
 
-def no_space(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def texts(out: Path) -> list[str]:
     return [sample["text"] for sample in shardio.open(out)]
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -193,35 +194,35 @@ def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "n_workers"),
-    [({}, 3), ({"workers": 1}, 1), ({"workers": 2}, 2), ({"workers": 9}, 5)],
+    ("n_cpus", "little_bytes", "options", "asked"),
+    [
+        (3, 1, {}, [3]),
+        (3, 1, {"workers": 1}, [1]),
+        (3, 1, {"workers": 9}, [N_SHARDS]),
+        (3, 1 << 20, {}, []),
+        (1, 1, {}, []),
+    ],
 )
 def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, options: Any, n_workers: int
+    dataset: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    n_cpus: int,
+    little_bytes: int,
+    options: Any,
+    asked: list[int],
 ) -> None:
-    asked: list[int] = []
+    begun: list[int] = []
 
     def refuse(function: object, n: int, **options: Any) -> None:
-        asked.append(n)
+        begun.append(n)
         raise InterruptedError
 
     monkeypatch.setattr(jobs, "TaskPool", refuse)
-    monkeypatch.setattr(verification, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
-    with pytest.raises(InterruptedError):
-        verify_dataset(dataset, **options)
-    assert asked == [n_workers]
-
-
-@pytest.mark.parametrize(("n_cpus", "little_bytes"), [(3, 1 << 20), (1, 1)])
-def test_little_data_or_a_single_cpu_starts_no_process(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, n_cpus: int, little_bytes: int
-) -> None:
     monkeypatch.setattr(verification, "usable_cpus", lambda: n_cpus)
     monkeypatch.setattr(verification, "LITTLE_BYTES", little_bytes)
-    monkeypatch.setattr(jobs, "TaskPool", None)
-    report = verify_dataset(dataset)
-    assert (report.findings, report.n_shards) == ((), N_SHARDS)
+    with contextlib.suppress(InterruptedError):
+        verify_dataset(dataset, **options)
+    assert begun == asked
 
 
 def test_verification_maps_no_shard_and_lists_what_the_disk_cannot_read(

@@ -26,9 +26,7 @@ from shardio.errors import (
     DatasetNotFound,
     InsufficientMemory,
     SchemaError,
-    ShardIncomplete,
     ShardNotFound,
-    ShardUnsupported,
     TransformError,
     UnsupportedEnvironment,
 )
@@ -77,8 +75,6 @@ def raising(error: BaseException) -> Any:
     [
         (shardio.ShardCorrupt("bad", code="padding"), 1),
         (ChecksumMismatch("bad", code="checksum"), 1),
-        (ShardIncomplete("bad"), 1),
-        (ShardUnsupported("bad"), 1),
         (DatasetCorrupt("bad"), 1),
         (shardio.MediaError("bad"), 1),
         (TransformError("bad"), 1),

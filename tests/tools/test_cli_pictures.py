@@ -18,11 +18,14 @@ from PIL import Image as Pillow
 from PIL import ImageSequence
 
 import shardio
-from shardio import Array, Bytes, Image, List, ShardReader, Text, Video
+from shardio import Array, Bytes, Image, List, Text, Video
+from shardio.format.layout import Kind
 from shardio.media import ClipDecoder, StreamEncoder, decode_image, encode_jpeg, pillow_image
 from shardio_tools import cli
 from shardio_tools.inspect import pictures
 from shardio_tools.inspect.pictures import CAPTION, GAP, draw_sheet
+from tests.maintenance.datasets import place
+from tests.shards import flip
 
 Capture = pytest.CaptureFixture[str]
 Pixels = npt.NDArray[np.uint8]
@@ -111,15 +114,6 @@ def frames(path: Path) -> tuple[list[Pixels], list[int]]:
     return found, durations
 
 
-def damage(path: Path, field: str) -> None:
-    """Change the first byte of a column."""
-    with ShardReader(path) as reader:
-        place = reader.column_section(field).offset
-    content = bytearray(path.read_bytes())
-    content[place] ^= 0x55
-    path.write_bytes(content)
-
-
 def shard(dataset: Path, i: int) -> Path:
     return sorted(dataset.glob("*.shard"))[i]
 
@@ -190,9 +184,9 @@ def test_nothing_is_written_into_a_dataset(clips: Path, tmp_path: Path, capsys: 
     (tmp_path / "link").symlink_to(clips)
     (clips / "deep").mkdir()
     before = sorted(clips.rglob("*"))
-    for place in (clips, clips / "deep", tmp_path / "link"):
+    for inside in (clips, clips / "deep", tmp_path / "link"):
         for path, option in ((clips, "--sheet"), (shard(clips, 0), "--image")):
-            said = refused(capsys, path, option, place / "out.png")
+            said = refused(capsys, path, option, inside / "out.png")
             assert "is a dataset folder: name another folder" in said
     assert sorted(clips.rglob("*")) == before
 
@@ -273,8 +267,8 @@ def test_options_that_fit_nothing_are_refused_before_anything_is_written(
 def test_a_disk_that_refuses_leaves_nothing(
     clips: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, place = tmp_path / "new" / "out.png", tmp_path / "new"
-    place.mkdir()
+    out, folder = tmp_path / "new" / "out.png", tmp_path / "new"
+    folder.mkdir()
 
     def refuse(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -282,7 +276,7 @@ def test_a_disk_that_refuses_leaves_nothing(
     monkeypatch.setattr(os, "replace", refuse)
     inspect(clips, "--image", out, code=3)
     assert capsys.readouterr().err == f"shardio: {out}: No space left on device\n"
-    assert not any(place.iterdir())
+    assert not any(folder.iterdir())
 
 
 def test_a_sheet_takes_samples_evenly_from_all(tmp_path: Path, capsys: Capture) -> None:
@@ -332,7 +326,7 @@ def test_captions_are_escaped_and_shortened() -> None:
 def test_a_damaged_sample_is_crossed_out_and_listed(
     clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    damage(shard(clips, DAMAGED), "frames")
+    flip(shard(clips, DAMAGED), place(shard(clips, DAMAGED), Kind.COLUMN, "frames")[0])
     out = tmp_path / "out.png"
     facts = inspect_json(capsys, clips, "--sheet", out, code=1)
     assert facts["sheet"]["damaged"] == [DAMAGED]
@@ -348,16 +342,11 @@ def test_a_damaged_sample_is_crossed_out_and_listed(
 def test_a_shard_that_does_not_open_hides_no_other(
     how: str, clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    place = shard(clips, DAMAGED)
-    if how == "missing":
-        place.unlink()
-    else:
-        content = bytearray(place.read_bytes())
-        content[30] ^= 1
-        place.write_bytes(content)
+    path = shard(clips, DAMAGED)
+    path.unlink() if how == "missing" else flip(path, 30)
     facts = inspect_json(capsys, clips, "--sheet", tmp_path / "out.png", code=1)
     assert facts["sheet"]["damaged"] == [DAMAGED]
-    assert [finding["path"] for finding in facts["damage"]] == [str(place)]
+    assert [finding["path"] for finding in facts["damage"]] == [str(path)]
     arguments = ("--sample", DAMAGED, "--image", tmp_path / "not.png")
     assert inspect_json(capsys, clips, *arguments, code=1)["image"] is None
     inspect(clips, *arguments, code=1)
@@ -368,7 +357,7 @@ def test_a_shard_that_does_not_open_hides_no_other(
 def test_what_is_damaged_beside_a_picture_leaves_it(
     clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    damage(shard(clips, 2), "label")
+    flip(shard(clips, 2), place(shard(clips, 2), Kind.COLUMN, "label")[0])
     arguments = ("--sheet", tmp_path / "all.png", "--image", tmp_path / "out.png", "--sample", 2)
     facts = inspect_json(capsys, clips, *arguments, code=1)
     assert facts["sheet"]["damaged"] == facts["image"]["damaged"] == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardio_tools import cli
+from tests.shards import flip
 
 Capture = pytest.CaptureFixture[str]
 
@@ -16,10 +17,7 @@ def damaged(dataset: Path, tmp_path: Path) -> Path:
     """Return a copy of the dataset with one bit of the first shard's first sample flipped."""
     copy = tmp_path / "damaged"
     shutil.copytree(dataset, copy)
-    path = min(copy.glob("*.shard"))
-    content = bytearray(path.read_bytes())
-    content[4096 + 100] ^= 1
-    path.write_bytes(content)
+    flip(min(copy.glob("*.shard")), 4096 + 100)
     return copy
 
 
