@@ -152,7 +152,7 @@ def test_the_numbers_have_limits(
 
 @pytest.mark.parametrize("what", ["broken", "too short"])
 def test_where_no_file_gives_a_sample_the_report_says_that_nothing_is_published(
-    what: str, tmp_path: Path, capsys: Capture
+    what: str, videos: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
@@ -173,6 +173,10 @@ def test_where_no_file_gives_a_sample_the_report_says_that_nothing_is_published(
     assert cli.main([*command, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["generation"], report["samples"], report["bytes"]) == (0, 0, 0)
+    assert cli.main(["convert", str(videos / "dogs"), str(out), *SMALL]) == 0
+    assert cli.main([*command, "--overwrite"]) == 1
+    assert capsys.readouterr().out.endswith(f"nothing was published, {out} is unchanged\n")
+    assert cli.main(["inspect", str(out)]) == 0
 
 
 def test_append_says_what_is_new_what_is_there_and_what_has_changed(
