@@ -34,8 +34,6 @@ from shardio.maintenance import (
 from tests.maintenance.datasets import LABELS, labelled, place, shard_of, write
 from tests.shards import flip
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 Options = dict[str, Any]
 OPERATIONS: dict[str, tuple[str, Callable[[Path, Path, Options], Any]]] = {
     "add_column": (

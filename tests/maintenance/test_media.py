@@ -33,8 +33,6 @@ from tests.shards import (
     same_value,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 N, N_SHARDS = 12, 3
 
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,10 @@ from shardio.maintenance import (
     verify_dataset,
     verify_shard,
 )
-from shardio.maintenance.verify import MAX_FINDINGS
+from shardio.maintenance.verify import MAX_FINDINGS, shard
 from shardio.maintenance.verify import dataset as verification
+from shardio.maintenance.verify.shard import VerifiedShard
 from tests.shards import flip, write_shard
-
-pytestmark = pytest.mark.usefixtures("quick_disk")
 
 SCHEMA = Schema({"label": Array("int64"), "text": Text(), "blob": Bytes()})
 N_SHARDS = 5
@@ -239,3 +239,56 @@ def test_verification_maps_no_shard_and_lists_what_the_disk_cannot_read(
         (finding,) = findings
         assert finding.code == "unreadable"
         assert finding.message == "the file cannot be read: Input/output error"
+
+
+# --- files that change meanwhile: what was checked is not what is there ------------------------
+
+
+def replace(path: str) -> None:
+    os.rename(shutil.copy(path, path + "~"), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(replace, "replaced or written to", id="replaced"),
+        pytest.param(lambda path: os.utime(path, (5, 5)), "replaced or written to", id="written"),
+        pytest.param(os.unlink, "was removed", id="deleted"),
+    ],
+)
+def test_a_change_during_the_audit_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], None], words: str
+) -> None:
+    path = write_shard(tmp_path / "a.shard", 3)
+    real = shard.verify_bytes
+
+    def meanwhile(whole: memoryview, name: str) -> VerifiedShard:
+        found = real(whole, name)
+        change(name)
+        return found
+
+    assert verify_shard(path) == []
+    monkeypatch.setattr(shard, "verify_bytes", meanwhile)
+    (finding,) = verify_shard(path)
+    assert (finding.code, finding.path) == ("changed", str(path))
+    assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param(os.unlink, "changed", id="deleted"),
+        pytest.param(lambda path: os.truncate(path, 5), "dataset", id="cut"),
+    ],
+)
+def test_a_dataset_that_ends_during_its_audit_is_a_finding(
+    dataset: Path, change: Callable[[str], None], code: str
+) -> None:
+    pointer = str(dataset / POINTER)
+
+    def meanwhile(progress: MaintenanceProgress) -> None:
+        if progress.n_shards_done == progress.n_shards:
+            change(pointer)
+
+    (finding,) = verify_dataset(dataset, progress=meanwhile).findings
+    assert (finding.code, finding.path) == (code, pointer)

@@ -18,8 +18,6 @@ from shardio.storage.content import PreadFile
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
 from tests.shards import write_shard
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 N_ROWS = 100
 
 
