@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -352,19 +353,17 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
 def npy_encoder(field: Array) -> Callable[[Any], bytes]:
     """Return a function that encodes an array as a .npy file, with a cached header per shape."""
     dtype, numbers = export_dtype(field), number_converter(field)
-    heads: dict[tuple[int, ...], bytes] = {}
+
+    @lru_cache(maxsize=4096)  # every sample may have a new shape
+    def head(shape: tuple[int, ...]) -> bytes:
+        file = io.BytesIO()
+        header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        return file.getvalue()
 
     def encode(value: Any) -> bytes:
         array = numbers(np.asarray(value, field.numpy))
-        head = heads.get(array.shape)
-        if head is None:
-            if len(heads) > 4096:  # limit the number of headers: every sample may have a new shape
-                heads.clear()
-            header = {"descr": dtype.str, "fortran_order": False, "shape": array.shape}
-            file = io.BytesIO()
-            np.lib.format.write_array_header_1_0(file, header)
-            head = heads[array.shape] = file.getvalue()
-        return head + array.tobytes()
+        return head(array.shape) + array.tobytes()
 
     return encode
 
