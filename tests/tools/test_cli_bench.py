@@ -73,21 +73,20 @@ def test_on_a_device_batches_are_tensors(dataset: Path, capsys: Capture) -> None
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "said"),
+    ("more", "said"),
     [
-        (["--seconds", "0"], 2, "seconds must be above 0 and finite; found"),
-        (["--seconds", "nan"], 2, "seconds must be above 0 and finite; found"),
-        (["--seconds", "inf"], 2, "seconds must be above 0 and finite; found"),
-        (["--batch-size", "0"], 2, "batch_size must be an integer from 1 up; found 0"),
-        (["--workers", "-1"], 2, "num_workers must be an integer from 0 to 1024; found -1"),
-        (["--fields", "nothing"], 2, "fields must be different ones of"),
-        (["--subset", "nothing"], 2, "nothing"),
+        (["--seconds", "0"], "seconds must be above 0 and finite; found"),
+        (["--seconds", "nan"], "seconds must be above 0 and finite; found"),
+        (["--batch-size", "0"], "batch_size must be an integer from 1 up; found 0"),
+        (["--workers", "-1"], "num_workers must be an integer from 0 to 1024; found -1"),
+        (["--fields", "nothing"], "fields must be different ones of"),
+        (["--subset", "nothing"], "nothing"),
     ],
 )
 def test_what_is_not_acceptable_is_a_usage_error(
-    dataset: Path, capsys: Capture, more: list[str], code: int, said: str
+    dataset: Path, capsys: Capture, more: list[str], said: str
 ) -> None:
-    assert cli.main(["bench", str(dataset), *more]) == code
+    assert cli.main(["bench", str(dataset), *more]) == cli.USAGE
     assert said in capsys.readouterr().err
 
 

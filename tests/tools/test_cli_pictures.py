@@ -311,18 +311,6 @@ def test_a_sheet_shows_samples_with_numbers_and_classes(
     assert all(not np.array_equal(caption, other) for other in others)
 
 
-def test_captions_are_escaped_and_shortened() -> None:
-    picture = np.zeros((96, 96, 3), np.uint8)
-
-    def caption(text: str) -> Pixels:
-        return tile(draw_sheet([(text, picture)]), 0, 1, 96)[1]
-
-    assert np.array_equal(caption("a\x1b\n"), caption(r"a\x1b\n"))
-    assert np.array_equal(caption("猫"), caption(r"\u732b"))
-    assert np.array_equal(caption("w" * 99), caption("w" * 500))
-    assert not np.array_equal(caption("w" * 99), caption("w"))
-
-
 def test_a_damaged_sample_is_crossed_out_and_listed(
     clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:

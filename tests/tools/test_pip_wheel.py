@@ -44,18 +44,20 @@ WHEELS = {
 }
 
 
+@pytest.mark.parametrize("where", ["environment", "file", "further"])
 def test_the_newest_final_wheel_for_this_python_is_fetched(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "index", WHEELS))
+    url = _make_index(tmp_path / "index", WHEELS)
+    if where == "file":
+        (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {url}\n")
+    elif where == "further":
+        monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "empty", {}))
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", url)
+    else:
+        monkeypatch.setenv("PIP_INDEX_URL", url)
     wheel = _pip_wheel.fetch(tmp_path)
     assert (wheel.name, wheel.read_text()) == (NEWEST, NEWEST)
-
-
-def test_the_index_of_the_configuration_file_is_used(tmp_path: Path) -> None:
-    url = _make_index(tmp_path / "index", WHEELS)
-    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {url}\n")
-    assert _pip_wheel.fetch(tmp_path).name == NEWEST
 
 
 def test_the_files_that_pip_reads_are_read_and_a_named_one_first(
@@ -67,14 +69,6 @@ def test_the_files_that_pip_reads_are_read_and_a_named_one_first(
     files = CONFIGURATION_FILES()
     assert files[:2] == [tmp_path / "pip.conf", Path("/home/ada/.config/pip/pip.conf")]
     assert Path("/etc/pip.conf") in files
-
-
-def test_a_further_index_is_asked_where_the_first_has_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "empty", {}))
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", _make_index(tmp_path / "index", WHEELS))
-    assert _pip_wheel.fetch(tmp_path).name == NEWEST
 
 
 def test_a_wheel_whose_bytes_do_not_match_its_hash_is_refused(
