@@ -13,7 +13,7 @@ from typing import Any, Final
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import generation_numbers, load, load_generation
 from shardio.dataset.transaction import published_in, raise_conflict
-from shardio.dataset.writer import SHARD_BYTES, GenerationWriter
+from shardio.dataset.writer import GenerationWriter
 from shardio.errors import (
     DataError,
     DatasetCorrupt,
@@ -219,7 +219,6 @@ def repair(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
 ) -> RepairReport:
     """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
@@ -230,7 +229,6 @@ def repair(
     Args:
         source: the folder of a dataset, whose `dataset.json` may be damaged, or a shard file.
         out: a folder that is missing or empty.
-        shard_bytes: the target size in bytes of new shards. Undamaged shards keep their sizes.
         progress: called in the calling process, at the start and after every shard.
 
     Raises:
@@ -242,7 +240,7 @@ def repair(
     before, plan = published_in(source), _plan(os.fspath(source))
     sizes = [sum(size_of(shard.path) for shard in group) for group in plan.groups]
     repairs: list[ShardRepair] = []
-    with GenerationWriter(out, plan.schema, shard_bytes=shard_bytes) as output:
+    with GenerationWriter(out, plan.schema) as output:
         state = ShardProgress(progress, "repairing", sizes)
         for group in plan.groups:
             repairs.append(_save(group, output))
@@ -255,7 +253,7 @@ def repair(
         ]
         details = plan.generation.description if plan.generation else {}
         details["inputs"] = [found.as_json() for found in repairs]
-        details["operation"] = {"name": "repair", "options": {"shard_bytes": shard_bytes}}
+        details["operation"] = {"name": "repair"}
         generation = output.publish(**details)
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
 

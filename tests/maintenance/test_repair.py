@@ -296,16 +296,6 @@ def test_pages_that_the_disk_cannot_read_lose_their_samples(
     assert len(lost) <= 2  # the page may hold the beginning of the next row
 
 
-def test_samples_are_cut_into_shards_of_the_size_asked_for(source: Path, tmp_path: Path) -> None:
-    for k in range(N_SHARDS):
-        offset, _ = place(shard_of(source, k), Kind.COLUMN, "frames")
-        flip(shard_of(source, k), offset)
-    repair(source, tmp_path / "small", shard_bytes=1)
-    repair(source, tmp_path / "large")
-    assert [shard.n_samples for shard in load(tmp_path / "small").shards] == [1] * 9
-    assert [shard.n_samples for shard in load(tmp_path / "large").shards] == [9]
-
-
 def test_what_cannot_be_repaired_is_refused_and_nothing_is_left(
     source: Path, tmp_path: Path
 ) -> None:
