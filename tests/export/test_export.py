@@ -179,16 +179,6 @@ def test_a_killed_export_leaves_nothing_under_its_name(
     assert entries(tmp_path) == ["d", "out"]
 
 
-def test_an_export_that_is_refused_removes_what_a_killed_one_left(
-    dataset: Path, tmp_path: Path
-) -> None:
-    export(dataset, tmp_path / "out", "files")
-    (tmp_path / ".staging-dead").mkdir()
-    with pytest.raises(DatasetExists, match="--overwrite"):
-        export(dataset, tmp_path / "out", "files")
-    assert entries(tmp_path) == ["d", "out"]
-
-
 @pytest.mark.parametrize("then", ["goes on", "is gone"])
 def test_an_export_being_replaced_exists_whenever_the_disk_fails(
     then: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

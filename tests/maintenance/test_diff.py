@@ -66,12 +66,6 @@ def test_a_value_that_is_missing_is_not_one_of_nothing(
         assert report.changed == [(0, (name,))]
 
 
-def test_the_same_samples_in_other_shards_are_the_same(whole: Path, tmp_path: Path) -> None:
-    report = diff(whole, write(tmp_path / "b", N, 4))
-    assert report.is_same
-    assert (report.n_a, report.n_b, report.changed) == (N, N, [])
-
-
 @pytest.mark.parametrize("name", list(EVERY_FIELD))
 def test_a_changed_value_of_any_field_is_named(whole: Path, tmp_path: Path, name: str) -> None:
     report = diff(whole, changed(tmp_path, name, 7))
