@@ -70,11 +70,11 @@ def test_a_token_divides_documents_and_is_kept(
     assert read(tmp_path / "out") == documents
 
 
-def test_files_of_llm_c_say_how_their_tokens_are_stored(tmp_path: Path) -> None:
+def test_headers_of_llm_c_are_no_tokens(tmp_path: Path) -> None:
     for magic, version, dtype in ((20240520, 1, "uint16"), (20240801, 7, "uint32")):
         content = llm_c(np.arange(9, dtype=dtype), magic=magic, version=version)
         (tmp_path / "x.bin").write_bytes(content)
-        convert(tmp_path / "x.bin", tmp_path / dtype, length=9)
+        convert(tmp_path / "x.bin", tmp_path / dtype, dtype=dtype, length=9)
         with shardio.open(tmp_path / dtype) as dataset:
             assert dataset.schema["tokens"] == Array(dtype, (None,))
         assert read(tmp_path / dtype) == [[*range(9)]]
@@ -109,7 +109,7 @@ def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"1234")
     refused: list[tuple[dict[str, Any], str]] = [
-        ({}, "no .bin file states the dtype of its tokens: pass dtype, one of uint8"),
+        ({}, "dtype is ''; it must be one of uint8, uint16, uint32, int32, int64"),
         ({"dtype": "float32"}, "dtype is 'float32'; it must be one of"),
         ({"dtype": "uint16", "eot": -1}, "eot is -1"),
         ({"dtype": "uint16", "eot": 65_536}, "eot is 65536: out of range for uint16"),

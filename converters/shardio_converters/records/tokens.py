@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Converter, Input, InvalidArgument, MediaError, Outcome, Schema, Text
-from shardio_converters.inference import InputProbe
 from shardio_converters.options import check_choice, check_number
 
 SUFFIX: Final = ".bin"
@@ -38,7 +37,7 @@ class TokenFiles(Converter):
     kind: ClassVar[str] = "tokens"
     version: ClassVar[str] = "1"
 
-    dtype: str | None = None
+    dtype: str = ""
     """Dtype in the files: uint8, uint16, uint32, int32, int64."""
     eot: int | None = field(default=None, metadata={"metavar": "ID"})
     """The token between documents; each document is a sample."""
@@ -46,11 +45,10 @@ class TokenFiles(Converter):
     """Tokens per sample (default: 1024)."""
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:
-            check_choice("dtype", self.dtype, DTYPES)
+        check_choice("dtype", self.dtype, DTYPES)
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
             raise InvalidArgument(f"eot is {self.eot!r}; it must be a token, a whole number from 0")
-        if self.eot is not None and self.dtype and self.eot > np.iinfo(self.dtype).max:
+        if self.eot is not None and self.eot > np.iinfo(self.dtype).max:
             raise InvalidArgument(f"eot is {self.eot}: out of range for {self.dtype}")
         if self.eot is not None and self.length is not None:
             raise InvalidArgument(
@@ -59,26 +57,8 @@ class TokenFiles(Converter):
         if self.length is not None:
             check_number("length", self.length, 1, _MAX_LENGTH)
 
-    def fitted(self, inputs: Sequence[Input]) -> TokenFiles:
-        """Return the converter with the dtype of the first llm.c file, unless a dtype is given."""
-        if self.dtype is not None:
-            return self
-        probe = InputProbe(inputs)
-        for one in probe.files():
-            if one.name.lower().endswith(SUFFIX):
-                with probe.skip_broken(one), open(one.path, "rb") as file:
-                    dtype, _ = _read_header(file)
-                    if dtype is not None:
-                        return replace(self, dtype=dtype)
-        raise InvalidArgument(
-            f"no {SUFFIX} file states the dtype of its tokens: pass dtype, one of "
-            f"{', '.join(DTYPES)} (--dtype)"
-        )
-
     def schema(self) -> Schema:
         """Return the fields of a sample."""
-        if self.dtype is None:
-            raise InvalidArgument("dtype is unknown: it is inferred by fitted(), or passed")
         tokens = Array(self.dtype, (None,))
         return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
 
