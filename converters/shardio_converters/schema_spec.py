@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -33,25 +33,15 @@ from shardio.media import library_versions
 
 Field = Any
 """A field type of shardio; the base class of the types is not public."""
-REFERENCES: Final[dict[str, Callable[..., Field]]] = {
-    "file": Bytes,
-    "image": Image,
-    "video": Video,
-    "audio": Audio,
-}
+REFERENCES: Final[dict[str, Any]] = {"file": Bytes, "image": Image, "video": Video, "audio": Audio}
 """The field types whose values are file names in tables. The keys are the names in specs."""
-_NAMED: Final[dict[str, Callable[..., Field]]] = {
-    "text": Text,
-    "json": Json,
-    "bytes": Bytes,
-    **REFERENCES,
-}
+_NAMED: Final[dict[str, Any]] = {"text": Text, "json": Json, "bytes": Bytes, **REFERENCES}
 DTYPES: Final = tuple(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 )
 """NumPy dtypes that are stored as they are."""
 _LIST: Final = re.compile(r"list\[(.+)\](\?)?")
-_SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
+_SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,(?:\d+|\*))*)\])?(\?)?")
 
 
 def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
@@ -65,12 +55,12 @@ def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: boo
 
 def parse_field(name: str, spec: Any) -> Field:
     """Return the field that a spec declares."""
-    if isinstance(spec, str) and (of := _LIST.fullmatch(spec.strip())):
+    if isinstance(spec, str) and (of := _LIST.fullmatch(spec)):
         element = parse_field(name, of[1])
         if not element.array or element.optional:
             raise InvalidArgument(f"field {name!r}: found {spec!r}; expected a list of arrays")
         return List(element, optional=bool(of[2]))
-    found = _SPEC.fullmatch(spec.strip()) if isinstance(spec, str) else None
+    found = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
     try:
         if found is None:
             raise InvalidArgument(
@@ -81,7 +71,7 @@ def parse_field(name: str, spec: Any) -> Field:
             if dims is not None:
                 raise InvalidArgument(f"{kind} has no dimensions")
             return _NAMED[kind](optional=bool(mark))
-        shape = tuple(None if n.strip() == "*" else int(n) for n in (dims or "").split(",") if n)
+        shape = tuple(None if n == "*" else int(n) for n in (dims or "").split(",") if n)
         return Array(kind, shape, optional=bool(mark))
     except ShardioError as error:
         raise InvalidArgument(f"field {name!r}: found {spec!r}; {error}") from error
@@ -132,6 +122,13 @@ def schema_of(fields: Mapping[str, str]) -> Schema:
 @lru_cache(maxsize=16)
 def _schema_of(fields: tuple[tuple[str, str], ...]) -> Schema:
     return parse_schema(dict(fields))
+
+
+def refuse_other(dtype: str, shape: Sequence[int | None], field: Array) -> None:
+    """Check dtype and shape of an array against its field."""
+    if dtype != field.dtype or not fits(shape, field.shape):
+        wanted, found = format_spec(field.dtype, field.shape), format_spec(dtype, tuple(shape))
+        raise MediaError(f"expected {wanted}, found {found}")
 
 
 def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:

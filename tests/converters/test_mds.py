@@ -116,7 +116,7 @@ def test_what_an_index_says_must_be_there(root: Path, tmp_path: Path) -> None:
     assert reasons["b.mds"].startswith("sha1: expected")
     assert f"expected {len(content)} bytes, found {len(content) + 1}" in reasons["c.mds"]
     assert reasons["d.mds"] == "index.json beside it names 4 shards, and not this one"
-    assert reasons["index.json"] == "expected 'gone.mds' beside it, found neither"
+    assert reasons["index.json"].startswith("expected 'gone.mds' beside it, found neither")
     about = json.loads(index(a=content))
     about["shards"][0]["raw_data"]["hashes"] = "sha1"
     (root / "index.json").write_text(json.dumps(about))
@@ -138,7 +138,7 @@ def test_an_index_of_merged_ones_names_shards_below_it(root: Path, tmp_path: Pat
     assert report.counts == {"converted": 2, "part": 3} and report.n_samples == 2
     (root / "0" / "index.json").write_text(index(**{"../1/shard": content}))
     (one,) = (one for one in convert(root, tmp_path / "other").broken if "index" in one.name)
-    assert one.reason == "expected '../1/shard.mds' beside it, found neither"
+    assert one.reason.startswith("expected '../1/shard.mds' beside it, found neither")
 
 
 def test_json_is_read_as_the_library_reads_it(root: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from shardio_converters.files import damage, data_name, media_value, named_path,
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.parsing import OutOfRange, float_of, read_int, read_json, read_text
 from shardio_converters.records.zstd_files import open_zstd
-from shardio_converters.schema_spec import DTYPES, Field, InferringConverter, fits, format_spec
+from shardio_converters.schema_spec import DTYPES, Field, InferringConverter, refuse_other
 
 _SCALARS: Final = tuple(name for name in DTYPES if name != "bool")
 _WORDS: Final = {
@@ -131,11 +131,7 @@ class MdsColumn:
 
     def _checked(self, field: Array, data: Piece) -> npt.NDArray[Any]:
         value = self._array(data)
-        if value.dtype.name != field.dtype or not fits(value.shape, field.shape):
-            raise MediaError(
-                f"expected {format_spec(field.dtype, field.shape)}, "
-                f"found {format_spec(value.dtype.name, value.shape)}"
-            )
+        refuse_other(value.dtype.name, value.shape, field)
         return value
 
     def _array(self, data: Piece) -> npt.NDArray[Any]:
@@ -178,7 +174,6 @@ def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
 INDEX: Final = "index.json"
 SUFFIXES: Final = (".mds", ".mds.zstd")
 
-_COMPRESSED: Final = (".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
 _MAX_TEXT: Final = 256 << 20  # maximum bytes of an index, or of the JSON text of a shard
 _U32: Final = np.dtype("<u4")
 _DAMAGED: Final = (zstandard.ZstdError, EOFError)
@@ -211,13 +206,11 @@ def _check_index(path: str) -> int:
     folder = os.path.dirname(path)
     for entry in shards:
         names = [one["basename"] for one in (entry["raw_data"], entry.get("zip_data")) if one]
-        there = [name for name in names if _is_below(folder, name)]
-        if not there:
-            raise MediaError(f"expected {' or '.join(map(repr, names))} beside it, found neither")
-        if names[0] not in there and names[-1].endswith(_COMPRESSED):
+        names = [name for name in names if name.endswith(SUFFIXES)] or names
+        if not any(name.endswith(SUFFIXES) and _is_below(folder, name) for name in names):
             raise MediaError(
-                f"{names[-1]!r}: expected .mds or .mds.zstd: decompress it, or let "
-                "StreamingDataset do so, with a folder of its own as local"
+                f"expected {' or '.join(map(repr, names))} beside it, found neither; "
+                "shards in br, bz2, gz and snappy are not read: decompress them"
             )
     return len(shards)
 
@@ -281,15 +274,12 @@ def _compare(file: IO[bytes], path: str, key: str) -> None:
 
 def _digest(file: IO[bytes], algorithm: str) -> str | None:
     """Return the hash of a file; None for an unknown algorithm."""
-    if algorithm in xxhash.algorithms_available:
-        make: Any = getattr(xxhash, algorithm)
-    elif algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
-        make = algorithm
-    else:
-        return None
     file.seek(0)
-    digest: str = hashlib.file_digest(file, make).hexdigest()  # type: ignore[arg-type]  # reads as files do
-    return digest
+    try:
+        make: Any = getattr(xxhash, algorithm, algorithm)
+        return hashlib.file_digest(file, make).hexdigest()  # type: ignore[arg-type]  # reads as files do
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:

@@ -37,7 +37,7 @@ class TokenFiles(Converter):
     kind: ClassVar[str] = "tokens"
     version: ClassVar[str] = "1"
 
-    dtype: str = ""
+    dtype: str | None = None
     """Dtype in the files: uint8, uint16, uint32, int32, int64."""
     eot: int | None = field(default=None, metadata={"metavar": "ID"})
     """The token between documents; each document is a sample."""
@@ -48,7 +48,7 @@ class TokenFiles(Converter):
         check_choice("dtype", self.dtype, DTYPES)
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
             raise InvalidArgument(f"eot is {self.eot!r}; it must be a token, a whole number from 0")
-        if self.eot is not None and self.eot > np.iinfo(self.dtype).max:
+        if self.eot is not None and self.eot > np.iinfo(str(self.dtype)).max:
             raise InvalidArgument(f"eot is {self.eot}: out of range for {self.dtype}")
         if self.eot is not None and self.length is not None:
             raise InvalidArgument(
@@ -59,7 +59,7 @@ class TokenFiles(Converter):
 
     def schema(self) -> Schema:
         """Return the fields of a sample."""
-        tokens = Array(self.dtype, (None,))
+        tokens = Array(str(self.dtype), (None,))
         return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
