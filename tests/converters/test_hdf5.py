@@ -12,7 +12,7 @@ import pytest
 
 import shardio
 from shardio import Array, Text
-from shardio_converters.arrays.array_samples import BlockArray
+from shardio_converters.arrays.array_samples import block_array
 from shardio_converters.arrays.hdf5 import Hdf5
 from tests.converters.helpers import DTYPES, convert, only_reason, reasons, unexplained
 
@@ -241,11 +241,11 @@ def test_every_chunk_is_read_once() -> None:
         read.append(which)
         return list(range(which.start, which.stop))
 
-    block = BlockArray("x", "int64", (1000, 1000), note, 80_000, 90)
+    block = block_array("x", "int64", (1000, 1000), note, 80_000, 90)
     assert list(block.rows()) == list(range(1000))
     assert [each.start for each in read] == list(range(0, 1000, 90))
     read.clear()
-    huge = BlockArray("x", "int64", (100,), note, 100 << 20, 50)
+    huge = block_array("x", "int64", (100,), note, 100 << 20, 50)
     assert list(huge.rows()) == list(range(100))
     assert read[0] == slice(0, 2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -50,51 +50,42 @@ Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class NamedArray(ABC):
+class NamedArray:
     """An array in a file; a row is an entry along the first axis.
 
     `dtype` is shardio's name of the dtype, or `TEXT`. The last dimension of `shape` is None if the
-    rows are vectors of different lengths.
+    rows are vectors of different lengths. `whole` reads all rows, and `rows` yields them.
     """
 
     name: str
     dtype: str
     shape: Shape
-
-    @abstractmethod
-    def whole(self) -> npt.NDArray[Any]:
-        """Read the whole array."""
-
-    @abstractmethod
-    def rows(self) -> Iterator[Any]:
-        """Yield the rows."""
+    whole: Callable[[], npt.NDArray[Any]]
+    rows: Callable[[], Iterator[Any]]
 
 
-@dataclass(frozen=True)
-class BlockArray(NamedArray):
-    """An array whose rows a library reads by range, and decodes by chunks of `chunk_rows` rows.
+def block_array(
+    name: str,
+    dtype: str,
+    shape: Shape,
+    read: Callable[[Any], Any],
+    row_bytes: int,
+    chunk_rows: int,
+) -> NamedArray:
+    """Return an array whose rows a library reads by range, and decodes by chunks of `chunk_rows`.
 
     `read` returns the rows of a slice, or the whole array for `()`. `row_bytes` is the size of a
-    row in memory.
+    row in memory. Rows are read in whole chunks.
     """
 
-    read: Callable[[Any], Any]
-    row_bytes: int
-    chunk_rows: int
-
-    def whole(self) -> npt.NDArray[Any]:
-        """Read the whole array."""
-        found: npt.NDArray[Any] = self.read(())
-        return found
-
-    def rows(self) -> Iterator[Any]:
-        """Yield the rows; read whole chunks."""
-        n_rows = self.shape[0] or 0
-        row_bytes = max(1, self.row_bytes)
-        n_block = max(1, _BLOCK_BYTES // row_bytes // self.chunk_rows) * self.chunk_rows
-        n_block = max(1, min(n_block, _MAX_BLOCK_BYTES // row_bytes))
+    def rows() -> Iterator[Any]:
+        n_rows, n_bytes = shape[0] or 0, max(1, row_bytes)
+        n_block = max(1, _BLOCK_BYTES // n_bytes // chunk_rows) * chunk_rows
+        n_block = max(1, min(n_block, _MAX_BLOCK_BYTES // n_bytes))
         for first in range(0, n_rows, n_block):
-            yield from self.read(slice(first, min(first + n_block, n_rows)))
+            yield from read(slice(first, min(first + n_block, n_rows)))
+
+    return NamedArray(name, dtype, shape, partial(read, ()), rows)
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:

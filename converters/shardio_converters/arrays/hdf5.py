@@ -20,7 +20,8 @@ from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import (
     TEXT,
     ArraySamples,
-    BlockArray,
+    NamedArray,
+    block_array,
     dtype_name,
     refuse_bomb,
 )
@@ -70,7 +71,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
         waiting += reversed(below)
 
 
-def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
+def _open(h5py: Any, dataset: Any, path: str, place: str) -> NamedArray:
     """Check the declaration of the dataset at `path` in the file at `place`; return the array."""
     name = path.replace("/", ".")
     plist = dataset.id.get_create_plist()
@@ -93,7 +94,7 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
         )
     row_bytes = int(np.prod(shape[1:], dtype=object)) * dataset.dtype.itemsize
     refuse_bomb(f"dataset {path!r}", (shape[0] if shape else 1) * row_bytes, os.path.getsize(place))
-    return BlockArray(
+    return block_array(
         name,
         dtype,
         (*shape, None) if is_ragged else shape,
@@ -148,7 +149,7 @@ class Hdf5(ArraySamples):
     rows_of_many: ClassVar[bool] = True
     step_s: ClassVar[float] = STEP_S
 
-    def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
+    def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
         """Return the datasets of a file; None if the file is not HDF5."""
         h5py = import_module("h5py")
         with contextlib.suppress(ModuleNotFoundError):

@@ -35,40 +35,40 @@ invalid offset."""
 _BLOCK_BYTES: Final = 1 << 20  # the size of the rows that are read at once
 
 
-@dataclass(frozen=True)
-class StoredArray(NamedArray):
-    """An array whose numbers are stored one after another in a file.
+def _stored(
+    name: str,
+    known: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    is_fortran: bool,  # noqa: FBT001
+    begin: Callable[[], IO[bytes] | FileSlice],
+) -> NamedArray:
+    """Return an array whose numbers are stored one after another; `begin` opens the first number.
 
-    `begin` opens the file at the first number; `numpy` is the dtype in the file, with its byte
-    order.
+    `dtype` is the dtype in the file, with its byte order. In Fortran order, where a row is
+    scattered, rows are read as a whole.
     """
 
-    shape: tuple[int, ...]
-    numpy: np.dtype[Any]
-    is_fortran: bool
-    begin: Callable[[], IO[bytes] | FileSlice]
+    def whole() -> npt.NDArray[Any]:
+        with begin() as file, damage(ZIP_DAMAGE, f"array {name!r}"):
+            found = _read(file, dtype, shape[::-1] if is_fortran else shape, name)
+            _check_end(file, name)
+        return found.T if is_fortran else found
 
-    def whole(self) -> npt.NDArray[Any]:
-        """Read the whole array."""
-        shape = self.shape[::-1] if self.is_fortran else self.shape
-        with self.begin() as file, damage(ZIP_DAMAGE, f"array {self.name!r}"):
-            found = _read(file, self.numpy, shape, self.name)
-            _check_end(file, self.name)
-        return found.T if self.is_fortran else found
-
-    def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows; an array in Fortran order is read as a whole."""
-        if self.is_fortran:
-            yield from self.whole()
+    def rows() -> Iterator[npt.NDArray[Any]]:
+        if is_fortran:
+            yield from whole()
             return
-        with self.begin() as file, damage(ZIP_DAMAGE, f"array {self.name!r}"):
-            n_left, n_bytes = self.shape[0], math.prod(self.shape[1:]) * self.numpy.itemsize
+        with begin() as file, damage(ZIP_DAMAGE, f"array {name!r}"):
+            n_left, n_bytes = shape[0], math.prod(shape[1:]) * dtype.itemsize
             n_block = max(1, _BLOCK_BYTES // max(1, n_bytes))
             while n_left:
                 n_read = min(n_block, n_left)
-                yield from _read(file, self.numpy, (n_read, *self.shape[1:]), self.name)
+                yield from _read(file, dtype, (n_read, *shape[1:]), name)
                 n_left -= n_read
-            _check_end(file, self.name)
+            _check_end(file, name)
+
+    return NamedArray(name, known, shape, whole, rows)
 
 
 class FileSlice:
@@ -148,7 +148,7 @@ _NPY_DAMAGE: Final = (
 )
 
 
-def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
+def array_in(data: bytes, name: str, n_bytes: int) -> NamedArray:
     """Return the array of a .npy of `n_bytes`; if `data` is only its beginning, read no values."""
     file = io.BytesIO(data)
     header = _read_header(file, name)
@@ -156,8 +156,8 @@ def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
     return _npy_array(name, header, n_bytes - start, lambda: io.BytesIO(data[start:]))
 
 
-def _open_npz(archive: zipfile.ZipFile) -> list[StoredArray]:
-    found: dict[str, StoredArray] = {}
+def _open_npz(archive: zipfile.ZipFile) -> list[NamedArray]:
+    found: dict[str, NamedArray] = {}
     for member in archive.namelist():
         if not member.endswith(".npy"):
             raise MediaError(
@@ -182,12 +182,12 @@ def _begin_member(archive: zipfile.ZipFile, member: str, start: int) -> IO[bytes
 
 def _npy_array(
     name: str, header: Header, n_bytes: int, begin: Callable[[], IO[bytes] | FileSlice]
-) -> StoredArray:
+) -> NamedArray:
     shape, is_fortran, dtype = header
     known = dtype_name(dtype, f"array {name!r}")
     if (expected := math.prod(shape) * dtype.itemsize) != n_bytes:
         raise MediaError(f"array {name!r}: expected {expected:,} bytes, found {n_bytes:,}")
-    return StoredArray(name, known, shape, dtype, is_fortran, begin)
+    return _stored(name, known, shape, dtype, is_fortran, begin)
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:
@@ -213,7 +213,7 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
     return shape, is_fortran, dtype
 
 
-def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
+def _open_tensors(file: IO[bytes]) -> list[NamedArray]:
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
         raise MediaError(f"{n_bytes} bytes; expected at least 8, the length of the header")
@@ -236,7 +236,7 @@ def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
     return [array for _, _, array in placed]
 
 
-def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, StoredArray]:
+def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, NamedArray]:
     """Return where a tensor begins and ends, counted from byte `start`, and the tensor."""
     begins, ends = entry["data_offsets"]
     shape = tuple(entry["shape"])
@@ -251,7 +251,7 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
     if ends - begins != math.prod(shape) * numpy.itemsize:
         raise ValueError(f"tensor {name!r}: {ends - begins} bytes for shape {shape} of {dtype}")
     begin = partial(FileSlice, file, start + begins, ends - begins)
-    return begins, ends, StoredArray(name, dtype, shape, numpy, False, begin)
+    return begins, ends, _stored(name, dtype, shape, numpy, False, begin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +267,7 @@ class Arrays(ArraySamples):
     what: ClassVar[str] = ".npy, .npz or .safetensors"
     rows_of_many: ClassVar[bool] = False
 
-    def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
+    def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
         """Return the arrays of a file; None if neither suffix nor first bytes are of this kind."""
         suffix = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
         with damage(ZIP_DAMAGE):

@@ -25,7 +25,8 @@ import numpy.typing as npt
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import (
     ArraySamples,
-    BlockArray,
+    NamedArray,
+    block_array,
     check_text,
     dtype_name,
     refuse_bomb,
@@ -158,7 +159,7 @@ def _refuse_pickle(content: Any, name: str) -> None:
             _refuse_pickle(each, name)
 
 
-def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray:
+def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> NamedArray:
     what = f"array {folder or ONLY!r}"
     version = about.get("zarr_format")
     array = found.zarr.open_array(
@@ -171,7 +172,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
     pieces = array.shards or array.chunks
     n_bytes = max(prod(shape), prod(pieces)) * dtype.itemsize
     refuse_bomb(what, n_bytes, found.n_bytes)
-    return BlockArray(
+    return block_array(
         folder.replace("/", ".") or ONLY,
         known,
         shape,
@@ -239,7 +240,7 @@ class Zarr(ArraySamples):
                 found[root].append(name)
         return found
 
-    def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
+    def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
         """Return the arrays of a store; None if the input is no .zarr.zip and no root file."""
         zarr = import_module("zarr")
         with damage(_DAMAGE), warnings.catch_warnings():

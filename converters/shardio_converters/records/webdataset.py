@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome
-from shardio_converters.arrays.array_samples import TEXT
-from shardio_converters.arrays.npy import StoredArray, array_in
+from shardio_converters.arrays.array_samples import TEXT, NamedArray
+from shardio_converters.arrays.npy import array_in
 from shardio_converters.files import media_value
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.parsing import read_int, read_json, read_text
@@ -120,7 +120,7 @@ def _array(name: str, field: Array | None, data: bytes) -> Any:
     return str(value) if dtype == TEXT else np.asarray(value, order="C")
 
 
-def _checked(array: StoredArray) -> DtypeShape:
+def _checked(array: NamedArray) -> DtypeShape:
     if array.dtype == TEXT and array.shape:
         raise MediaError(f"expected one string, found {format_spec(TEXT, array.shape)}")
     if len(array.shape) > 16:
