@@ -134,7 +134,7 @@ def test_bfloat16_is_its_bits(tmp_path: Path) -> None:
         (tensors({"a": entry(0, 2), "b": entry(1, 3)}, b"123"), "tensor 'b': expected at byte 2"),
         (tensors({"a": entry(0, 2, "I64", [1])}, b"12"), "2 bytes for shape (1,) of int64"),
         (tensors({"a": entry(0, 1, "U8", [-1])}, b"1"), "the header is damaged"),
-        (tensors({"a": entry(0, 1, "F8_E4M3")}, b"1"), "found dtype F8_E4M3; expected one of BOOL"),
+        (tensors({"a": entry(0, 1, "F8_E4M3")}, b"1"), "dtype F8_E4M3, expected one of BOOL"),
         (tensors({"a": {"dtype": "U8"}}, b"1"), "the header is damaged"),
     ],
 )
@@ -164,7 +164,7 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_pat
         "date.npy": (npy(np.zeros(2, "M8[s]")), "dates: store them as int64"),
         "span.npy": (npy(np.zeros(2, "m8[s]")), "spans of time: store them as int64"),
         "bytes.npy": (npy(np.array([b"a"])), "store uint8, or strings"),
-        "strings.npy": (npy(np.array(["a", "b"])), "expected one string in a sample, found text"),
+        "strings.npy": (npy(np.array(["a", "b"])), "expected one string, found text"),
         "empty.npy": (b"", "the header is damaged"),
         "short.npy": (whole[:-3], "expected 64 bytes, found 61"),
         "long.npy": (whole + b"x", "expected 64 bytes, found 65"),

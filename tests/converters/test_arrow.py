@@ -366,7 +366,7 @@ def test_what_cannot_be_stored_is_refused_with_the_reason(tmp_path: Path) -> Non
         if name != "type":
             assert why in found[f"{name}.arrow"], name
     assert found["twice.arrow"].startswith("two columns would be the field 'x'; rename it")
-    assert found["other.arrow"] == "column 'y': found int64, expected no such column"
+    assert found["other.arrow"] == "column 'y': int64, expected no such column"
 
 
 NO_FIELDS = {

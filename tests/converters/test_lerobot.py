@@ -196,7 +196,7 @@ BETWEEN_FRAMES[20] += 0.07
         ),
         (
             column("task_index", [0] * 19 + [7] * 9),
-            "episode 2: task 7 is not among the tasks, of which there are 2",
+            "episode 2: task 7 is not one of the 2 tasks",
         ),
         (rows(lambda table: table.slice(0, 19)), "episode 2: expected 9 frames, found none"),
         (

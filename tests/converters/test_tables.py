@@ -400,8 +400,8 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         ({"references": "x"}, "expected a list of column names"),
         ({"references": ["y"]}, "no table has a column 'y'; there are x"),
         ({"fields": {"x": "int8"}, "references": ["x"]}, "a reference is file, image"),
-        ({"fields": {"x": "bytes"}}, "found 'bytes'; tables support files instead"),
-        ({"fields": {"x": "list[int8[*]]"}}, "tables have arrays, or 'json' of any lists"),
+        ({"fields": {"x": "bytes"}}, "found 'bytes'; tables have 'file' instead"),
+        ({"fields": {"x": "list[int8[*]]"}}, "tables have arrays, or 'json'"),
         ({"fields": {"x": "int31"}}, "field 'x'"),
     ]
     check_refused(root, tmp_path / "out", refused, kind="tables")

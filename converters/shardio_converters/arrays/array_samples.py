@@ -243,13 +243,10 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
         if len(shape) > _MAX_DIMS:
             raise MediaError(f"array {name!r}: found {len(shape)} dimensions; {_MAX_DIMS} at most")
         if None in shape and not rows:
-            raise MediaError(
-                f"array {name!r}: found rows of varying length; only rows=True can store them"
-            )
+            raise MediaError(f"array {name!r}: rows of varying length need rows=True")
         if dtype == TEXT and shape:
             raise MediaError(
-                f"array {name!r}: expected one string in a sample, "
-                f"found {format_spec(dtype, shape)}"
+                f"array {name!r}: expected one string, found {format_spec(dtype, shape)}"
             )
     return found
 

@@ -89,9 +89,7 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> NamedArray:
         raise MediaError(f"dataset {path!r}: has no value, not even a shape (a null dataspace)")
     dtype, is_ragged = _type_of(h5py, dataset, path)
     if is_ragged and len(shape) != 1:
-        raise MediaError(
-            f"dataset {path!r}: found variable-length arrays in {len(shape)} dimensions; expected 1"
-        )
+        raise MediaError(f"dataset {path!r}: lists in {len(shape)} dimensions, expected 1")
     row_bytes = int(np.prod(shape[1:], dtype=object)) * dataset.dtype.itemsize
     refuse_bomb(f"dataset {path!r}", (shape[0] if shape else 1) * row_bytes, os.path.getsize(place))
     return block_array(

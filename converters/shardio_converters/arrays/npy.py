@@ -160,9 +160,7 @@ def _open_npz(archive: zipfile.ZipFile) -> list[NamedArray]:
     found: dict[str, NamedArray] = {}
     for member in archive.namelist():
         if not member.endswith(".npy"):
-            raise MediaError(
-                f"member {member!r} is not an array: expected a name that ends in .npy"
-            )
+            raise MediaError(f"member {member!r} is not an array: expected a name in .npy")
         name = member.removesuffix(".npy")
         if name in found:
             raise MediaError(f"two members are named {member!r}")
@@ -244,7 +242,7 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
         raise ValueError(f"tensor {name!r}: shape {shape}, bytes {begins} to {ends}")
     if entry["dtype"] not in _TENSORS:
         raise MediaError(
-            f"tensor {name!r}: found dtype {entry['dtype']}; expected one of {', '.join(_TENSORS)}"
+            f"tensor {name!r}: dtype {entry['dtype']}, expected one of {', '.join(_TENSORS)}"
         )
     dtype = _TENSORS[entry["dtype"]]
     numpy = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")

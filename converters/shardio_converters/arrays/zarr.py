@@ -193,9 +193,7 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
             continue
         head = found.read(name, 16)
         if len(head) < 16 or int.from_bytes(head[12:], "little") != n_bytes:
-            raise MediaError(
-                f"{name}: damaged: {n_bytes:,} bytes differ from the length in the Blosc header"
-            )
+            raise MediaError(f"{name}: damaged: {n_bytes:,} bytes, unlike its Blosc header")
 
 
 def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.NDArray[Any]:

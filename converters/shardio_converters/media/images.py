@@ -61,9 +61,7 @@ class Images(Converter):
         check_choice("store", self.store, STORES)
         if self.size is not None:
             if self.store == "original":
-                raise InvalidArgument(
-                    "size is for store 'jpeg' or 'raw'; originals are not resized"
-                )
+                raise InvalidArgument("size is for store 'jpeg' or 'raw', not for originals")
             check_number("size", self.size, 1, MAX_SIDE)
         if self.store == "jpeg":
             quality = JPEG_QUALITY if self.quality is None else self.quality

@@ -40,7 +40,7 @@ class ArrayRecords(RecordConverter):
             if not _NAME.search(source.name):
                 return None
             raise MediaError(
-                f"expected bytes {_SIGNATURE.hex()} at the start, found {head.hex() or 'none'}"
+                f"expected to begin with {_SIGNATURE.hex()}, found {head.hex() or 'none'}"
             )
         return _records(os.fsencode(source.path))
 

@@ -164,9 +164,7 @@ def _refuse_other_frames(frames: _EpisodeFrames, length: int, tasks: Mapping[int
         n = int(wrong[0])
         raise MediaError(f"row {frames.first_row + n:,}: expected frame {n:,}, found {numbers[n]}")
     if unknown := sorted({*frames.values["task_index"].tolist()} - tasks.keys()):
-        raise MediaError(
-            f"task {unknown[0]} is not among the tasks, of which there are {len(tasks)}"
-        )
+        raise MediaError(f"task {unknown[0]} is not one of the {len(tasks)} tasks")
 
 
 _OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")

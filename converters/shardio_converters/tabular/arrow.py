@@ -124,9 +124,7 @@ class Arrow(InferringConverter):
         found: dict[str, Any] = {}
         for column in columns:
             if column.name not in fields:
-                raise MediaError(
-                    f"column {column.name!r}: found {column.word}, expected no such column"
-                )
+                raise MediaError(f"column {column.name!r}: {column.word}, expected no such column")
             found[column.name] = schema[column.name]
             refuse_other_type(column, schema[column.name], fields[column.name])
             refuse_other_meaning(column, self.units or {}, self.classes or ())

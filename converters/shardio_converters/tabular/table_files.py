@@ -83,9 +83,7 @@ class _Lines:
             self.n_lines += 1
             self.n_chars += len(line)
             if len(line) == MAX_LINE:
-                raise MediaError(
-                    f"line {self.n_lines}: expected fewer than {MAX_LINE:,} characters, found more"
-                )
+                raise MediaError(f"line {self.n_lines}: more than {MAX_LINE - 1:,} characters")
             yield line
 
 
@@ -284,9 +282,7 @@ def _read(table: Input, field: Field, reference: Any, parts: Mapping[str, Input]
         raise MediaError(f"expected the name of a file, found {reference!r:.40}")
     one = parts.get("" if posixpath.isabs(reference) else name_of(table, reference))
     if one is None:
-        raise MediaError(
-            f"{reference!r}: not a file of the source; expected a path from the table's folder"
-        )
+        raise MediaError(f"{reference!r}: not a file of the source, from the table's folder")
     if field.is_streamed:
         return demux(one.path, field.medium, name=one.name)
     with open(one.path, "rb") as file:

@@ -25,6 +25,7 @@ from shardio_converters.tabular.column_values import (
     cell_kind,
 )
 from shardio_converters.tabular.table_files import (
+    SUFFIXES,
     RowBlock,
     columns_of,
     file_spec,
@@ -200,9 +201,7 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
             for name in references:
                 named[name] |= names[name]
     if not found.members:
-        raise probe.nothing_usable(
-            "table in .csv, .tsv, .jsonl or .ndjson that can be read and has columns"
-        )
+        raise probe.nothing_usable(f"table in {', '.join(SUFFIXES)} with columns")
     fields = found.as_specs()
     for name in references:
         if name not in fields:

@@ -54,13 +54,9 @@ class Tables(InferringConverter):
         """Check that a column, or the files it references, can be converted to a field."""
         word = word.strip()
         if field.item:
-            raise InvalidArgument(
-                f"field {name!r}: found {word!r}; tables have arrays, or 'json' of any lists"
-            )
+            raise InvalidArgument(f"field {name!r}: found {word!r}; tables have arrays, or 'json'")
         if word.startswith(("bytes", "bfloat16")):
-            raise InvalidArgument(
-                f"field {name!r}: found {word!r}; tables support files instead: 'file'"
-            )
+            raise InvalidArgument(f"field {name!r}: found {word!r}; tables have 'file' instead")
         if name in (self.references or ()) and _is_in_cells(field):
             raise InvalidArgument(
                 f"field {name!r}: found {word!r}; a reference is {', '.join(REFERENCES)}"
