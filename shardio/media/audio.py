@@ -1,9 +1,8 @@
 """Decode any range of audio samples from a stream of packets.
 
-A tick of an audio stream is one sample. In all functions of this module, sample 0 is the first
-audible sample. Before sample 0, an encoder adds padding, whose length the container declares; the
-padding is dropped. The times of packets (`pts`) do not count from sample 0, but from the same zero
-as the times of the video in the same file.
+A tick of an audio stream is one sample. Sample 0 is the first audible sample: the encoder's padding
+before it, whose length the container declares, is dropped. The times of packets (`pts`) count from
+the same zero as the times of the video in the same file.
 """
 
 from __future__ import annotations
@@ -138,10 +137,7 @@ class _OpenAudio:
 
 
 class AudioDecoder(Closing):
-    """A decoder of ranges of audio that keeps the most recently used streams open.
-
-    Not thread-safe. `close()` or the end of `with` releases the streams.
-    """
+    """A decoder of ranges of audio that keeps recently used streams open. Not thread-safe."""
 
     def __init__(self, max_streams: int = 8) -> None:
         if max_streams < 1:
@@ -165,8 +161,8 @@ class AudioDecoder(Closing):
             start, stop: indices of samples after resampling to `rate`, counted from the first
                 audible sample. Samples after the end of the stream are silence.
             rate: the sample rate in Hz; None keeps the rate of the stream. The value of a sample
-                does not depend on `start`. There is one exception: if the decoder of a codec keeps
-                a state from one packet to the next (MP3, AAC), values may differ slightly.
+                does not depend on `start`, except slightly for codecs whose decoder keeps a state
+                from one packet to the next (MP3, AAC).
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:
@@ -193,21 +189,18 @@ class AudioDecoder(Closing):
         rate: int,
         channels: int | None = None,
     ) -> tuple[Samples, tuple[int, int]]:
-        """Decode `n_samples` samples from the time `begin` on.
-
-        Samples before the start and after the end of the stream are silence.
+        """Decode `n_samples` samples from the time `begin` on; outside the stream, return silence.
 
         Args:
             stream: an audio stream.
-            begin: the start in seconds, counted from the same zero as the stream's `pts` and the
-                times of the video in the same file. The first sample of the result is the sample
-                nearest to `begin`.
+            begin: the start in seconds, counted from the zero of the stream's `pts`. The first
+                sample of the result is the sample nearest to `begin`.
             n_samples: the number of samples to return, after resampling to `rate`.
             rate, channels: as in `decode`.
 
         Returns:
-            An array, float32 of (samples, channels), and a range. The samples in this range of the
-            array are within the stream; the range is (0, 0) if no sample is within the stream.
+            An array, float32 of (samples, channels), and the range of its samples that are within
+            the stream; (0, 0) if none is.
 
         Raises:
             MediaError, InvalidArgument: as in `decode`.
@@ -227,10 +220,7 @@ class AudioDecoder(Closing):
     def _decode_range(
         self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
-        """Resample the stream to `rate`, and return samples `start` to `stop` of the result.
-
-        Sample 0 is the first audible one. Samples outside of the stream are silence.
-        """
+        """Resample the stream to `rate`; return samples `start` to `stop` of the result."""
         source_rate, n_all = sample_rate(opened.stream), opened.sample_index.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
         n_channels = channels or len(opened.codec.layout.channels)
@@ -265,10 +255,7 @@ class AudioDecoder(Closing):
 
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:
-    """Decode samples `start` to `stop` at the stream's rate, with gaps filled by silence.
-
-    Return None if no packet has any of the samples.
-    """
+    """Decode samples `start` to `stop` at the stream's rate, with gaps filled by silence."""
     sample_index = opened.sample_index
     wanted = sample_index.packets(start, stop)
     stream = opened.stream

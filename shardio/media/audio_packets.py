@@ -1,9 +1,9 @@
 """Demux audio into packets, and compute the exact time of every packet's samples.
 
-A container rounds the time of each packet to a tick, which may be a millisecond long. The samples
-of consecutive packets, however, follow each other without a gap, so that all rounded times together
-limit the time of the first sample to a short range; in most files, to one value. If a packet is
-later than the end of the previous packet, there is a gap, and the gap is silence.
+A container rounds the time of each packet to a tick, which may be a millisecond long. Because
+consecutive packets follow each other without a gap, all rounded times together limit the time of
+the first sample to a short range; in most files, to one value. If a packet is later than the end of
+the previous packet, the gap is silence.
 """
 
 from __future__ import annotations
@@ -157,11 +157,7 @@ def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
 
 
 def begin_of(stream: EncodedStream) -> Fraction:
-    """Return the start of an audio stream in seconds: the time of sample 0, or the start of a part.
-
-    Raises:
-        MediaError: the parameter `begin`, which parts of streams have, is not a time.
-    """
+    """Return the start of an audio stream, or of a part of one, in seconds."""
     text = stream.parameters.get("begin")
     if text is None:
         return Fraction(first_sample_time(stream), sample_rate(stream))
@@ -253,10 +249,9 @@ def demux_audio(source: bytes | str, container: InputContainer, name: str) -> En
 
 
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
-    """Demux the first audio stream of a file; return None if the file has no audio.
+    """Demux the first audio stream of a file, given by path or content; None if it has no audio.
 
-    `source` is a path, or the bytes of a file. Errors call the file `name`; by default, errors have
-    the path.
+    Errors call the file `name`, by default the path.
     """
     name = name or (source if isinstance(source, str) else "media in memory")
     with open_container(source, name) as container:
@@ -360,7 +355,7 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode the packets `parts`, pairs of (index, bytes); yield pairs of (index, frame).
+    """Decode packets, pairs of (index, bytes), to pairs of (index, frame).
 
     Errors in the first `n_dropped` packets are ignored.
     """

@@ -1,10 +1,8 @@
 """Read properties of packets from their first bits, without decoding them.
 
-If this module does not support a codec, it is assumed that every packet of the codec is shown, and
-is needed to decode other packets. Decoding then takes more time, but no picture is missing.
-
-In H.264 and HEVC, a packet consists of *units* (NAL units), such as slices of a picture and
-parameter sets. Each unit is preceded by a start code or by a field with the length of the unit.
+Of an unsupported codec, every packet counts as shown, and as needed to decode other packets. In
+H.264 and HEVC, a packet consists of *units* (NAL units), such as slices of a picture and parameter
+sets. Each unit is preceded by a start code or by a field with the length of the unit.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _MAX_HEAD = 4096
 def hidden_packets(codec: str, data: bytes, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
     """Return a mask of the packets whose frame is never shown. Only VP8 and VP9 have such packets.
 
-    `data` has the packets one after another; `sizes` are their sizes.
+    `data` has the packets one after another.
     """
     is_hidden = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
     if is_hidden is None:
@@ -44,10 +42,9 @@ def hidden_packets(codec: str, data: bytes, sizes: Sequence[int]) -> npt.NDArray
 def disposable_packets(
     codec: str, extradata: bytes, data: bytes, sizes: Sequence[int]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the packets of a stream to which no other packet refers.
+    """Return a mask of the packets to which no other packet refers; none of an unsupported codec.
 
-    `data` has the packets one after another; `sizes` are their sizes. For a codec whose packets do
-    not have this information, no packet is in the mask.
+    `data` has the packets one after another.
     """
     if codec == "h264":
         layer_of = partial(_layer_h264, length_size=_length_size(codec, extradata))
@@ -71,8 +68,8 @@ def disposable_packets(
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
     """Return the unit in which x264 has written its version; empty if there is no such unit.
 
-    Decoders need this unit (an SEI, a unit of metadata), because old versions of x264 coded 4:4:4
-    differently from the standard. Only the first packet of a stream has the unit.
+    Decoders need this unit, which only the first packet has: old versions of x264 coded 4:4:4
+    differently from the standard.
     """
     size = _length_size("h264", extradata)
     at = packet.find(b"x264 - core")
@@ -94,8 +91,7 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
     """Return the parameter sets in the extradata of an H.264 or HEVC stream, as units of a packet.
 
-    The result is empty if the sets are missing or truncated. It is also empty for other codecs,
-    whose keyframes contain the parameters.
+    Empty if the sets are missing or truncated, and for other codecs, whose keyframes contain them.
     """
     if codec not in _LENGTH_SIZE_AT:
         return b""
@@ -111,10 +107,7 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 
 
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
-    """Return a function that tests whether a packet changes the parameter sets of its stream.
-
-    In a packet, parameter sets come before the picture. Decoders use the latest sets.
-    """
+    """Return a function that tests whether a packet changes the parameter sets of its stream."""
     if codec not in _LENGTH_SIZE_AT:
         return lambda _: False
     mask, behind, kinds = (31, 6, {7, 8}) if codec == "h264" else (126, 64, {64, 66, 68})
@@ -137,11 +130,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
 
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Yield the parameter sets of an "avcC", the extradata of H.264 in MP4.
-
-    An avcC has a list of sequence and a list of picture parameter sets. A list begins with the
-    number of its sets.
-    """
+    """Yield the parameter sets of an "avcC", the extradata of H.264 in MP4."""
     at = 5
     for mask in (31, 255):
         n_units = extradata[at] & mask
@@ -153,11 +142,7 @@ def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Yield the parameter sets of an "hvcC", the extradata of HEVC in MP4.
-
-    An hvcC has a list for each kind of parameter set. A list begins with the kind and the number of
-    its sets.
-    """
+    """Yield the parameter sets of an "hvcC", the extradata of HEVC in MP4."""
     at = 23
     for _ in range(extradata[22]):
         n_units = extradata[at + 1] << 8 | extradata[at + 2]
@@ -179,8 +164,7 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
-    In H.264 and HEVC, a keyframe may also be a mere recovery point, after which some packets still
-    need earlier packets.
+    After a keyframe of H.264 or HEVC that is a mere recovery point, some do.
     """
     if codec not in _LENGTH_SIZE_AT:
         return True
@@ -216,8 +200,7 @@ def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator
 def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
     """Yield the units of an H.264 or HEVC packet, without start codes and length fields.
 
-    Packets of other codecs are yielded as a whole, but without the temporal delimiter of AV1, which
-    files do not contain.
+    Packets of other codecs are yielded as a whole, without AV1's temporal delimiter.
     """
     if codec not in _LENGTH_SIZE_AT:
         yield packet.removeprefix(b"\x12\0") if codec == "av1" else packet
@@ -264,9 +247,8 @@ def _layer_mpeg(
 ) -> int:
     """Return 0 if all pictures in a packet of MPEG video are B pictures (`kind`), else ~0.
 
-    Return `_PACKED` for an MPEG-4 packet with several pictures. `code` is the last byte of a
-    picture's start code. `skip` bytes after the start code is a byte with the type of the picture,
-    from bit `shift` on.
+    Return `_PACKED` for an MPEG-4 packet with several pictures. `code` ends a picture's start code;
+    `skip` bytes later, a byte has the type of the picture from bit `shift` on.
     """
     starts, at = [], data.find(_START + code, begin, stop)
     while at >= 0 and at + 4 + skip < stop:

@@ -72,12 +72,8 @@ def verify_by_decoding(
 
     Packets whose frame is not shown get the flag HIDDEN. A keyframe loses the flag KEY if decoding
     from there gives other pictures than decoding the whole stream. Times rise in presentation
-    order.
-
-    Args:
-        stream: the stream as its container describes it.
-        untimed: a mask of the packets for which the container has no time.
-        interval: the ticks from one frame to the next, at the frame rate of the stream.
+    order. `untimed` is a mask of the packets for which the container has no time; `interval` are
+    the ticks from one frame to the next.
     """
     shown = _DigestDecoder(stream).decode(range(len(stream.packets)))
     flags = packet_flags(stream.packets)
@@ -95,7 +91,7 @@ def verify_by_decoding(
 def with_table(
     stream: EncodedStream, flags: npt.NDArray[np.int64], pts: npt.NDArray[np.int64]
 ) -> EncodedStream:
-    """Build a stream of the packets of `stream`, with the given flags and times."""
+    """Return a stream of the packets of `stream`, with the given flags and times."""
     packets = pack_packets(packet_sizes(stream.packets), flags, pts, stream.packets["duration"])
     parameters, data = stream.parameters, bytes(stream.data[:])
     return build_stream(parameters, stream.extradata, packets, data, stream.time_base)
@@ -125,11 +121,7 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Remove the flag KEY of each keyframe at which decoding cannot start.
-
-    Each group of pictures is decoded alone. If the digest of a frame then differs from that in
-    `shown`, from decoding the whole stream, the keyframe of the group loses the flag.
-    """
+    """Remove the flag KEY of each keyframe from which decoding gives other digests than `shown`."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0

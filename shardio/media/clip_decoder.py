@@ -1,8 +1,4 @@
-"""Decode any frames of encoded streams into arrays, from the packets alone, without a container.
-
-`FrameTable` finds out which packets must be decoded to get the requested frames. It only needs the
-packet table of the stream. `ClipDecoder` decodes these packets.
-"""
+"""Decode any frames of encoded streams into arrays, from the packets alone, without a container."""
 
 from __future__ import annotations
 
@@ -49,8 +45,7 @@ _MAX_STEPS = 32
 class DecodeRun:
     """Consecutive packets that are decoded in one go: from the keyframe `first` to before `stop`.
 
-    `wanted` maps the index of each packet whose frame is requested to the positions of this frame
-    in the list of requested frames.
+    `wanted` maps the packet of each requested frame to its positions in the list of requests.
     """
 
     first: int
@@ -59,10 +54,7 @@ class DecodeRun:
 
 
 class FrameTable:
-    """The packet of each frame of a stream, and the keyframe that the frame needs.
-
-    The frames are in presentation order.
-    """
+    """The packet of each frame of a stream in presentation order, and its keyframe."""
 
     def __init__(self, packets: Packets, n_frames: int) -> None:
         flags = packet_flags(packets)
@@ -106,11 +98,7 @@ class FrameTable:
         return found
 
     def runs(self, frames: npt.NDArray[np.int64]) -> list[DecodeRun]:
-        """Return the runs of packets to decode for `frames`.
-
-        `frames` has the indices of frames in presentation order; the indices may be in any order,
-        and may be repeated. Each group of pictures is decoded at most once.
-        """
+        """Return the runs of packets to decode for `frames`, indices in any order."""
         if len(frames) and not 0 <= frames.min() <= frames.max() < len(self.packet_of):
             raise InvalidArgument(
                 f"frames {frames.min()} to {frames.max()} of a stream of "
@@ -151,10 +139,7 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the packet index of the keyframe that is `steps` keyframes before packet `first`.
-
-        Return the first keyframe if there are fewer, and None if there is none before `first`.
-        """
+        """Return the keyframe `steps` keyframes before packet `first`, or the first one; or None."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
@@ -228,11 +213,9 @@ class _OpenDecoder:
 
 
 class ClipDecoder(Closing):
-    """A decoder of clips.
+    """A decoder of clips. Not thread-safe; `close()` releases the codecs.
 
     It keeps the most recently used codecs open. Streams with the same parameters share a codec.
-
-    Not thread-safe. `close()` or the end of `with` releases the decoders.
 
     Args:
         max_decoders: the number of codecs that are kept open. An open codec holds the memory of a
@@ -268,8 +251,8 @@ class ClipDecoder(Closing):
             out: an array of uint8 to fill. Its shape is (n, height, width, 3) for "rgb". For
                 "yuv420" it is (n, height * 3 / 2, width): Y is above, U and V are side by side
                 below Y, and height and width are even.
-            crop: the part of the picture to use; None means the largest centred part with the
-                aspect ratio of the output.
+            crop: the position of the crop, which has the aspect ratio of the output; None for the
+                centre.
             pixels: "rgb", or "yuv420" for BT.601 in limited range.
 
         Raises:
@@ -286,10 +269,10 @@ class ClipDecoder(Closing):
         crop: CropPosition | None | list[CropPosition | None] = None,
         pixels: str = "rgb",
     ) -> None:
-        """Decode several clips of one stream. `clips` has the `frames` and the `out` of each clip.
+        """Decode several clips of one stream, pairs of (frames, out), each as `decode` does.
 
-        The results are those of `decode` for each clip, but a frame that occurs in several clips is
-        decoded only once, and converted once per crop. A list `crop` has one crop per clip.
+        A frame that occurs in several clips is decoded once, and converted once per crop. A list
+        `crop` has one crop per clip.
         """
         if not clips:
             return
@@ -330,11 +313,7 @@ class ClipDecoder(Closing):
 
 
 class _RunDecoder:
-    """A decoder of runs (see `DecodeRun`) of one stream.
-
-    `writers` and `rows` have an element for each requested frame: the writer that converts the
-    frame, and the array that the writer fills.
-    """
+    """A decoder of runs of one stream. `writers` and `rows` have an element per requested frame."""
 
     def __init__(
         self,

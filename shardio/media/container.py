@@ -1,8 +1,7 @@
 """Recognise media files by name and first bytes, detect truncation, and open containers.
 
-Opening is strict on purpose. A file that is shorter than its container declares is an error. FFmpeg
-may only try a fixed list of demuxers; otherwise it could read a text file as media, or open the
-addresses in a playlist.
+A file that is shorter than its container declares is an error. FFmpeg may only try a fixed list of
+demuxers; otherwise it could read a text file as media, or open the addresses in a playlist.
 """
 
 from __future__ import annotations
@@ -79,10 +78,10 @@ def has_sound_suffix(name: str) -> bool:
 
 
 def has_media_signature(head: bytes) -> bool:
-    """Return True if a file that begins with `head` is a video or audio file.
+    """Return True if a file that begins with `head` is a video or audio file, or a GIF.
 
     `head` has the first `HEAD_BYTES` bytes of the file, or all if there are fewer. Still pictures
-    in video containers (AVIF, HEIC) do not count. A GIF counts, because it may have many frames.
+    in video containers (AVIF, HEIC) do not count.
     """
     if head.startswith(_STARTS):
         return True
@@ -101,8 +100,7 @@ def has_media_signature(head: bytes) -> bool:
 def missing_bytes(file: BinaryIO) -> int:
     """Return the number of bytes by which a file is shorter than its container declares.
 
-    A GIF declares no size; for a GIF, return 1 if the byte that ends every GIF is missing. Return 0
-    for all other containers that declare no size, and for live recordings.
+    Return 1 for a GIF without its last byte; 0 for containers that declare no size.
     """
     n_bytes = file.seek(0, 2)
     file.seek(0)
@@ -274,9 +272,8 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
     """Return True if FFmpeg may guess the times of the first packets. Call this before reading.
 
-    In Matroska files, FFmpeg drops the times below 0, and guesses them for some codecs. It counts
-    back from a known time among the first times, by durations that are rounded to milliseconds.
-    Otherwise it counts up from 0, so that the clock restarts at the first known time.
+    In Matroska files, FFmpeg drops the times below 0, and guesses them for some codecs: it counts
+    back from a known time by durations that are rounded to milliseconds, or up from 0.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)
@@ -304,7 +301,7 @@ def check_complete(
 ) -> None:
     """Raise MediaError if a file, or `stream`, ends before the end that the file declares.
 
-    `end` is the end of the last packet that was read, in ticks of the time base of `stream`.
+    `end` is the tick of `stream` at which the last packet ends.
     """
     with open(source, "rb") if isinstance(source, str) else io.BytesIO(source) as file:
         n_missing = missing_bytes(file)

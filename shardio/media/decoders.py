@@ -1,8 +1,7 @@
 """Open decoders from the parameters of a stream, without its container.
 
-Decoders use one thread and are strict: all damage that they detect is an error. Because the
-parameters of a stream come from a file, they may be wrong. A parameter that is missing, unknown or
-invalid causes a MediaError.
+Decoders use one thread, and all damage that they detect is an error. A parameter that is missing,
+unknown or invalid causes a MediaError, because parameters come from files.
 """
 
 from __future__ import annotations
@@ -139,11 +138,10 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
 def numbered_packet(
     number: int, part: bytes | memoryview, lead: bytes = b"", *, is_key: bool = False
 ) -> Packet[Any]:
-    """Return a packet for a decoder: a copy of the bytes `lead` and `part`.
+    """Return a packet for a decoder: a copy of `lead` and `part`, with `number` as its time.
 
-    The time of the packet is `number`, its index. The decoder copies the time to the frame. Zeros
-    follow the copied bytes, because decoders read past the end of a packet. Some decoders use the
-    keyframe flag: without the flag, the PNG decoder draws each picture over the previous picture.
+    The decoder copies the time to the frame. Some decoders use the keyframe flag: without it, the
+    PNG decoder draws each picture over the previous picture.
     """
     import av  # `from av import Packet` would take a fifth of this function's time
 

@@ -1,7 +1,7 @@
 """Demux media files into packets, with a table that makes it possible to decode any frame.
 
-Usually only the first frame is decoded, to find orientation and colours. Streams of containers and
-codecs in which times or keyframe flags are often wrong are decoded completely, by `checking`.
+Usually only the first frame is decoded, for orientation and colours. Streams whose times or
+keyframe flags may be wrong are decoded completely, by `checking`.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ class PacketReader:
 
     Args:
         packets: the packets to read; by default all packets of the stream.
-        facts_from: another reader of the same stream, which has decoded the stream's first frame.
-            The parameters of the other reader are used, and no frame is decoded.
+        facts_from: another reader of the same stream, whose parameters are used.
         stop_at_first_frame: True to stop reading once a frame has been decoded.
     """
 
@@ -211,8 +210,7 @@ class PacketReader:
     def stream(self, n_streams: int) -> EncodedStream:
         """Build the stream as its container describes it, without decoding.
 
-        A packet without a time gets the time of the previous packet. `n_streams` is the number of
-        video streams in the file.
+        A packet without a time gets the time of the previous packet.
         """
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
@@ -256,10 +254,7 @@ class PacketReader:
 
 
 class SpanReader(Closing):
-    """An open video file. `cut` returns the frames of any span of time, in any order.
-
-    `check` has the same meaning as for `demux`, but for the frames of each span.
-    """
+    """An open video file. `cut` returns the frames of a span of time; `check` is as for `demux`."""
 
     def __init__(self, path: str, *, check: bool | None = None) -> None:
         self._path, self._check = path, check
@@ -291,9 +286,8 @@ class SpanReader(Closing):
     ) -> EncodedStream:
         """Return a stream of the frames that are shown at `begin` or later, and before `end`.
 
-        The stream also has the packets before and after the span that frames of the span need, such
-        as the packets from the preceding keyframe on. A decoder gets these packets, but their
-        frames are never shown.
+        The stream also has the packets outside the span that its frames need, such as those from
+        the preceding keyframe on; their frames are never shown.
 
         Args:
             begin, end: the span, in seconds. If `end` is None, the span ends with the file.

@@ -1,8 +1,7 @@
 """Encode frames for random access: the groups of pictures are short, closed, and easy to decode.
 
-The settings are chosen for fast decoding. Every `gop`-th frame is a keyframe. In H.264, three of
-every four frames are needed by no other frame, so that decoding a clip can leave them out. Encoders
-use one thread, because the same frames then always give the same bytes.
+In H.264, three of every four frames are needed by no other frame, so that decoding a clip can leave
+them out. Encoders use one thread, because the same frames then always give the same bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ _RATE = Fraction(25)
 def keep_scheduling_policy() -> Iterator[None]:
     """Restore the scheduling policy of all threads that an encoder has given real-time priority.
 
-    Wrap the call that opens the encoder. In a process of root, SVT-AV1 gives the highest priority
-    to the calling thread and its own threads, and child processes inherit it. On two cores, two
-    such processes leave no time for any other process.
+    In a process of root, SVT-AV1 gives the highest priority to the calling thread and its own
+    threads. On two cores, two such processes leave no time for any other process.
     """
     if not hasattr(os, "sched_setscheduler"):  # not Linux
         yield
@@ -113,8 +111,8 @@ _ENCODERS: dict[str, tuple[str, Callable[[int, int], dict[str, str]]]] = {
 class StreamEncoder:
     """An encoder of frames to a video stream of 8-bit 4:2:0, in BT.601 and limited range.
 
-    Every `gop`-th frame is a keyframe. `crf` is the quality on the scale of the codec; a lower
-    value is better. `codec` is "h264", "hevc" or "av1".
+    Every `gop`-th frame is a keyframe. `crf` is the quality on the scale of the codec ("h264",
+    "hevc" or "av1"); a lower value is better.
 
     Raises:
         UnsupportedEnvironment: PyAV's FFmpeg has no encoder for the codec.
@@ -176,13 +174,10 @@ class StreamEncoder:
         return codec
 
     def add(self, time: int, picture: Pixels) -> None:
-        """Encode the next picture.
+        """Encode the next picture, shown from the tick `time` on, which must rise.
 
-        Args:
-            time: the time from which the picture is shown, in ticks. It must be after the time of
-                the previous picture.
-            picture: an array of uint8. It is RGB of (height, width, 3), or YUV of (height * 3 / 2,
-                width): Y is above, U and V are side by side below Y.
+        `picture` is uint8: RGB of (height, width, 3), or YUV of (height * 3 / 2, width), with Y
+        above, and U and V side by side below Y.
         """
         import av
 
@@ -255,11 +250,7 @@ def encode(
     time_base: Fraction,
     **options: Any,
 ) -> EncodedStream:
-    """Encode pairs of (time, picture), such as those of `VideoFile.pictures`, to a stream.
-
-    Pairs whose picture is None are skipped. The other arguments and the errors are as in
-    `StreamEncoder`.
-    """
+    """Encode pairs of (time, picture) to a stream, as `StreamEncoder` does; None is no picture."""
     encoder = StreamEncoder(width, height, time_base, **options)
     for time, picture in pictures:
         if picture is not None:
@@ -288,10 +279,7 @@ def _parameters(
 
 
 class JpegEncoder:
-    """An encoder of frames to JPEGs with 4:2:0 chroma, one packet per frame.
-
-    `quality` is the quality from 1 to 100 as libjpeg defines it.
-    """
+    """An encoder of frames to JPEGs with 4:2:0 chroma and libjpeg's `quality`, 1 to 100."""
 
     def __init__(self, width: int, height: int, time_base: Fraction, *, quality: int = 90) -> None:
         if quality not in range(1, 101) or min(width, height) < 1:

@@ -1,7 +1,7 @@
 """Scale, crop and rotate decoded frames into pictures of one size.
 
-swscale converts the size and the colours of the whole picture in one step. Then the crop is cut
-out, so that the value of a pixel does not depend on the position of the crop.
+swscale converts size and colours of the whole picture in one step. Then the crop is cut out, so
+that the value of a pixel does not depend on the position of the crop.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ MAX_SIDE = 16384
 class CropPosition:
     """The position of a crop: 0 is at the left or upper edge, 1 at the right or lower edge.
 
-    If x and y are drawn uniformly from [0, 1), all offsets of the crop are equally likely. If a
-    function gets None instead of a position, the crop is in the centre.
+    If x and y are drawn uniformly from [0, 1), all offsets of the crop are equally likely.
     """
 
     x: float
@@ -57,8 +56,8 @@ class CropGeometry:
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Return the width and height of a picture as displayed, with square pixels.
 
-    Width and height are swapped if the picture is `turned` by a quarter. `aspect` is the width of a
-    stored pixel divided by its height; 0 (unknown) counts as 1.
+    The sides are swapped if the picture is `turned` by a quarter. `aspect` is the width of a stored
+    pixel divided by its height; 0 (unknown) counts as 1.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
@@ -76,9 +75,7 @@ def crop_geometry(
     size: tuple[int, int],
     crop: CropPosition | None,
 ) -> CropGeometry:
-    """Compute the geometry of a crop of `size` (height, width).
-
-    `shown` is the (width, height) of the whole picture as displayed, before scaling.
+    """Compute the geometry of a crop of `size` (height, width), from `shown` (width, height).
 
     Raises:
         ValueError: a side of the scaled picture would be longer than `MAX_SIDE`.
@@ -113,17 +110,15 @@ _UINT8 = np.dtype(np.uint8)
 class FrameWriter:
     """A writer of frames into arrays: each frame is made upright, scaled and cropped.
 
-    The frames of a stream usually have one format. The conversion is chosen for the first frame,
-    and again when the format or the display matrix changes.
+    The conversion is chosen for the first frame, and again when the format or the display matrix
+    changes.
 
     Args:
         size: the height and width of the written pictures, whose pixels are square.
         aspect: the width of a stored pixel divided by its height; 0 if unknown.
-        crop: the part of the picture; None means the largest centred part with the aspect ratio of
-            `size`.
+        crop: the position of the crop, which has the aspect ratio of `size`; None for the centre.
         pixels: "rgb" for arrays of (height, width, 3); "yuv420" for arrays of (height * 3 / 2,
-            width), in which Y is above, and U and V are side by side below Y. "yuv420" requires
-            that height and width are even.
+            width), in which Y is above, and U and V are side by side below Y, of even sides.
         converter: the converter to use; None creates a converter.
     """
 
@@ -154,8 +149,7 @@ class FrameWriter:
 
         Raises:
             ValueError: a side of the scaled frame would be longer than `MAX_SIDE`.
-            av.FFmpegError: swscale cannot convert the frame's colours (YCgCo, constant luminance,
-                …).
+            av.FFmpegError: swscale cannot convert the frame's colours (YCgCo, …).
         """
         found = frame_format(frame), display
         if found != self._format:
@@ -189,10 +183,9 @@ class FrameWriter:
             self._to_rgb, self._channels = self._converter.rgb(frame, *self._whole)
 
     def _cropped(self, planes: Planes, n_bytes: int = 1) -> list[Pixels]:
-        """Return the crop of each plane, as an upright view.
+        """Return the crop of each plane of the scaled picture, as an upright view.
 
-        The planes have the whole scaled picture, and all have the same `line_size`. A pixel has
-        `n_bytes` bytes in a plane; if `n_bytes` is above 1, the bytes are the last axis.
+        The `n_bytes` bytes of a pixel in a plane are the last axis, if there are several.
         """
         turned, down, right = self._turns
         row, column = planes[0].line_size, n_bytes
@@ -208,7 +201,7 @@ class FrameWriter:
         """Scale a frame, and write the crop as YUV planes.
 
         If the frame is rotated, or the crop splits pairs of pixels with one chroma, the frame is
-        first converted to 4:4:4, where every pixel has its own chroma.
+        first converted to 4:4:4.
         """
         (tall, wide), whole = self._size, self._whole
         top, left = self._geometry.top, self._geometry.left
@@ -227,13 +220,11 @@ class FrameWriter:
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
-    """Return the quarter turns and flips that make a picture upright.
+    """Return the quarter turns and flips that make a picture upright, rounded to quarter turns.
 
-    A display matrix with another angle is rounded to the nearest quarter turn.
-
-    The result has three items. If the first item is True, height and width are transposed. If the
-    second item is -1, the picture is then flipped vertically; if the third item is -1, the picture
-    is flipped horizontally. The matrix ((a, b), (c, d)) maps pixel (x, y) to (ax + cy, bx + dy).
+    If the first item is True, height and width are transposed. If the second item is -1, the
+    picture is then flipped vertically; if the third is -1, horizontally. The matrix
+    ((a, b), (c, d)) maps pixel (x, y) to (ax + cy, bx + dy).
     """
     if display is None:
         return _UPRIGHT

@@ -59,10 +59,9 @@ def has_image_suffix(name: str) -> bool:
 
 
 def has_image_signature(head: bytes) -> bool:
-    """Return True if a file that begins with `head` is a still picture.
+    """Return True if a file that begins with `head`, 16 bytes, is a still picture.
 
-    `head` has the first 16 bytes of the file, or all if there are fewer. The formats whose
-    signature has only two letters (BMP, PPM) are not recognised here, but by the file's suffix.
+    The formats whose signature has only two letters (BMP, PPM) are recognised by suffix instead.
     """
     if head[:4] == b"RIFF":
         return head[8:12] == b"WEBP"
@@ -328,7 +327,7 @@ def _build_header(frame: tuple[int, ...] | None, orientation: int) -> _JpegHeade
 def _scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
     """Return the divisor, 1, 2, 4 or 8, of the smallest size that is not below `min_size`.
 
-    libjpeg-turbo also supports other scaled sizes, but has no vector code for them.
+    libjpeg-turbo has vector code for these sizes only.
     """
     for divisor in (8, 4, 2):
         if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:

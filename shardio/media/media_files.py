@@ -1,8 +1,6 @@
 """Decode image and video files to frames with exact times, or directly into a row of a batch.
 
-FFmpeg conceals damage with grey blocks or repeated frames, which is right for players only. This
-module raises an error if the decoder (in its mode `explode`) reports an error, if a packet or frame
-is marked as corrupt, or if a file is shorter than its container declares.
+Damage that FFmpeg would conceal with grey blocks or repeated frames is an error here.
 """
 
 from __future__ import annotations
@@ -53,11 +51,9 @@ def library_versions() -> dict[str, str]:
 
 
 class VideoFile(Closing):
-    """An open video file and its decoder; `close()` or the end of `with` releases both.
+    """An open video file and its decoder, which reads the first video stream but cover pictures.
 
-    The decoder reads the first video stream that is not a cover picture. The decoder uses only one
-    thread, because callers process several files in parallel. If `fill_in_times` is True, FFmpeg
-    guesses the times and durations that the container lacks.
+    If `fill_in_times` is True, FFmpeg guesses the times and durations that the container lacks.
     """
 
     def __init__(self, path: str, *, fill_in_times: bool = True) -> None:
@@ -89,10 +85,7 @@ class VideoFile(Closing):
         return 1 / (self._stream.average_rate or Fraction(25))
 
     def facts(self) -> dict[str, Any]:
-        """Return the stored properties of the video as JSON values.
-
-        Some of the properties are known only once a frame has been decoded.
-        """
+        """Return stored properties of the video as JSON values; some once a frame is decoded."""
         return dict(self._facts)
 
     def pictures(
@@ -167,8 +160,8 @@ class VideoFile(Closing):
     def _count_times(self, interval: Fraction) -> list[int]:
         """Decode the file a second time; return the time of every frame up to the first error.
 
-        The times of the frames before the first known time depend on the number of these frames,
-        which only a decoder can count. Keeping their pictures meanwhile would take too much memory.
+        The times of the frames before the first known time depend on their number, which only a
+        decoder can count. Keeping their pictures meanwhile would take too much memory.
         """
         import av
 

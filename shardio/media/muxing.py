@@ -1,7 +1,7 @@
 """Mux the packets of a stream into a file that players open, and verify the file by demuxing it.
 
-The packets are not changed. The only exception is H.264 and HEVC: the start code before each unit
-is replaced by the length of the unit if the container requires this.
+The packets are not changed, except that a length replaces the start code before each unit of H.264
+and HEVC if the container requires this.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ class MuxedStream:
 def mux(stream: EncodedStream) -> MuxedStream:
     """Return a file that contains a stream. Demuxing the file gives the same packets and times.
 
-    There are two exceptions for times. All times of an audio stream may be shifted; the audible
-    samples are the same. All times of a video stream may be shifted so that the stream begins at 0,
-    because few containers can store times before 0.
+    All times of an audio stream may be shifted, with the same audible samples. All times of a video
+    may be shifted so that it begins at 0, because few containers can store times before 0.
 
     Raises:
         MediaError: no container can store the stream unchanged; the message has the reasons.
@@ -190,7 +189,7 @@ def _encoder(stream: EncodedStream) -> str:
 def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
     """Yield the packets of a stream, with `shift` subtracted from their presentation times.
 
-    The decoding times are computed so that no packet is decoded after it is shown.
+    No packet is decoded after it is shown.
     """
     import av
 
@@ -229,10 +228,7 @@ def _padding(n_before: int, n_behind: int) -> Any:
 
 
 def _difference(stream: EncodedStream, again: EncodedStream, codec: str, shift: int) -> str | None:
-    """Return the first property in which `stream` and `again` differ, or None.
-
-    `shift` ticks were subtracted from the times of `stream`.
-    """
+    """Return the first property in which `stream`, shifted by `shift` ticks, and `again` differ."""
     if codec.startswith("pcm"):
         same_data = bytes(again.data[:]) == bytes(stream.data[:])
         return None if same_data and again.n_frames == stream.n_frames else "samples"

@@ -1,11 +1,8 @@
-"""Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB.
+"""Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB; resample pixels.
 
 Only the formats in `FORMATS` are tried: to decode EPS, Pillow runs Ghostscript, and a truncated
-JPEG 2000 decodes to a black picture without an error. This module checks all checksums of a PNG,
-because Pillow checks only some of them.
-
-Pillow also resamples pixels of any origin, with integer arithmetic: the result is the same on every
-machine.
+JPEG 2000 decodes to a black picture without an error. Pillow checks only some checksums of a PNG;
+this module checks all.
 """
 
 from __future__ import annotations
@@ -75,10 +72,7 @@ def orientation(picture: Image) -> int:
 
 
 def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
-    """Decode the first frame of a picture to upright pixels of 1 or 3 channels.
-
-    Transparent parts are blended over black.
-    """
+    """Decode the first frame to upright pixels of 1 or 3 channels; blend it over black."""
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
     picture.load()
     if picture.format == "PNG":
@@ -201,10 +195,9 @@ def resample(
     size: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
-    """Resample a part of a picture to `size` (height, width).
+    """Resample a part of a picture, (top, left, height, width), to `size` (height, width).
 
-    `box` is the part, (top, left, height, width); these numbers may be fractional. Only pixels
-    within the box contribute to the result.
+    The numbers of `box` may be fractional. Only pixels within the box contribute to the result.
     """
     if not all(0 < side <= _MAX_SIDE for side in size):
         raise InvalidArgument(f"size: expected height and width of 1 to {_MAX_SIDE}, found {size}")

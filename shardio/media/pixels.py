@@ -34,10 +34,7 @@ _EXIF_PREFIX = b"Exif\0\0"
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Return the orientation in EXIF data; 1 if the orientation is missing or invalid.
-
-    The data may begin with the signature of a JPEG segment.
-    """
+    """Return the orientation in EXIF data; 1 if the orientation is missing or invalid."""
     block = exif.removeprefix(_EXIF_PREFIX)
     order = _BYTE_ORDERS.get(block[:4])
     if order is None:
@@ -158,7 +155,7 @@ _PLANAR_FORMATS = frozenset(
 
 
 class FrameConverter:
-    """A converter of frame sizes and colours. It owns and reuses swscale contexts.
+    """A converter of frame sizes and colours. It reuses swscale contexts.
 
     Creating a context takes three times as long as converting a frame.
     """
@@ -185,8 +182,7 @@ class FrameConverter:
         """Return a function that scales frames and converts them to RGB, and a tuple of channels.
 
         The function accepts all frames with the format of `frame`, and returns planes. The tuple
-        has the channel of each plane, in order. It is empty if the function returns a single plane,
-        with interleaved channels.
+        has the channel of each plane; it is empty for a single plane with interleaved channels.
         """
         if self._has_alpha(frame):
 
@@ -212,9 +208,9 @@ class FrameConverter:
     def yuv(
         self, frame: VideoFrame, width: int, height: int, chroma: str = "yuv420p"
     ) -> VideoFrame:
-        """Scale and convert a frame to 8-bit YUV of BT.601 in limited range.
+        """Scale and convert a frame to 8-bit YUV of BT.601 in limited range, of format `chroma`.
 
-        Return `frame` itself if nothing has to change. `chroma` is the pixel format.
+        Return `frame` itself if nothing has to change.
         """
         full = is_full_range(frame)
         if (frame.width, frame.height, frame.format.name) == (width, height, chroma) and not full:
@@ -252,11 +248,7 @@ class FrameConverter:
         return self._alpha[name]
 
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
-        """Blend a frame over black.
-
-        Without this, scaling would mix the meaningless colours of transparent pixels with the
-        colours of the pixels next to them.
-        """
+        """Blend a frame over black: scaling would mix in hidden colours of transparent pixels."""
         from av import VideoFrame
 
         rgba = frame.to_ndarray(format="rgba")
@@ -274,9 +266,6 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
 
 
 def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Pixels:
-    """Return a part of a plane, as a view without the padding at the end of the plane's rows.
-
-    The part has `height` rows of `n_bytes` bytes, from row `top` and byte `left` on.
-    """
+    """Return a view of a plane: `height` rows of `n_bytes` bytes from `top` and `left` on."""
     stride = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * stride + left, (stride, 1))

@@ -26,12 +26,10 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
     `frames` are pairs of (time, frame) in the order in which a decoder outputs them, which is the
     presentation order. The times in an AVI count frames in the order of *coding*: with B-frames,
     they belong to other frames (1, 2, 4, 3, …). Therefore each frame gets the smallest time that is
-    not assigned yet, among its own and those of the next `REORDER_WINDOW` frames. Rising times do
-    not change.
+    not assigned yet, among its own and those of the next `REORDER_WINDOW` frames.
 
-    If a time is before the last assigned time, two recordings were joined, and the clock has
-    restarted: ordering then starts again. If `frames` raises MediaError, the frames before the
-    error are yielded first.
+    A time before the last assigned time means that two recordings were joined: ordering starts
+    again. If `frames` raises MediaError, the frames before the error are yielded first.
     """
     waiting: deque[_T] = deque()
     times: list[int] = []
@@ -57,18 +55,12 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
 
 
 def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
-    """Return the ticks from one frame to the next at `rate` frames per second; at least 1.
-
-    If `rate` is None, 25 frames per second are assumed.
-    """
+    """Return the ticks from one frame to the next at `rate` (default 25) per second; at least 1."""
     return max(Fraction(1), 1 / ((rate or Fraction(25)) * time_base))
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return the duration of a frame in ticks.
-
-    This is `interval` if the stored `duration` is missing, or is `interval` rounded to a tick.
-    """
+    """Return a frame's ticks: `interval` if the stored duration is missing, or is it rounded."""
     if not duration or abs(duration - interval) < 1:
         return interval
     return Fraction(duration)
@@ -86,12 +78,8 @@ def fill_missing_times(
 
     Durations are added to the previous known time, or subtracted from the first known time. If the
     results reach the next known time, they are spread evenly before that time instead. If no time
-    is known, the first frame gets time 0.
-
-    Args:
-        times: the stored time of each frame in ticks, in presentation order; None if missing.
-        durations: the stored duration of each frame in ticks; 0 if unknown.
-        interval: the ticks from one frame to the next, from `frame_interval`.
+    is known, the first frame gets time 0. `times` are in presentation order, None if missing;
+    durations are 0 if unknown.
     """
     found = [0 if time is None else time for time in times]
     lengths = (exact_duration(duration, interval) for duration in durations)
@@ -115,9 +103,9 @@ def fill_missing_times(
 class MonotonicTimestamps:
     """A callable that changes times so that they rise strictly, as packet tables require.
 
-    If the time of a frame is before the previous time, the clock has restarted: the frame is moved
-    to the end of the previous frame, and later frames are moved by the same ticks. If two times are
-    equal, the second is moved by one tick. `n_changed` is the number of times that were changed.
+    If the time of a frame is before the previous time, the clock has restarted: this and later
+    frames are moved behind the previous frame. If two times are equal, the second is moved by one
+    tick. `n_changed` is the number of times that were changed.
     """
 
     def __init__(self) -> None:
