@@ -139,7 +139,7 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the keyframe `steps` keyframes before packet `first`, or the first one; or None."""
+        """Return the keyframe `steps` keyframes before packet `first`, or the first; or None."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 

@@ -53,7 +53,7 @@ class ClipView(SampleView):
             event_dtype(dataset.schema, self.clip.around)
 
     def restore(self, tables: Tables) -> None:
-        """Take the `tables` of an equal view, so that they are not read from the shards."""
+        """Take the `tables` of an equal view."""
         clip = replace(self.clip, size=tuple(tables["size"].tolist()))
         events = Events(tables["events"], tables["values"]) if "events" in tables else None
         self.__dict__["clip_table"] = Clips(clip, tables["n_frames"], events)
@@ -127,7 +127,7 @@ class ClipView(SampleView):
         return found
 
     def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of the view's samples, given the schema of the stored fields."""
+        """Return the schema of the view's samples, given that of the stored fields."""
         return self.clip_table.clip.delivered(schema)
 
     def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:

@@ -1,8 +1,4 @@
-"""Clips of stored videos: compute the video and the frames of each clip. Pure functions.
-
-Nothing is stored for a clip: its video and frames are computed from the index of the clip and the
-frame counts of the videos.
-"""
+"""Clips of stored videos: compute the video and the frames of each clip from its index."""
 
 from __future__ import annotations
 
@@ -151,10 +147,7 @@ class Clip:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the set of clips.
-
-        Options that change only the pixels, the added fields or the order are left out.
-        """
+        """A text that identifies the set of clips, whatever their pixels, fields and order."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         for name in ("size", "crop", "pixels", "times"):
             known.pop(name, None)
@@ -179,7 +172,7 @@ class Events(NamedTuple):
 
 
 class Clips:
-    """The clips of some videos, by index, in the order of the videos. Immutable.
+    """The clips of some videos, by index, in the order of the videos.
 
     `n_frames` has the number of frames of each video, at the rate of `fps` if given, and 0 for a
     missing video.
@@ -253,10 +246,7 @@ def time_field_names(name: str) -> tuple[str, str]:
 
 
 class ClipDraws(NamedTuple):
-    """The start code of each sample's clip, and the position of the crop.
-
-    `places` has the x and y of each crop's `CropPosition`. None centres all crops.
-    """
+    """The start code of each clip, and the x and y of each crop; None centres all crops."""
 
     start_codes: _Numbers
     places: npt.NDArray[np.float64] | None = None

@@ -1,7 +1,6 @@
 """Sources of fields that are decoded: images, clips of videos, and audio.
 
-The tables and the decoder of a stream are cached, because the next clip is often of the same
-stream.
+Streams and decoders are cached, because the next clip is often of the same stream.
 """
 
 from __future__ import annotations
@@ -118,9 +117,7 @@ times of the frames."""
 class ClipSource(FieldSource):
     """A source of clips of the videos in one field. Owns video decoders until `close`.
 
-    Args:
-        dataset: the dataset; borrowed, so close this source first.
-        clips: the clips; their `clip` has the size.
+    The dataset is borrowed, so close this source first. The options in `clips.clip` have a size.
     """
 
     def __init__(self, dataset: Dataset, clips: Clips) -> None:
@@ -142,10 +139,7 @@ class ClipSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Decode clips; or, if `slot` is a field of times, write the times of the clips.
-
-        Clips of the same video are decoded together.
-        """
+        """Decode clips, those of a video together; or write the times, a field of their own."""
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
         videos: dict[tuple[int, int], Wanted] = {}
         for i, code in enumerate(chunk.start_codes[part].tolist()):
@@ -226,12 +220,9 @@ _MAX_AUDIO_STREAMS: Final = 256
 
 
 class AudioSource(FieldSource):
-    """A source of decoded audio. Owns audio decoders until `close`.
+    """A source of decoded audio. Owns audio decoders until `close`, and borrows the dataset.
 
-    Args:
-        dataset: the dataset; borrowed, so close this source first.
-        field: the format of the decoded audio.
-        moment: if samples are clips, `ClipSource.moment`; else None.
+    `moment` is `ClipSource.moment` if samples are clips.
     """
 
     def __init__(self, dataset: Dataset, field: AudioField, moment: Moment | None = None) -> None:
@@ -279,7 +270,7 @@ class AudioSource(FieldSource):
         return [samples for samples, _ in found]
 
     def _audio(self, chunk: IndexChunk, k: int) -> tuple[Samples | None, Span]:
-        """Return the audio of sample k, or None if it is missing, and the span of the audio."""
+        """Return the audio of sample k, or None if it is missing, and its span."""
         shard, row = chunk.places[k]
         stream, field, start_ns = self._stream(shard, row), self._field, now_ns()
         if stream is None:
@@ -315,7 +306,7 @@ class AudioSource(FieldSource):
         return begin, Fraction(stream.n_frames, rate)
 
     def _stream(self, shard: int, row: int) -> EncodedStream | None:
-        """Return the stream of a sample, from the cache or its shard; None if it is missing."""
+        """Return the stream of a sample; None if it is missing."""
 
         def read() -> list[EncodedStream]:
             records, own = self._dataset.files.reader(shard, self.name).records, np.array([row])

@@ -1,11 +1,8 @@
 """Compute the byte ranges of a dataset's files that are touched when some samples are read.
 
-All files are treated as if they were concatenated: every byte has one offset. Memory maps are not
-touched, because reading the map of a truncated file would kill the process. Index entries are read
-by descriptor and not verified.
-
-The ranges of clips are estimated, as if all frames had the same size, because the exact ranges
-would require reading packet tables first.
+All files are treated as if they were concatenated: every byte has one offset. Index entries are
+read by descriptor, because the map of a truncated file kills the process, and not verified. The
+ranges of clips are estimated, as if all frames had the same size.
 """
 
 from __future__ import annotations
@@ -52,10 +49,7 @@ def joined(parts: Sequence[Ranges]) -> Ranges:
 
 
 def merged(ranges: Ranges, grain: int) -> Ranges:
-    """Return the union of ranges, ascending, rounded outwards to multiples of `grain`.
-
-    `grain` is a power of 2. Ranges that touch or overlap after rounding become one.
-    """
+    """Return the union of ranges, ascending, rounded outwards to multiples of `grain`."""
     filled = ranges.ends > ranges.starts
     starts = ranges.starts[filled] & -grain
     if not len(starts):
@@ -87,8 +81,8 @@ class ShardFileNumbers:
     """The files in which some fields of a dataset are stored, numbered as they are concatenated.
 
     Each entry of `groups` is a pair: fields that are stored in the same files, and for each shard
-    the number of the file with these fields. In a mixture, several shards have the same file if a
-    dataset is a source more than once. `sizes` and `starts` are indexed by file number.
+    the number of its file. In a mixture, several shards have the same file if a dataset is a source
+    more than once. `sizes` and `starts` are indexed by file number.
     """
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
@@ -174,10 +168,7 @@ class _Section:
 
 
 class _ColumnExtents:
-    """The ranges of a column's rows.
-
-    The rows that share a hash are called a unit. A unit is verified as a whole.
-    """
+    """The ranges of a column's rows. The rows that share a hash, a unit, are read together."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._reader = name, verify, dataset.files.reader
@@ -248,10 +239,7 @@ class _RecordExtents:
         return [Ranges(starts, starts + row_bytes), *shapes]
 
     def ranges(self, local: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of the records of some rows. Blocks while it reads the index.
-
-        Invalid entries are skipped, because the index may not be verified yet.
-        """
+        """Return the ranges of the records of some rows, without invalid ones. Reads the index."""
         order = np.lexsort((local, shards))
         local, shards = local[order], shards[order]
         cuts = np.flatnonzero(np.diff(shards)) + 1
@@ -284,8 +272,7 @@ class Extents:
     """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
     Units (rows that share a hash) that must be verified, according to `verify`, are read as a
-    whole. The records of streamed fields are left out, because it is unknown which packets will be
-    read; `with_streams` includes these records as a whole.
+    whole. Records of streamed fields count only `with_streams`, and then as a whole.
     """
 
     def __init__(
@@ -318,7 +305,7 @@ class Extents:
         return joined(found)
 
     def records(self, rows: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of the records of some rows. Blocks while it reads the index."""
+        """Return the ranges of the records of some rows. Reads the index."""
         if not self._records:
             return NOTHING
         local = rows - self._dataset.starts.take(shards)
@@ -332,10 +319,7 @@ _HEAD_BYTES: Final = 4096
 
 
 class ClipExtents:
-    """The byte ranges that clips need: packets, and the tables of the videos.
-
-    Borrows the dataset and `files`.
-    """
+    """The byte ranges that clips need: packets, and the tables of the videos."""
 
     def __init__(self, dataset: Dataset, clip: Clip, files: ShardFileNumbers) -> None:
         self._dataset, self._clip, self._files = dataset, clip, files
@@ -343,10 +327,7 @@ class ClipExtents:
         (self._numbers,) = (numbers for names, numbers in files.groups if self._name in names)
 
     def ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Ranges:
-        """Return the ranges that are read to decode some clips. Blocks while it reads the index.
-
-        `rows` has the row of each clip's video.
-        """
+        """Return the ranges that are read to decode some clips; `rows` are of their videos."""
         local = rows - self._dataset.starts.take(shards)
         found = [
             self._of_shard(shard, local[shards == shard], first_frames[shards == shard])

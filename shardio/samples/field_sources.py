@@ -1,8 +1,4 @@
-"""Read stored fields: one value for a single sample, or the values of a whole batch.
-
-`SampleReader` combines the sources of a view's samples. Sources of media are in `decoding`, the
-source of windows of tokens is in `window_view`.
-"""
+"""Read stored fields: one value for a single sample, or the values of a whole batch."""
 
 from __future__ import annotations
 
@@ -60,10 +56,9 @@ class Keys(NamedTuple):
 class IndexChunk:
     """The samples of a view at the indices `numbers`; the arrays are read-only.
 
-    `rows` has each sample's row in the dataset, `shards` the index of the shard with this row.
-    `origins`, (samples, 3), are entries for the origin table of a block (see `batch.layout`), which
-    say that no field is being read yet. `keys` has the keys of the samples' random draws. `tokens`
-    is passed to `PackedWindows.parts` as `n_tokens`.
+    `rows` has each sample's row in the dataset, `shards` the shard with this row. `origins`,
+    (samples, 3), are entries for a block's origin table (see `batch.layout`), which say that no
+    field is being read yet. `tokens` is the `n_tokens` of `PackedWindows.parts`.
     """
 
     def __init__(
@@ -110,13 +105,9 @@ class IndexChunk:
 
 
 class BatchRows(NamedTuple):
-    """The rows of one batch in a block, and the samples to write there.
+    """The rows of one batch in a block, and the samples to write there: `part` of `chunk`.
 
-    Attributes:
-        layout, memory: the layout of the block, and the block's memory.
-        chunk, part: some samples, and the slice of them that is in the batch.
-        states: for each sample, the status and the field that is being read, in the origin table.
-        n_rows: the number of rows, padding included.
+    `states` has each sample's status and the field that is being read; `n_rows` counts padding.
     """
 
     layout: BlockLayout
@@ -144,8 +135,7 @@ class BatchRows(NamedTuple):
     ) -> tuple[list[int], int]:
         """Reserve `n_bytes` in the heap for each value of a field, from row `first` on.
 
-        `used` is the number of heap bytes in use. Return the offset of each value, and the new
-        number of heap bytes in use.
+        Return each value's offset, and the number of heap bytes then in use; `used` are before.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment
@@ -185,7 +175,7 @@ class FieldSource(Closing):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Write a field of fixed size to `out`, of shape (rows without padding, bytes per row).
+        """Write a field of fixed size to `out`, (rows without padding, bytes per row).
 
         `present` is the mask of the samples that have a value; None if all have.
         """
@@ -324,12 +314,7 @@ class RecordSource(FieldSource):
 
 
 class SampleReader(Closing):
-    """A reader of samples, one by one or into a block. Owns its sources.
-
-    Args:
-        dataset: the dataset; borrowed.
-        sources: the source of each stored field that is read, in the order of the fields.
-    """
+    """A reader of samples, one by one or into a block. Owns `sources`, in the order of fields."""
 
     def __init__(self, dataset: Dataset, sources: Sequence[FieldSource]) -> None:
         self._dataset, self._sources = dataset, sources
@@ -359,9 +344,7 @@ class SampleReader(Closing):
     def fill(self, batch: BatchRows) -> int:
         """Write all samples of a batch; return the number of heap bytes in use.
 
-        Raises:
-            ShardCorrupt, MediaError, InsufficientMemory: the message names the sample. In
-                `batch.states`, the entries still have the field that was being read.
+        After an error, which names the sample, `batch.states` has the field that was being read.
         """
         layout, states, sources, claims = batch.layout, batch.states, self._by_name, self._claims
         n_read, present = len(states), dict[str, Present]()

@@ -46,12 +46,10 @@ def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = Non
 def common_sizes(
     dataset: Dataset, names: Iterable[str], n: int, rows_of: Callable[[Rows], Rows]
 ) -> Sizes:
-    """Return the size of each field in which the images of all n samples have one size.
+    """Return the size of each field in which all images of n samples have one size.
 
-    Missing images are ignored.
-
-    Sizes are read from the index, 24 bytes per image, until one differs. `rows_of` maps indices of
-    samples to rows.
+    Missing images are ignored. Sizes are read from the index, 24 bytes per image, until one
+    differs. `rows_of` maps indices of samples to rows.
     """
     found = {name: _common_size(dataset, name, n, rows_of) for name in names}
     return {name: size for name, size in found.items() if size is not None}
@@ -102,10 +100,7 @@ class AudioField:
 
 
 def span_field(name: str) -> str:
-    """Return the name of an audio field's span field.
-
-    The span is the range of the decoded samples that are within the stream; others are silence.
-    """
+    """Return the name of the field with the range of samples that are not padding."""
     return f"{name}_span"
 
 
@@ -129,9 +124,8 @@ def audio_schema(schema: Schema, sounds: Mapping[str, Sound | AudioField]) -> Sc
 def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) -> AudioField:
     """Return the format of the audio in a field, over the selected rows of a dataset.
 
-    `sound` is the requested format. The other properties are read from the index, 96 bytes per
-    stream; rate and channels must then be the same in all rows. `clip` has the options of clips;
-    None if samples are not clips.
+    What `sound` leaves open is read from the index, 96 bytes per stream; rate and channels must
+    then be the same in all rows. `clip` is None if samples are not clips.
     """
     rate, channels = sound.rate, sound.channels
     if rate is None:
@@ -154,7 +148,7 @@ def n_samples(seconds: Fraction, rate: int) -> int:
 def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
     """Return the length of a clip in seconds, including the duration of the last frame.
 
-    `duration` is the length of the whole video, which has `n_frames` frames.
+    `duration` and `n_frames` are those of the whole video.
     """
     if clip.rate is not None:
         return clip.frames / clip.rate

@@ -1,7 +1,4 @@
-"""Several datasets as one: a sequence of all samples, and the proportions in which they are mixed.
-
-`order.mixture_order` determines the order of an epoch.
-"""
+"""Several datasets as one: all their samples, and the proportions in which they are mixed."""
 
 from __future__ import annotations
 
@@ -70,13 +67,12 @@ class MixtureSpec(NamedTuple):
 class Mixture(OpenDataset):
     """The concatenated samples of several datasets, which a loader mixes. It owns its sources.
 
-    As a sequence it has every sample of each source once, in order; `sources_of` maps the indices
-    of samples to sources. A loader draws from the sources according to `mixing`. A mixture has the
-    fields that are equal in all sources, and the shards of all sources, by absolute paths.
+    As a sequence it has every sample of each source once, in order. A loader draws from the sources
+    according to `mixing`. A mixture has the fields that are equal in all sources, and the shards of
+    all sources, by absolute paths. The strictest `verify` applies to every source.
 
     Args:
-        sources: the datasets, from which nothing may have been read yet. The mixture applies the
-            strictest `verify` of all sources to every source.
+        sources: the datasets, from which nothing may have been read yet.
         mixing: the shares of the sources.
     """
 
@@ -136,7 +132,7 @@ class Mixture(OpenDataset):
         return sizes.n_positions + number if found is None else found
 
     def sources_of(self, indices: Any) -> Rows:
-        """Return the index of each sample's source, for sample indices such as `batch.indices`.
+        """Return the source of each sample, for sample indices such as `batch.indices`.
 
         Raises:
             InvalidArgument: an index is invalid.
@@ -309,11 +305,7 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
-    """Return the shares of n sources as positive integers.
-
-    The shares are exact if their sum is at most WHOLE. Otherwise their sum is rounded to about
-    WHOLE.
-    """
+    """Return the shares of n sources as positive integers: exact if their sum is at most WHOLE."""
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):

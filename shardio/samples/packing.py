@@ -1,8 +1,7 @@
-"""Documents of tokens packed into windows of one length. Pure.
+"""Documents of tokens packed into windows of one length.
 
-All documents of a dataset, in the order of its rows, form one stream of tokens, which is cut into
-windows of equal length. Windows are a view: nothing is stored for them, and a binary search over
-the ends of documents finds the contents of a window.
+All documents of a dataset form one stream of tokens, which is cut into windows of equal length. A
+binary search over the ends of documents finds the contents of a window.
 """
 
 from __future__ import annotations
@@ -74,10 +73,7 @@ class Pack:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the set of windows.
-
-        Options that change only the contents of the windows are left out.
-        """
+        """A text that identifies the set of windows, whatever their tokens and other fields."""
         known = {
             "eot": self.eot is not None,
             "field": self.field,
@@ -135,10 +131,7 @@ class WindowParts(NamedTuple):
         return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts of the windows `first` to `last` - 1, with windows numbered from 0.
-
-        `within` is the slice of these parts.
-        """
+        """Return the parts `within`, of windows `first` to `last` - 1, numbered from 0."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -149,8 +142,7 @@ class PackedWindows:
     Args:
         pack: the options of the windows.
         ends: the cumulative token counts of the documents, eot included.
-        sources: the number of documents of each source of a mixture; the documents of each source
-            are then a separate stream. None if all documents are one stream.
+        sources: the number of documents of each source of a mixture, which are a stream each.
         firsts: the first document of each window; None to compute them.
     """
 
@@ -207,7 +199,7 @@ class PackedWindows:
         return self._starts.take(sources) + locals_ * self.pack.length, sources
 
     def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
-        """Return the parts of some windows; `numbers` are the indices of the windows.
+        """Return the parts of the windows with the indices `numbers`.
 
         `n_tokens` has the length of each source's stream at the start of the epoch, without tokens
         appended later; None takes the current lengths.

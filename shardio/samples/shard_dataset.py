@@ -35,8 +35,8 @@ _AT_ONCE: Final = 8192
 class DatasetSource:
     """A picklable description of an opened dataset, from which the same samples are opened again.
 
-    `n_selected` is the number of rows of a selection; the rows are passed on separately.
-    `generation` is None for the published generation.
+    `n_selected` counts the rows of a selection, which are passed on separately. `generation` is
+    None for the published generation.
     """
 
     path: str

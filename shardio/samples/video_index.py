@@ -1,9 +1,7 @@
 """Frame times, events and lengths of videos, read from a shard's index, to compute clips.
 
-Times are whole ticks of a stream's time base, or exact fractions of a tick. Events, which are
-stored in seconds as floats, are converted to exact fractions. A frame is *on show* from its time
-until the time of the next frame; the last frame is on show until the end of the video. A time
-between two ticks is therefore equivalent to the tick before it.
+Times are whole ticks of a stream's time base, or exact fractions of a tick. A frame is *on show*
+from its time until the time of the next frame, the last one until the end of the video.
 """
 
 from __future__ import annotations
@@ -78,10 +76,7 @@ class FrameTimes:
         return int(self.pts[frame]) - int(self.pts[0])
 
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
-        """Return the frames on show at n times, `every` ticks apart.
-
-        Time i is `first + i * every` ticks after the first frame; `first` is at least 0.
-        """
+        """Return the frames on show at n times, `every` ticks apart, from tick `first` >= 0 on."""
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
         start, step, parts = start * step_parts, step * parts, parts * step_parts
@@ -92,8 +87,8 @@ class FrameTimes:
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
         """Move the time `first` into the video, so that more than `reach` ticks follow.
 
-        A negative time becomes 0. A time that is too late becomes the last whole tick that is early
-        enough. The video must be longer than `reach`.
+        A time that is too late becomes the last whole tick that is early enough. The video must be
+        longer than `reach`.
         """
         if first < 0:
             return Fraction(0)
@@ -102,8 +97,7 @@ class FrameTimes:
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
         """Return the time of a frame at which more than `reach` ticks of the video are left.
 
-        Of the n frames for which this holds, it is the frame with the index n * part // of. The
-        video must be longer than `reach`.
+        Of the n frames for which this holds, it is frame n * part // of.
         """
         latest = min(int(self.pts[0]) + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
@@ -212,8 +206,8 @@ _MAX_DURATION: Final = (1 << 64) - 1
 class VideoIndex:
     """The index data of the videos in some rows of a shard, for cutting clips.
 
-    `streams` are the videos' rows of the stream table. `n_frames` is the number of frames of each
-    video or, if `clip` has `fps`, the number of times 0, 1 / fps, … before the end of the video.
+    `streams` are the videos' rows of the stream table. `n_frames` counts the frames of each video
+    or, with `fps`, the times 0, 1 / fps, … before its end.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
@@ -259,8 +253,7 @@ class VideoIndex:
         Videos without a value have no events. `reader` is the file with the events' field.
 
         Raises:
-            InvalidArgument: an event is outside of its video; the message names the sample and the
-                length of the video.
+            InvalidArgument: an event is outside of its video.
         """
         counts, values = self._read_events(reader, name)
         owners = np.repeat(np.arange(len(self._rows)), counts)
@@ -301,10 +294,7 @@ class VideoIndex:
         return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
 
     def _outside(self, values: Values, owners: Rows) -> Rows:
-        """Return the indices of events outside their videos; `values` are seconds.
-
-        Events near the end of their video are compared exactly.
-        """
+        """Return the events, in seconds, outside their videos; near the end, compare exactly."""
         ticks = self.streams["numerator"] / np.maximum(self.streams["denominator"], 1)
         is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _NEARLY)
         wrong = [

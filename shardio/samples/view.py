@@ -46,7 +46,7 @@ SELECT_HABITS: Final = {
 
 
 class Table(NamedTuple):
-    """An array that a view needs in every process of a loader. `what` describes it in messages."""
+    """An array that a view needs in every process of a loader; `what` names it in messages."""
 
     array: npt.NDArray[Any]
     what: str
@@ -74,9 +74,9 @@ class _OnDataset:
 class SampleView(Sequence[dict[str, Any]]):
     """A sequence of samples derived from the rows of a borrowed dataset.
 
-    Immutable, but not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers,
-    with images, clips and audio decoded. On first use, a view reads its tables from the indices of
-    the shards. `repr` does not read them; it shows the number of samples if this is known.
+    Not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers, with images,
+    clips and audio decoded. On first use, a view reads its tables from the indices of the shards;
+    `repr` does not.
     """
 
     clips, pack, preload = _OnDataset(), _OnDataset(), _OnDataset()
@@ -110,7 +110,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
         """Return the stored fields that the view reads for a loader with `fields=names`.
 
-        `is_asked` is True if the user passed these names. If False, unsuitable fields are left out.
+        Unless the user passed them (`is_asked`), unsuitable fields are left out.
 
         Raises:
             InvalidArgument: the view cannot have these fields.
@@ -142,9 +142,8 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        In a mixture, an epoch may contain the sample several times; the draws are then those of its
-        first occurrence. If the epoch does not contain the sample, they are those of a position
-        after the end of the epoch.
+        In a mixture, they are those of the sample's first occurrence in the epoch, or of a position
+        after the epoch's end if it does not occur.
 
         Args:
             index: the index of the sample; a negative one counts from the end.
@@ -225,7 +224,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return functools.partial(restored_view, type(self), self.options)
 
     def restore(self, tables: Tables) -> None:
-        """Take the `tables` of an equal view, so that they are not read from the shards."""
+        """Take the `tables` of an equal view."""
 
     def delivered(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
@@ -251,10 +250,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.at(numbers)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the positions of samples in an epoch without shuffling.
-
-        A view without random draws may return `numbers`, because its positions are not used.
-        """
+        """Return the positions of samples in an unshuffled epoch; `numbers` if nothing is drawn."""
         return numbers
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:

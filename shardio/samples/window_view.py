@@ -1,7 +1,7 @@
 """Windows of tokens, over all documents of a dataset: `WindowView` and `TokenSource`.
 
-A document is read and verified as a whole, and each window copies a part of the document. If a
-document is uncompressed, mapped and already verified, only the part is read.
+A document is read and verified as a whole; of one that is verified, uncompressed and mapped, only
+the part in the window is read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WindowView(SampleView):
         """The options of the windows, with the field of tokens."""
 
     def restore(self, tables: Tables) -> None:
-        """Take the `tables` of an equal view, so that they are not read from the shards."""
+        """Take the `tables` of an equal view."""
         sources, pack = self.dataset.rows.source_counts, self.packing
         self.__dict__["windows"] = PackedWindows(pack, tables["ends"], sources, tables["firsts"])
 
@@ -290,14 +290,10 @@ class TokenSource(FieldSource):
         chosen: slice = slice(None),
         n_tokens: tuple[int, ...] | None = None,
     ) -> None:
-        """Write some windows.
+        """Write the windows `numbers[chosen]`; the parts of later ones may be computed too.
 
-        Args:
-            outs: an output array for every field of a window, C-contiguous, (windows, length).
-            numbers: the indices of windows; the array must not change while this object exists.
-            chosen: the windows to write, as a slice of `numbers`. `WindowParts` of later windows
-                may be computed too.
-            n_tokens: as in `PackedWindows.parts`; must be the same for the same `numbers`.
+        `outs` has an array for every field of a window, (windows, length). `numbers` must not
+        change while this object exists, nor `n_tokens` for the same `numbers`.
         """
         pack, name = self._pack, self.name
         first, last, _ = chosen.indices(len(numbers))
