@@ -21,7 +21,6 @@ from shardio.dataset.selection import MixtureSelection
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
-from shardio.format.types import Field
 from shardio.order import Sequential
 from shardio.order.mixture_order import (
     MAX_SOURCES,
@@ -36,17 +35,6 @@ from shardio.samples.shard_dataset import DatasetSource, ShardDataset, groups_of
 from shardio.samples.view import SELECT_HABITS, RowView
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
-
-
-def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:
-    """Return the fields that are equal in all schemas, in the order of the first."""
-    first, *others = schemas
-    return {
-        name: field
-        for name, field in first.items()
-        if all(other.get(name) == field for other in others)
-    }
-
 
 _MAX_NAMED: Final = 3
 _STRICTNESS: Final[tuple[Verify, ...]] = ("off", "first", "always")
@@ -206,7 +194,11 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
     """Describe a mixture as if it were a generation of one dataset."""
     classes = {source.classes for source in sources}
     lineages = "".join(source.lineage for source in sources)
-    schema = common_fields([source.schema for source in sources])
+    schema = {
+        name: field
+        for name, field in sources[0].schema.items()
+        if all(source.schema.get(name) == field for source in sources)
+    }
     if not schema:
         some = sources[:_MAX_NAMED]
         found = "; ".join(f"{source.path} has {', '.join(source.schema)}" for source in some)

@@ -94,21 +94,8 @@ class OpenDataset(Dataset):
             InvalidArgument: an option is invalid, which may be found on first use of the view; or
                 no video has a clip.
         """
-        clip = Clip(
-            frames=frames,
-            stride=stride,
-            where=where,
-            step=step,
-            per_video=per_video,
-            size=size,
-            crop=crop,
-            pixels=pixels,
-            field=field,
-            fps=fps,
-            around=around,
-            lead=lead,
-            times=times,
-        )
+        options = step, per_video, size, crop, pixels, field, fps, around, lead, times
+        clip = Clip(frames, stride, where, *options)
         self.check_open()
         return ClipView(self, clip)
 

@@ -56,21 +56,6 @@ Tables = Mapping[str, npt.NDArray[Any]]
 Maker = Callable[[Dataset, Tables], "SampleView"]
 
 
-class _OnDataset:
-    """A stand-in for a method that only datasets have. Access raises an error that says so."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, view: SampleView | None, owner: type) -> Any:
-        if view is None:
-            return self
-        raise AttributeError(
-            f"a {owner.__name__} has no {self._name}(): call that of its dataset, "
-            f"view.dataset.{self._name}(…)"
-        )
-
-
 class SampleView(Sequence[dict[str, Any]]):
     """A sequence of samples derived from the rows of a borrowed dataset.
 
@@ -79,7 +64,6 @@ class SampleView(Sequence[dict[str, Any]]):
     `repr` does not.
     """
 
-    clips, pack, preload = _OnDataset(), _OnDataset(), _OnDataset()
     spans_rows = False
     """True if a sample may contain data of several rows."""
     clip: Clip | None = None
@@ -93,6 +77,14 @@ class SampleView(Sequence[dict[str, Any]]):
     def options(self) -> tuple[Any, ...]:
         """The options of the view: the arguments of its class after the dataset."""
         return ()
+
+    def __getattr__(self, name: str) -> Any:
+        kind = type(self).__name__
+        if name in ("clips", "pack", "preload"):
+            raise AttributeError(
+                f"a {kind} has no {name}(): call that of its dataset, view.dataset.{name}(…)"
+            )
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, *self.options)
