@@ -199,11 +199,7 @@ class _OpenDecoder:
         self._writer_options: object = None
 
     def writer_for(
-        self,
-        size: tuple[int, int],
-        aspect: Fraction,
-        crop: CropPosition | None,
-        pixels: str,
+        self, size: tuple[int, int], aspect: Fraction, crop: CropPosition | None, pixels: str
     ) -> FrameWriter:
         """Return a writer with these options: the previous writer if it has the same options."""
         options = size, aspect, crop, pixels

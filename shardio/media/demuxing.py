@@ -18,12 +18,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.types.streams import (
-    EncodedStream,
-    PacketFlag,
-    pack_packets,
-    packet_flags,
-)
+from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
 from shardio.media.audio_packets import demux_audio
 from shardio.media.bitstream import disposable_packets, hidden_packets, x264_version_unit
 from shardio.media.checking import build_stream, verify_by_decoding, with_table

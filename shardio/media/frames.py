@@ -71,9 +71,7 @@ def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tupl
 
 
 def crop_geometry(
-    shown: tuple[Fraction, Fraction],
-    size: tuple[int, int],
-    crop: CropPosition | None,
+    shown: tuple[Fraction, Fraction], size: tuple[int, int], crop: CropPosition | None
 ) -> CropGeometry:
     """Compute the geometry of a crop of `size` (height, width), from `shown` (width, height).
 

@@ -41,15 +41,7 @@ _SUFFIXES = frozenset(
     " .tif .tiff .webp".split()
 )
 _JPEG = b"\xff\xd8\xff"
-_STARTS = (
-    _JPEG,
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF87a",
-    b"GIF89a",
-    b"II*\0",
-    b"MM\0*",
-    b"qoif",
-)
+_STARTS = (_JPEG, b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"qoif")
 _STILL_BRANDS = frozenset((b"avif", b"avis", b"heic", b"heix", b"mif1"))
 
 

@@ -207,10 +207,7 @@ _MAX_FRAMES: Final = 1 << 31
 
 
 def load_image(
-    source: str | os.PathLike[str] | Buffer,
-    out: Pixels,
-    *,
-    fit: Fit = "crop",
+    source: str | os.PathLike[str] | Buffer, out: Pixels, *, fit: Fit = "crop"
 ) -> Pixels:
     """Decode a picture into `out` and return `out`. The shape of `out` sets the size.
 

@@ -276,12 +276,7 @@ class Extents:
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        fields: Sequence[str],
-        verify: str,
-        *,
-        with_streams: bool = False,
+        self, dataset: Dataset, fields: Sequence[str], verify: str, *, with_streams: bool = False
     ) -> None:
         self.files = ShardFileNumbers(dataset, fields)
         self._dataset = dataset

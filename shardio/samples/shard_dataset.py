@@ -119,11 +119,7 @@ class ShardDataset(OpenDataset):
             root=storage.root,
             generation=state,
             files=DatasetFiles(
-                [SourceFiles(storage, groups)],
-                groups,
-                verify=verify,
-                access=access,
-                path=path,
+                [SourceFiles(storage, groups)], groups, verify=verify, access=access, path=path
             ),
             rows=RowSelection(starts, selected),
             verify=verify,

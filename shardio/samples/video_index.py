@@ -16,13 +16,7 @@ import numpy.typing as npt
 from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument, MediaError, ShardCorrupt
 from shardio.format.schema import Schema
-from shardio.format.types.streams import (
-    EncodedStream,
-    PacketFlag,
-    Packets,
-    Streams,
-    packet_flags,
-)
+from shardio.format.types.streams import EncodedStream, PacketFlag, Packets, Streams, packet_flags
 from shardio.samples.clips import Clip, Clips
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

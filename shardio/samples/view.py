@@ -28,13 +28,7 @@ from shardio.samples.field_sources import (
     RecordSource,
     SampleReader,
 )
-from shardio.samples.media import (
-    AudioField,
-    audio_field,
-    audio_schema,
-    image_schema,
-    media_fields,
-)
+from shardio.samples.media import AudioField, audio_field, audio_schema, image_schema, media_fields
 from shardio.shard.verification import Rows
 
 SELECT_HABITS: Final = {
@@ -182,10 +176,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return np.searchsorted(self.source_ends, numbers, side="right")
 
     def reader(
-        self,
-        fields: tuple[str, ...],
-        pictures: tuple[str, ...],
-        audio: Mapping[str, AudioField],
+        self, fields: tuple[str, ...], pictures: tuple[str, ...], audio: Mapping[str, AudioField]
     ) -> SampleReader:
         """Return a reader of `fields` that decodes the images `pictures` and the sound `audio`."""
         dataset, made = self.dataset, self.sources(audio)

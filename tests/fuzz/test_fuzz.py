@@ -22,13 +22,7 @@ from shardio import Schema
 from shardio.errors import InsufficientMemory
 from tests.dev_tools import ROOT, load_tool
 from tests.fuzz import seeds
-from tests.fuzz.feeding import (
-    TARGETS,
-    Feeder,
-    corpus,
-    read_current,
-    save_finding,
-)
+from tests.fuzz.feeding import TARGETS, Feeder, corpus, read_current, save_finding
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.judge import Judge, Target, justified_bytes
 from tests.fuzz.mutate import ShardMutator

@@ -153,21 +153,13 @@ KINDS: dict[str, tuple[bytes, int, list[list[int]]]] = {
         [[0x12, 0x80, 0xFF]],
     ),
     "grey and alpha": (png((1, 2), 8, GREY_ALPHA, [b"\x64\x80\x64\xff"]), 2, [[50], [100]]),
-    "16-bit grey and alpha": (
-        png((1, 1), 16, GREY_ALPHA, packed(0x8000, 0x8000)),
-        2,
-        [[64]],
-    ),
+    "16-bit grey and alpha": (png((1, 1), 16, GREY_ALPHA, packed(0x8000, 0x8000)), 2, [[64]]),
     "alpha": (
         saved(Image.new("RGBA", (1, 1), (100, 200, 50, 128)), "WEBP", lossless=True),
         4,
         [[50, 100, 25]],
     ),
-    "no alpha at all": (
-        saved(Image.new("RGBA", (1, 1), (100, 200, 50, 0)), "PNG"),
-        4,
-        [[0, 0, 0]],
-    ),
+    "no alpha at all": (saved(Image.new("RGBA", (1, 1), (100, 200, 50, 0)), "PNG"), 4, [[0, 0, 0]]),
     "inks in TIFF": (
         saved(Image.new("CMYK", (1, 1), (0, 255, 100, 0)), "TIFF"),
         4,

@@ -88,9 +88,7 @@ def test_times_that_are_missing_are_those_of_the_rate(
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.booleans(), st.integers(0, 90)), max_size=60))
-def test_known_times_stay_whatever_the_durations_say(
-    frames: list[tuple[int, bool, int]],
-) -> None:
+def test_known_times_stay_whatever_the_durations_say(frames: list[tuple[int, bool, int]]) -> None:
     times, time = list[int | None](), 0
     for step, is_known, _ in frames:
         time += step

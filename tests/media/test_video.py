@@ -258,10 +258,7 @@ def test_what_precedes_the_break_is_whole_and_the_error_counts_it(tmp_path: Path
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * 0.7)])
     found = []
-    with (
-        VideoFile(str(path)) as video,
-        pytest.raises(MediaError) as caught,
-    ):
+    with VideoFile(str(path)) as video, pytest.raises(MediaError) as caught:
         for _, picture in video.pictures(48):
             found.append(picture)
     assert 0 < len(found) < 60

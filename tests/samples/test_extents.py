@@ -130,10 +130,7 @@ def test_a_file_that_a_mixture_has_several_times_is_one(folder: str) -> None:
         rows = np.array([N - 1, 0, 2])
         for behind in (0, N):
             there, shards = rows + behind, twice.locate(rows + behind)
-            for of, due in (
-                (found.fixed, expected.fixed),
-                (found.records, expected.records),
-            ):
+            for of, due in ((found.fixed, expected.fixed), (found.records, expected.records)):
                 assert list(found.files.pieces(merged(of(there, shards), 1))) == list(
                     expected.files.pieces(merged(due(rows, one.locate(rows)), 1))
                 )

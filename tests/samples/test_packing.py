@@ -57,10 +57,7 @@ DOCUMENTS = documents_of(LENGTHS)
 
 
 def write(
-    folder: Path,
-    documents: Iterable[Document],
-    n_shards: int = 2,
-    field: Array | None = None,
+    folder: Path, documents: Iterable[Document], n_shards: int = 2, field: Array | None = None
 ) -> str:
     schema = SCHEMA if field is None else Schema({"tokens": field, "label": Array("int64")})
     samples = [{"tokens": each, "label": i} for i, each in enumerate(documents)]
