@@ -102,10 +102,6 @@ def test_clips_of_appended_videos_come_behind() -> None:
     assert clips_of(clip, [9, 4, 12])[:4] == clips_of(clip, [9, 4])
 
 
-def test_no_video_has_no_clip() -> None:
-    assert len(Clips(Clip(), np.zeros(0, np.int64))) == 0
-
-
 def test_the_same_clips_have_the_same_identity_whatever_their_pixels_are() -> None:
     assert Clip().identity == Clip(step=16, size=(8, 6), crop="random", pixels="yuv420").identity
     others = [Clip(8), Clip(stride=2), Clip(step=8), Clip(where="random"), Clip(field="left")]

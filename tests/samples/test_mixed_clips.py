@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from shardio import Array, InvalidArgument, Schema, ShardDataset, ShardLoader, V
 from shardio.dataset.manifest import load, publish_next
 from shardio.samples.clips import Clip
 from shardio.samples.mixture import Mixture
-from tests.loading import bits, make_loader, write_dataset
+from tests.loading import make_loader, write_dataset
 from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -97,56 +96,6 @@ def test_clips_of_a_mixture_lie_together_in_the_turns_of_their_source(
         assert 1 + sum(one[1] != other[1] for one, other in itertools.pairwise(own)) <= 4
 
 
-@pytest.mark.parametrize("exhausted", ["stop", "repeat"])
-def test_clips_of_a_mixture_come_in_proportion(folders: dict[str, str], exhausted: Any) -> None:
-    with mixed(folders, (1, 3), exhausted=exhausted) as made:
-        found = epoch(made, shuffle=True)
-        n_of_b = sum(label >= 980 for _, label, _ in found)
-        assert abs(n_of_b - 0.75 * len(found)) <= 1
-        assert {index for index, _, _ in found} >= set(
-            range(0 if exhausted == "repeat" else 12, 25)
-        )
-
-
-@pytest.mark.parametrize("shuffle", [True, "blocks"])
-def test_who_makes_batches_of_mixed_clips_makes_no_difference(
-    folders: dict[str, str], shuffle: Any
-) -> None:
-    clip = Clip(2, where="random", per_video=3, size=(16, 16), crop="random")
-    with (
-        ShardDataset(folders["a"]) as whole,
-        whole.select([3, 2, 0]) as some,
-        mix([some, folders["b"]], weights=[1, 1], exhausted="repeat") as made,
-    ):
-
-        def run(**options: Any) -> list[Any]:
-            with loader(made, clip, shuffle=shuffle, **options) as loading:
-                assert len(loading.view) == 3 * 3 + 2 * 3
-                return [bits(batch) for _ in range(2) for batch in loading]
-
-        alone = run()
-        assert run(num_workers=2) == alone
-        assert run(num_workers=2, start_method="thread") == alone
-
-
-def test_an_epoch_of_mixed_clips_goes_on_where_it_was_left(folders: dict[str, str]) -> None:
-    clip = Clip(2, size=(16, 16), per_video=3)
-    with mixed(folders) as made:
-        with loader(made, clip, shuffle=True) as loading:
-            batches = iter(loading)
-            next(batches)
-            state = json.loads(json.dumps(loading.state_dict()))
-            rest = [bits(batch) for batch in batches]
-        with loader(made, clip, shuffle=True) as loading:
-            loading.load_state_dict(state)
-            assert [bits(batch) for batch in loading] == rest
-        with (
-            loader(made, Clip(3, size=(16, 16)), shuffle=True) as loading,
-            pytest.raises(InvalidArgument, match="the state's view is 'clips"),
-        ):
-            loading.load_state_dict(state)
-
-
 def test_clips_are_those_that_all_sources_say_or_one_that_is_asked_for(
     folders: dict[str, str], tmp_path: Path
 ) -> None:
@@ -210,13 +159,6 @@ def test_a_source_without_a_clip_is_left_out(folders: dict[str, str]) -> None:
         ),
     ):
         loader(made, Clip(8, size=(16, 16)))
-
-
-def test_other_fields_of_a_mixture_come_from_the_row_of_the_clip(folders: dict[str, str]) -> None:
-    with mixed(folders) as made:
-        found = epoch(made, Clip(2, size=(16, 16)), transform=dict)
-    labels = np.repeat([970, 972, 973, 980, 981], [4, 7, 1, 10, 3])
-    assert all(label == labels[index] for index, label, _ in found)
 
 
 @pytest.mark.parametrize("exhausted", ["stop", "repeat"])

@@ -336,29 +336,6 @@ def test_an_epoch_ends_with_the_windows_that_it_began_with_when_documents_are_ap
                 made.load_state_dict({**state, "tokens": wrong})
 
 
-def test_sources_that_grew_end_an_epoch_of_their_mixture_as_it_began(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("one", "two")]
-    streams = [documents_of([5, 17, 3]), documents_of([9, 4, 6], seed=2)]
-    for folder, documents in zip(folders, streams, strict=True):
-        write(folder, documents)
-    options: dict[str, Any] = {"shuffle": True, "batch_size": 1}
-
-    def mixed_loader() -> ShardLoader:
-        sizes = [len(naive_windows(each, EVERYTHING)) for each in streams]
-        with mix([*map(str, folders)], weights=sizes) as mixture:
-            return loader(mixture, **options)
-
-    with mixed_loader() as made:
-        batches = iter(made)
-        next(batches)
-        state = made.state_dict()
-        expected = [plain(window) for _, window in windows_in(batches)]
-    _append(folders[0], documents_of([2, 1], seed=3))
-    with mixed_loader() as made:
-        made.load_state_dict(state)
-        assert [plain(window) for _, window in windows_in(made)] == expected
-
-
 def test_weighted_windows_are_resumed_as_they_were(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     write(folder, documents_of([9, 4]))  # 13 tokens, two windows of 8

@@ -149,14 +149,6 @@ def test_pictures_that_cannot_be_stacked_are_named(several: str) -> None:
     assert not isinstance(caught.value, TransformError)
 
 
-def test_whole_batches_of_pixels_go_to_the_batch_transform(equal: str) -> None:
-    def dim(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"image": batch["image"] // 2, "label": batch["label"]}
-
-    found = epoch(equal, batch_transform=dim)
-    assert same(found, [each // 2 for each in decoded(equal_sizes())])
-
-
 @pytest.mark.parametrize("sizes", ["equal", "several"])
 @pytest.mark.parametrize("transform", [None, dict])
 def test_a_picture_may_be_absent(tmp_path: Path, sizes: str, transform: Any) -> None:
