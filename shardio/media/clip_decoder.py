@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # The search for a frame's keyframe goes back by at most this number of keyframes, and then to the
 # first one of the stream. Without the limit, it could take long if a table is damaged.
 _MAX_STEPS = 32
+_MAX_DECODERS = 8  # an open decoder holds the memory of a few frames
 
 
 @dataclass(slots=True)
@@ -213,19 +214,13 @@ class ClipDecoder(Closing):
 
     It keeps the most recently used codecs open. Streams with the same parameters share a codec.
 
-    Args:
-        max_decoders: the number of codecs that are kept open. An open codec holds the memory of a
-            few frames.
-        max_streams: the number of streams whose frame tables are cached. A table has 35 bytes per
-            packet.
+    `max_streams` is the number of streams whose frame tables are cached, 35 bytes per packet.
     """
 
-    def __init__(self, max_decoders: int = 8, max_streams: int = 32) -> None:
-        if min(max_decoders, max_streams) < 1:
-            raise InvalidArgument(
-                f"max_decoders is {max_decoders}, max_streams {max_streams}; at least 1 is needed"
-            )
-        self._max_decoders, self._max_streams = max_decoders, max_streams
+    def __init__(self, max_streams: int = 32) -> None:
+        if max_streams < 1:
+            raise InvalidArgument(f"max_streams is {max_streams}; at least 1 is needed")
+        self._max_streams = max_streams
         self._decoders: OrderedDict[tuple[object, ...], _OpenDecoder] = OrderedDict()
         self._opened: OrderedDict[int, _OpenStream] = OrderedDict()
 
@@ -278,7 +273,7 @@ class ClipDecoder(Closing):
             self._opened, id(stream), self._max_streams, lambda: _OpenStream(stream)
         )
         decoder = recently_used(
-            self._decoders, opened.key, self._max_decoders, lambda: _OpenDecoder(stream)
+            self._decoders, opened.key, _MAX_DECODERS, lambda: _OpenDecoder(stream)
         )
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
         if len(crops) != len(clips):

@@ -273,7 +273,7 @@ def load_clip(
     frames = start + step * np.arange(len(out))
     data = source if isinstance(source, bytes) else os.fspath(source)
     named = contextlib.nullcontext() if isinstance(data, bytes) else named_errors(data)
-    with named, ClipDecoder(max_decoders=1, max_streams=1) as decoder:
+    with named, ClipDecoder() as decoder:
         decoder.decode(demux(data), frames, out)
     return out
 
