@@ -377,10 +377,6 @@ def _decode_stored(
 
 @functools.cache
 def load_simplejpeg() -> ModuleType:
-    """Import simplejpeg, which bundles its own libjpeg-turbo.
-
-    Raises:
-        UnsupportedEnvironment: simplejpeg is not installed.
-    """
+    """Import simplejpeg; raise UnsupportedEnvironment if it is not installed."""
     module: ModuleType = import_extra("JPEG needs simplejpeg", "images", "simplejpeg")
     return module

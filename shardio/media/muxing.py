@@ -131,7 +131,9 @@ def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
     os.environ.setdefault("SVT_LOG", "0")
     try:
         with av.open(content, "w", format=form, container_options=options) as container:
-            target = (_sound_target if _is_sound(stream) else _video_target)(container, stream)
+            codec = str(stream.parameters.get("codec"))
+            make = _sound_target if _is_sound(stream) else _video_target
+            target = make(container, stream, _ENCODERS.get(codec, codec))
             target.time_base = base
             container.start_encoding()
             for packet in _packets(stream, form, shift):
@@ -142,10 +144,10 @@ def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
     return content.getvalue()
 
 
-def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
+def _video_target(container: OutputContainer, stream: EncodedStream, encoder: str) -> Any:
     """Add a video stream with the parameters of `stream` to the container."""
     parameters = stream.parameters
-    target: Any = container.add_stream(_encoder(stream), rate=25)
+    target: Any = container.add_stream(encoder, rate=25)
     codec = target.codec_context
     formats = [each.name for each in codec.codec.video_formats or ()]
     candidates = (parameters.get("pixel_format"), "yuv444p", *formats, "yuv420p")
@@ -168,9 +170,9 @@ def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
     return target
 
 
-def _sound_target(container: OutputContainer, stream: EncodedStream) -> Any:
+def _sound_target(container: OutputContainer, stream: EncodedStream, encoder: str) -> Any:
     parameters = stream.parameters
-    target: Any = container.add_stream(_encoder(stream), rate=int(parameters["rate"]))
+    target: Any = container.add_stream(encoder, rate=int(parameters["rate"]))
     codec = target.codec_context
     codec.layout = parameters["layout"]
     formats = codec.codec.audio_formats
@@ -179,11 +181,6 @@ def _sound_target(container: OutputContainer, stream: EncodedStream) -> Any:
     codec.open(strict=False)
     codec.extradata = bytes(stream.extradata) or None
     return target
-
-
-def _encoder(stream: EncodedStream) -> str:
-    name = str(stream.parameters.get("codec"))
-    return _ENCODERS.get(name, name)
 
 
 def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:

@@ -158,11 +158,7 @@ def check_png_checksums(data: bytes | memoryview) -> None:
 
 @functools.cache
 def pillow_image() -> ModuleType:
-    """Import Pillow's module Image.
-
-    Raises:
-        UnsupportedEnvironment: Pillow is not installed.
-    """
+    """Import Pillow's module Image; raise UnsupportedEnvironment if it is not installed."""
     module: ModuleType = import_extra("pictures need Pillow", "images", "PIL", "PIL.Image").Image
     return module
 

@@ -262,15 +262,11 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
     """Return the message for a dataset without clips."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
+    text = f"{dataset.path}: no video in field {name!r} lasts as long as a clip of frames="
     if clip.rate is None:
-        return (
-            f"{dataset.path}: no video in field {name!r} has the {clip.span} frames of a clip of "
-            f"frames={clip.frames}, stride={clip.stride}; the longest has {longest}"
-        )
-    return (
-        f"{dataset.path}: no video in field {name!r} lasts as long as a clip of "
-        f"frames={clip.frames}, fps={clip.rate}; the longest has {longest} frames at that rate"
-    )
+        needed = f"{clip.frames}, stride={clip.stride}, {clip.span} frames"
+        return f"{text}{needed}; the longest has {longest}"
+    return f"{text}{clip.frames}, fps={clip.rate}; the longest has {longest} frames at that rate"
 
 
 def _common(

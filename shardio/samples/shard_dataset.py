@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,11 @@ class DatasetSource:
 
     def open(self) -> ShardDataset:
         """Open the dataset. The rows of a selection are zeros, which the caller must replace."""
-        return ShardDataset.of(self)
+        found = ShardDataset.__new__(ShardDataset)
+        found._open(self)
+        if self.n_selected is not None:
+            found.rows.set_rows(RowList(np.broadcast_to(np.int64(0), self.n_selected)))
+        return found
 
 
 class ShardDataset(OpenDataset):
@@ -95,15 +99,6 @@ class ShardDataset(OpenDataset):
         remote = RemoteOptions.of(cache, cache_bytes, storage_options)
         self._open(DatasetSource(dataset_path(path), verify, access, subset, generation, remote))
 
-    @classmethod
-    def of(cls, source: DatasetSource) -> Self:
-        """Open a dataset by its description; see `DatasetSource.open`."""
-        found = cls.__new__(cls)
-        found._open(source)
-        if source.n_selected is not None:
-            found.rows.set_rows(RowList(np.broadcast_to(np.int64(0), source.n_selected)))
-        return found
-
     def _open(self, source: DatasetSource) -> None:
         path, verify, subset = source.path, source.verify, source.subset
         if verify not in VERIFY:
@@ -147,7 +142,7 @@ class ShardDataset(OpenDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a call that opens the same samples of the same generation."""
-        return ShardDataset.of, (self.source,), self.rows.row_list
+        return DatasetSource.open, (self.source,), self.rows.row_list
 
     def __setstate__(self, row_list: RowList) -> None:
         self.rows.set_rows(row_list)

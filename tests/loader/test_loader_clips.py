@@ -463,7 +463,7 @@ def test_videos_of_several_sizes_need_one(files: list[Path | None], tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"clip": Clip(41)}, "no video in field 'video' has the 41 frames.*the longest has 40"),
+        ({"clip": Clip(41)}, "no video in field 'video' .* 41 frames; the longest has 40"),
         ({"clip": Clip(field="label")}, "'label', a field of videos.*videos are: video"),
         ({"clip": Clip(), "fields": ["label"]}, "fields leaves out 'video'"),
         ({"clip": Clip(), "decode": False}, "clips of 'video' need decode=True"),
