@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from shardio import EncodedStream
 from shardio.errors import MediaError
 from shardio.media import AudioDecoder, begin_of, demux, part_of, sound_of
-from shardio.media.audio_packets import (
-    SampleIndex,
-    first_sample_time,
-    nearest_sample,
-    packet_times,
-    sample_rate,
-)
+from shardio.media.audio_packets import first_sample_time, packet_times, sample_rate
 from tests.media_made import scene, write_flash, write_sound, write_video
 
 MS = Fraction(1, 1000)
@@ -56,27 +50,21 @@ def test_what_begins_with_a_tick_begins_there_exactly(begin: int, n_before: int)
     assert int(found[0]) + n_before == begin
 
 
-def test_times_in_samples_are_taken_as_they_are() -> None:
-    times = [-1024, 0, 1024]
-    assert packet_times(times, [1024] * 3, Fraction(1, 44_100), 44_100).tolist() == times
-    assert packet_times([None, 960, None], [960] * 3, Fraction(1, 48_000), 48_000).tolist() == [
-        0,
-        960,
-        1920,
-    ]
-
-
-def test_packets_without_samples_say_nothing_of_times() -> None:
-    counts = [0, 576, 1024]
-    assert packet_times([-128, 0, 576], counts, Fraction(1, 48_000), 48_000).tolist() == [0, 0, 576]
-
-
-def test_a_gap_stays_and_a_jitter_does_not() -> None:
-    counts = [800] * 5  # of 8,000 a second: 100 ms
-    late = [0, 130, 200, 300, 400]
-    assert packet_times(late, counts, MS, 8_000).tolist() == [0, 800, 1600, 2400, 3200]
-    gap = [0, 100, 700, 800, 900]
-    assert packet_times(gap, counts, MS, 8_000).tolist() == [0, 800, 5600, 6400, 7200]
+@pytest.mark.parametrize(
+    ("times", "counts", "time_base", "rate", "expected"),
+    [
+        ([-1024, 0, 1024], [1024] * 3, Fraction(1, 44_100), 44_100, [-1024, 0, 1024]),
+        ([None, 960, None], [960] * 3, Fraction(1, 48_000), 48_000, [0, 960, 1920]),
+        ([-128, 0, 576], [0, 576, 1024], Fraction(1, 48_000), 48_000, [0, 0, 576]),
+        # Of 8,000 a second, 800 samples are 100 ms: a jitter goes, a gap stays.
+        ([0, 130, 200, 300, 400], [800] * 5, MS, 8_000, [0, 800, 1600, 2400, 3200]),
+        ([0, 100, 700, 800, 900], [800] * 5, MS, 8_000, [0, 800, 5600, 6400, 7200]),
+    ],
+)
+def test_times_of_packets_are_those_of_their_samples(
+    times: list[int | None], counts: list[int], time_base: Fraction, rate: int, expected: list[int]
+) -> None:
+    assert packet_times(times, counts, time_base, rate).tolist() == expected
 
 
 def test_times_that_go_back_are_refused() -> None:
@@ -162,14 +150,6 @@ def test_where_nothing_is_heard_there_is_no_part(tmp_path: Path) -> None:
     with AudioDecoder() as decoder:
         found, span = decoder.decode_at(late, Fraction(0), 12_000, rate=16_000)
     assert span == (8_000, 12_000) and not found[:8_000].any() and found[8_001:].any()
-
-
-def test_samples_are_counted_from_the_first_that_is_heard(tmp_path: Path) -> None:
-    sound = demux(str(write_flash(tmp_path / "a.mp4", codec="aac", rate=44_100)), "audio")
-    assert (int(sound.packets["pts"][0]), first_sample_time(sound)) == (-1024, 0)
-    assert nearest_sample(sound, Fraction(1), 16_000) == 16_000
-    assert nearest_sample(sound, Fraction(-1, 3), 100) == -33
-    assert SampleIndex(sound).extent == (0, sound.n_frames)
 
 
 @pytest.mark.parametrize(

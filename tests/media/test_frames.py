@@ -172,15 +172,6 @@ def test_the_colour_under_transparent_pixels_does_not_bleed_into_the_others() ->
     assert rendered(frame, 48).max() == 0
 
 
-def test_a_picture_outlives_the_frames_after_it() -> None:
-    writer = FrameWriter((32, 32), Fraction(1))
-    first = writer.render(flat(60, 128, 128), None)
-    before = first.copy()
-    for luma in range(70, 200, 10):
-        writer.render(flat(luma, 128, 128), None)
-    assert np.array_equal(first, before)
-
-
 @given(
     st.sampled_from(["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv444p10le"]),
     st.integers(4, 60),

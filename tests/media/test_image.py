@@ -100,32 +100,23 @@ def packed(*numbers: int) -> list[bytes]:
     return [struct.pack(f">{len(numbers)}H", *numbers)]
 
 
-TWO_COLOURS = bytes([10, 20, 30, 40, 50, 60])
+PLTE = bytes([10, 20, 30, 40, 50, 60])
+DEEP = packed(0x1234, 0x8000, 0xFFFE)
+ALPHA = Image.new("RGBA", (1, 1), (100, 200, 50, 128))
+INKS = Image.new("CMYK", (1, 1), (0, 255, 100, 0))
 KINDS: dict[str, tuple[bytes, int, list[list[int]]]] = {
     # the file; its channels; the pixels of its one row
     "1 bit": (png((1, 4), 1, GREY, [b"\xa0"]), 1, [[255], [0], [255], [0]]),
     "2 bits": (png((1, 4), 2, GREY, [b"\xb1"]), 1, [[170], [255], [0], [85]]),
     "4 bits": (png((1, 2), 4, GREY, [b"\xb1"]), 1, [[187], [17]]),
     "16-bit grey": (png((1, 2), 16, GREY, packed(0x12FF, 0x8000)), 1, [[0x12], [0x80]]),
-    "16-bit colour": (
-        png((1, 1), 16, RGB, packed(0x1234, 0x8000, 0xFFFE)),
-        3,
-        [[0x12, 0x80, 0xFF]],
-    ),
+    "16-bit colour": (png((1, 1), 16, RGB, DEEP), 3, [[0x12, 0x80, 0xFF]]),
     "16-bit TIFF": (saved(Image.new("I;16", (1, 1), 0x1234), "TIFF"), 1, [[0x12]]),
     "16-bit PPM": (b"P5 2 1 65535\n" + packed(0x12FF, 0x8000)[0], 1, [[0x12], [0x80]]),
-    "16-bit PPM in colour": (
-        b"P6 1 1 65535\n" + packed(0x1234, 0x8000, 0xFFFF)[0],
-        3,
-        [[0x12, 0x80, 0xFF]],
-    ),
-    "palette": (
-        png((1, 2), 1, PALETTE, [b"\x40"], PLTE=TWO_COLOURS),
-        3,
-        [[10, 20, 30], [40, 50, 60]],
-    ),
+    "16-bit PPM in colour": (b"P6 1 1 65535\n" + DEEP[0], 3, [[0x12, 0x80, 0xFF]]),
+    "palette": (png((1, 2), 1, PALETTE, [b"\x40"], PLTE=PLTE), 3, [[10, 20, 30], [40, 50, 60]]),
     "palette with alpha": (
-        png((1, 2), 1, PALETTE, [b"\x40"], PLTE=TWO_COLOURS, tRNS=b"\x80"),
+        png((1, 2), 1, PALETTE, [b"\x40"], PLTE=PLTE, tRNS=b"\x80"),
         4,
         [[5, 10, 15], [40, 50, 60]],
     ),
@@ -146,25 +137,15 @@ KINDS: dict[str, tuple[bytes, int, list[list[int]]]] = {
         [[0, 0, 0], [4, 5, 6]],
     ),
     "transparent 16-bit colour": (
-        png(
-            (1, 1), 16, RGB, packed(0x1234, 0x8000, 0xFFFE), tRNS=packed(0x1234, 0x8000, 0xFFFE)[0]
-        ),
+        png((1, 1), 16, RGB, DEEP, tRNS=DEEP[0]),
         4,
         [[0x12, 0x80, 0xFF]],
     ),
     "grey and alpha": (png((1, 2), 8, GREY_ALPHA, [b"\x64\x80\x64\xff"]), 2, [[50], [100]]),
     "16-bit grey and alpha": (png((1, 1), 16, GREY_ALPHA, packed(0x8000, 0x8000)), 2, [[64]]),
-    "alpha": (
-        saved(Image.new("RGBA", (1, 1), (100, 200, 50, 128)), "WEBP", lossless=True),
-        4,
-        [[50, 100, 25]],
-    ),
+    "alpha": (saved(ALPHA, "WEBP", lossless=True), 4, [[50, 100, 25]]),
     "no alpha at all": (saved(Image.new("RGBA", (1, 1), (100, 200, 50, 0)), "PNG"), 4, [[0, 0, 0]]),
-    "inks in TIFF": (
-        saved(Image.new("CMYK", (1, 1), (0, 255, 100, 0)), "TIFF"),
-        4,
-        [[255, 0, 155]],
-    ),
+    "inks in TIFF": (saved(INKS, "TIFF"), 4, [[255, 0, 155]]),
 }
 
 

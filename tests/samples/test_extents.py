@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardio import Array, Bytes, Schema, ShardDataset, Text, mix
 from shardio.format.layout import Kind
-from shardio.samples.extents import NOTHING, Extents, Ranges, blocks_of, joined, merged
+from shardio.samples.extents import Extents, Ranges, blocks_of, joined, merged
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, same_value
 
@@ -175,9 +175,3 @@ def test_merged_ranges_are_the_blocks_that_are_reached_into_each_once(
     ]
     assert covered == expected
     assert (parts.starts[1:] > parts.ends[:-1]).all()  # what touches is one
-
-
-def test_ranges_are_put_together_as_they_are() -> None:
-    found = joined([ranges_of([(5, 2)]), NOTHING, ranges_of([(1, 9), (0, 0)])])
-    assert (found.starts.tolist(), found.ends.tolist()) == ([5, 1, 0], [7, 10, 0])
-    assert found.n_bytes == 11

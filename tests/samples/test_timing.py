@@ -7,12 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardio import EncodedStream
-from shardio.errors import MediaError
 from shardio.format.types.streams import PacketFlag, pack_packets
 from shardio.order.permutation import keyed_hashes
 from shardio.samples.clips import Clip, Clips, Events
@@ -225,32 +223,3 @@ def test_times_that_are_far_apart_do_not_wrap_around() -> None:
     assert times.on_show(Fraction((1 << 64) - 1), Fraction(1 << 40), 2).tolist() == [2, 2]
     assert times.start_at_share(1, 2, Fraction((1 << 63) - 1)) == 1 << 63
     assert times.inside(Fraction(1 << 64), Fraction(5)) == (1 << 64) - 6
-
-
-def test_a_rate_is_one_over_the_distance_of_its_frames() -> None:
-    # 24,000 / 1,001 per second: after 24,000 frames exactly 1,001 s, where rounding would drift.
-    every = 1 / (Fraction(24000, 1001) * Fraction(1, 90000))
-    made = Made([(k * 15015, False) for k in range(8)], Fraction(1, 360000), 15015, is_known=True)
-    clip = Clip(4, fps=Fraction(24000, 1001))
-    assert clips_of(made, clip) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert every * 24000 == 1001 * 90000
-
-
-def test_a_table_that_counts_other_frames_is_refused() -> None:
-    made = Made([(0, False), (1, True)], Fraction(1, 25), 1, is_known=True)
-    stream = made.stream()
-    other = EncodedStream(
-        stream.parameters, b"", stream.packets, stream.data, stream.time_base, 2, 8, 8
-    )
-    with pytest.raises(MediaError, match="holds 1 frames; expected 2"):
-        _ = FrameTimes(other).pts
-
-
-def test_a_clip_that_would_end_with_the_video_is_moved_by_a_tick() -> None:
-    made = Made([(k * 4, False) for k in range(10)], Fraction(1, 100), 4, is_known=True)
-    clip = Clip(3, fps=25, around="event", lead=0)
-    events = Events(np.array([3]), np.array([7, 8, 9]))
-    assert clips_of(made, clip, events) == [[7, 8, 9], [7, 8, 9], [7, 8, 9]]
-    # From the frame at tick 32 the last time would be 40, the end; the latest that fits is 31.
-    assert FrameTimes(made.stream()).inside(Fraction(32), Fraction(8)) == 31
-    assert FrameTimes(made.stream()).inside(Fraction(63, 2), Fraction(8)) == Fraction(63, 2)
