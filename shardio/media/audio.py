@@ -129,7 +129,6 @@ class _OpenAudio:
     sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        """Yield the index and the bytes of some packets."""
         part = slice(packets.start, packets.stop)
         offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
         for number, offset, size in zip(packets, offsets, sizes, strict=True):
@@ -302,7 +301,6 @@ def _concatenate(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:
 
 
 def _resample(frame: AudioFrame | None, layout: str, rate: int) -> Samples:
-    """Convert a frame to float32 of (samples, channels)."""
     import av
 
     n_channels = len(av.AudioLayout(layout).channels)

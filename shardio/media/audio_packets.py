@@ -264,8 +264,6 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
 
 
 class _AudioPackets:
-    """The packets of an audio stream, with the times and flags from the container."""
-
     def __init__(
         self, source: bytes | str, container: InputContainer, stream: AudioStream, name: str
     ) -> None:

@@ -130,7 +130,6 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
 
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Yield the parameter sets of an "avcC", the extradata of H.264 in MP4."""
     at = 5
     for mask in (31, 255):
         n_units = extradata[at] & mask
@@ -142,7 +141,6 @@ def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Yield the parameter sets of an "hvcC", the extradata of HEVC in MP4."""
     at = 23
     for _ in range(extradata[22]):
         n_units = extradata[at + 1] << 8 | extradata[at + 2]

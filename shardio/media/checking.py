@@ -103,7 +103,6 @@ def _times(
     untimed: npt.NDArray[np.bool_],
     interval: Fraction,
 ) -> list[int]:
-    """Return the ascending times of the packets in `order`, the presentation order."""
     packets = stream.packets[order]
     stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
     known = [None if is_missing else time for time, is_missing in stored]
@@ -140,8 +139,6 @@ def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> En
 
 
 class _DigestDecoder:
-    """A decoder of one stream's packets to digests of the pixels of their frames."""
-
     def __init__(self, stream: EncodedStream) -> None:
         self._codec = open_video_decoder(stream.parameters, stream.extradata)
         self._reorder = self._codec.reorder_depth

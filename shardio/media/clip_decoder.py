@@ -154,7 +154,6 @@ def _check_outputs(
     numbers: Sequence[npt.NDArray[np.int64]],
     pixels: str,
 ) -> tuple[int, int]:
-    """Check options and output arrays; return the height and width of the pictures."""
     if pixels not in ("rgb", "yuv420"):
         raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb' or 'yuv420'")
     row = clips[0][1].shape[1:]
@@ -175,8 +174,6 @@ def _check_outputs(
 
 
 class _OpenStream:
-    """A recently decoded stream, with its frame table and parameters."""
-
     def __init__(self, stream: EncodedStream) -> None:
         parameters, extradata = stream.parameters, stream.extradata
         self.stream = stream  # kept alive, because the caches use its id() as their key
@@ -397,7 +394,6 @@ class _RunDecoder:
             lead = b""
 
     def _packet_prefix(self) -> bytes:
-        """Return the bytes to prepend to the first packet of a run."""
         opened = self._opened
         if not self._decoder.is_changed:
             return opened.lead_in

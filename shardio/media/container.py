@@ -130,7 +130,6 @@ def _is_transport_stream(head: bytes) -> bool:
 
 
 def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return the missing bytes of an MP4 or MOV file."""
     offset = 0
     while offset + 8 <= n_bytes:
         file.seek(offset)

@@ -175,7 +175,6 @@ class PacketReader:
         return found
 
     def _reject_configuration_change(self, packet: Packet[VideoStream]) -> None:
-        """Raise MediaError if the configuration changes; the first packet may have extradata."""
         n = len(self.sizes)
         changed = [kind for kind in _CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
         if changed and (n or changed != ["new_extradata"]):
@@ -308,7 +307,6 @@ class SpanReader(Closing):
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read the packets for a span of ticks, from the last keyframe on that is early enough."""
         start = self._source.start_time or 0
         back = max(first, start)
         while True:

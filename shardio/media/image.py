@@ -266,13 +266,11 @@ class _JpegHeader(NamedTuple):
 
     @property
     def shown(self) -> tuple[int, int]:
-        """The height and width of the upright picture."""
         is_turned = self.orientation >= TRANSPOSED
         return (self.width, self.height) if is_turned else (self.height, self.width)
 
 
 def _read_header(data: bytes | memoryview) -> _JpegHeader:
-    """Parse the segments of a JPEG up to the first scan."""
     at, frame, orientation = 2, None, None
     unpack_from = _PAIR.unpack_from  # this local name saves 1 % of the time of a small picture
     try:

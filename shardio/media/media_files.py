@@ -279,7 +279,6 @@ def load_clip(
 
 
 def _check_out(out: Any, *axes: str) -> None:
-    """Raise InvalidArgument unless `out` is an array of pixels with these axes."""
     shape: tuple[int, ...] | None = getattr(out, "shape", None)
     if shape is None or len(shape) != len(axes) or shape[-1] != 3 or 0 in shape[-3:]:
         found = type(out).__name__ if shape is None else shape

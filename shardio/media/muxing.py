@@ -145,7 +145,6 @@ def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
 
 
 def _video_target(container: OutputContainer, stream: EncodedStream, encoder: str) -> Any:
-    """Add a video stream with the parameters of `stream` to the container."""
     parameters = stream.parameters
     target: Any = container.add_stream(encoder, rate=25)
     codec = target.codec_context
@@ -215,7 +214,6 @@ def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
 
 
 def _padding(n_before: int, n_behind: int) -> Any:
-    """Return the side data from which FFmpeg writes the padding of an MP3 file, in samples."""
     from av.packet import PacketSideData, PktSideDataT
 
     kind: Any = PacketSideData  # PyAV's types lack the arguments: the type and the size
@@ -257,7 +255,6 @@ def _display_properties(stream: EncodedStream) -> tuple[Any, ...]:
 
 
 def _units(stream: EncodedStream, codec: str) -> Iterator[list[bytes]]:
-    """Yield the list of units of each packet, without start codes and length fields."""
     data, table = bytes(stream.data[:]), stream.packets
     for offset, size in zip(table["offset"].tolist(), packet_sizes(table).tolist(), strict=True):
         yield list(packet_units(codec, stream.extradata, data[offset : offset + size]))

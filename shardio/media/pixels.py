@@ -233,7 +233,6 @@ class FrameConverter:
         )
 
     def _reformatter(self, frame: VideoFrame, target: str) -> VideoReformatter:
-        """Return the swscale context that converts the pixel format of `frame` to `target`."""
         key = (frame.format.name, target)
         found = self._reformatters.get(key)
         if found is None:

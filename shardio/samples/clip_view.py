@@ -253,13 +253,11 @@ def _find_clips(dataset: Dataset, clip: Clip) -> Clips:
 
 
 def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
-    """Return the cumulative clip counts of a mixture's sources."""
     ends: Rows = np.concatenate([[0], clips.ends])[np.cumsum(dataset.rows.source_counts)]
     return ends
 
 
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
-    """Return the message for a dataset without clips."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
     text = f"{dataset.path}: no video in field {name!r} lasts as long as a clip of frames="
@@ -272,7 +270,6 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
 def _common(
     dataset: Dataset, clip: Clip, name: str, sizes: set[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the common size of all videos that have clips."""
     found = sorted(sizes)
     if len(found) > 1:
         shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])

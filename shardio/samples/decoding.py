@@ -78,7 +78,6 @@ class ImageSource(RecordSource):
                 self._decode(record, shard, row, outs[place])
 
     def _decode(self, data: Any, shard: int, row: int, out: Pixels | None = None) -> Any:
-        """Decode an image file. `out`, if given, has the shape that is stored in the index."""
         start_ns = now_ns()
         try:
             pixels = decode_image(data, out=out)
@@ -270,7 +269,6 @@ class AudioSource(FieldSource):
         return [samples for samples, _ in found]
 
     def _audio(self, chunk: IndexChunk, k: int) -> tuple[Samples | None, Span]:
-        """Return the audio of sample k, or None if it is missing, and its span."""
         shard, row = chunk.places[k]
         stream, field, start_ns = self._stream(shard, row), self._field, now_ns()
         if stream is None:
@@ -306,7 +304,6 @@ class AudioSource(FieldSource):
         return begin, Fraction(stream.n_frames, rate)
 
     def _stream(self, shard: int, row: int) -> EncodedStream | None:
-        """Return the stream of a sample; None if it is missing."""
 
         def read() -> list[EncodedStream]:
             records, own = self._dataset.files.reader(shard, self.name).records, np.array([row])

@@ -151,7 +151,6 @@ class _Section:
         self._known: Rows = np.full(len(starts), -1, np.int64)
 
     def first(self, shards: Rows) -> Rows:
-        """Return the offset of the section of each shard in the concatenation."""
         if self._known.take(shards).min(initial=0) < 0:
             for shard in distinct(shards).tolist():
                 reader = self._dataset.files.reader(shard, self._name)
@@ -162,7 +161,6 @@ class _Section:
         return self._known.take(shards)
 
     def items(self, numbers: Rows, shards: Rows, stride: int, n_bytes: int) -> Ranges:
-        """Return the ranges of some items of `n_bytes`, which are `stride` bytes apart."""
         starts = self.first(shards) + numbers * stride
         return Ranges(starts, starts + n_bytes)
 
@@ -203,8 +201,6 @@ class _ColumnExtents:
 
 
 class _RecordExtents:
-    """The ranges of the records of some fields that are stored in the same files."""
-
     def __init__(
         self, dataset: Dataset, names: Sequence[str], files: ShardFileNumbers, numbers: Rows
     ) -> None:
@@ -232,7 +228,6 @@ class _RecordExtents:
         return found
 
     def tables(self, local: Rows, shards: Rows) -> list[Ranges]:
-        """Return the ranges of the index entries and shapes of some rows."""
         row_bytes = np.array([self._entries_of(shard)[0] for shard in shards.tolist()], np.int64)
         starts = self._index.first(shards) + local * row_bytes
         shapes = [section.items(local, shards, size, size) for section, size in self._shapes]
@@ -376,7 +371,6 @@ def _numbers(items: npt.NDArray[np.void], name: str) -> Rows:
 
 
 def _read_items(fd: int, offsets: Rows, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Read an item of `dtype` at each offset of a file."""
     found = np.zeros(len(offsets), dtype)
     items = found.view(np.uint8).reshape(len(offsets), dtype.itemsize)
     for item, offset in zip(items, offsets.tolist(), strict=True):

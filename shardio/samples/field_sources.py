@@ -203,7 +203,6 @@ class FieldSource(Closing):
             yield shard, places, rows[places] - self._dataset.starts[shard]
 
     def _placed(self, what: object, shard: int, row: int) -> MediaError:
-        """Return an error whose message names a sample."""
         path = self._dataset.files.reader(shard, self.name).path
         return MediaError(f"{path}, field {self.name!r}, sample {row}: {what}")
 

@@ -191,7 +191,6 @@ class Mixture(OpenDataset):
 
 
 def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> Generation:
-    """Describe a mixture as if it were a generation of one dataset."""
     classes = {source.classes for source in sources}
     lineages = "".join(source.lineage for source in sources)
     schema = {

@@ -60,7 +60,6 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
 
 
 def _all(dataset: Dataset, ranges_of: Callable[[Rows, Rows], Ranges]) -> Ranges:
-    """Return the byte ranges of all samples."""
     found = [NOTHING]
     for start in range(0, len(dataset), _AT_ONCE):
         rows = dataset.rows.at(np.arange(start, min(start + _AT_ONCE, len(dataset))))
@@ -69,7 +68,6 @@ def _all(dataset: Dataset, ranges_of: Callable[[Rows, Rows], Ranges]) -> Ranges:
 
 
 def _pieces(extents: Extents, ranges: Ranges) -> Iterator[Piece]:
-    """Yield the pieces of all ranges, cut off at the ends of files."""
     for number, places in extents.files.pieces(ranges):
         path, most = extents.files.path(number), int(extents.files.sizes[number])
         for offset, n_bytes in places:

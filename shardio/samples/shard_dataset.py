@@ -141,7 +141,6 @@ class ShardDataset(OpenDataset):
         return replace(self.source, remote=self._remote.for_workers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return a call that opens the same samples of the same generation."""
         return DatasetSource.open, (self.source,), self.rows.row_list
 
     def __setstate__(self, row_list: RowList) -> None:
@@ -293,8 +292,6 @@ def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
 
 
 class _Columns(dict[str, npt.NDArray[Any]]):
-    """The columns for the function of `select`."""
-
     def __missing__(self, name: str) -> NoReturn:
         raise InvalidArgument(
             f"the function for select uses the column {name!r}, which fields does not name: pass "

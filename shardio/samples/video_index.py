@@ -169,7 +169,6 @@ def clip_frames(clips: Clips, start_code: int, times: FrameTimes) -> Numbers:
 
 
 def _event(clips: Clips, number: int) -> int | float:
-    """Return the time of an event: seconds (a float), or the index of a frame (an int)."""
     if clips.events is None:
         raise AssertionError("clips around events are made with their events")
     found: int | float = clips.events.values[number].item()
@@ -177,14 +176,12 @@ def _event(clips: Clips, number: int) -> int | float:
 
 
 def _ticks_of(event: float, times: FrameTimes) -> Fraction:
-    """Return the exact ticks from the first frame to an event."""
     if isinstance(event, int):
         return Fraction(times.after_start(event))
     return Fraction(event) / times.time_base
 
 
 def _first_frame_around(clip: Clip, event: float, times: FrameTimes) -> int:
-    """Return the first frame of a clip around an event, for clips defined by frames."""
     frame = event
     if not isinstance(event, int):
         (frame,) = times.on_show(_ticks_of(event, times), Fraction(0), 1).tolist()

@@ -120,7 +120,6 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.reader(self.fields, pictures, self._audio)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample as a dict or, for a slice, a list of samples."""
         if isinstance(index, slice):
             return [self.sample(i) for i in range(*index.indices(len(self)))]
         return self.sample(index)

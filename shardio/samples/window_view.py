@@ -168,7 +168,6 @@ def resolve_pack(schema: Schema, pack: Pack) -> Pack:
 
 
 def _not_packable_reason(field: Field) -> str | None:
-    """Return the reason why a field cannot be packed; None if it can."""
     array = field.array
     if array is None or array.numpy.kind not in "iu" or array.dtype == "bfloat16":
         return "must be an array of integers, to be packed as tokens"
@@ -180,7 +179,6 @@ def _not_packable_reason(field: Field) -> str | None:
 
 
 def _lengths(dataset: Dataset, pack: Pack) -> Rows:
-    """Return the number of tokens of the document in each selected row."""
     name, field, n = pack.name, pack.documents(dataset.schema), len(dataset)
     if field.is_fixed:
         return np.full(n, field.shape[0], np.int64)
@@ -237,7 +235,6 @@ class _Pieces(NamedTuple):
     stops: list[int]
 
     def of(self, within: slice) -> list[Record]:
-        """Return the bytes of the parts `within`."""
         places = self.records[within], self.starts[within], self.stops[within]
         return [record[i:j] for record, i, j in zip(*places, strict=True)]
 
@@ -367,13 +364,11 @@ class TokenSource(FieldSource):
         return tails
 
     def _are_verified(self, documents: Rows) -> bool:
-        """Return True if all of these documents, which are not compressed, are verified already."""
         if not len(self._places):
             self._places = np.zeros(len(self._windows.ends), np.int64)
         return bool(self._places.take(documents).all())
 
     def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
-        """Return the location of each part, after verification of the documents."""
         itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
         if self._pack.eot is not None:
             counts = counts - parts.is_last
