@@ -17,7 +17,7 @@ from shardio.conversion import Progress, execution
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
-from shardio.errors import DatasetConflict, DatasetExists, SchemaError
+from shardio.errors import DatasetConflict, DatasetExists, SchemaError, WorkerDied
 from tests.lines import convert, leave_killed, texts, write
 
 NUMBERS = Schema({"n": Array("int64")})
@@ -184,13 +184,18 @@ def test_an_input_that_a_converter_returns_as_broken_gives_no_samples(
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("content", "error"), [("returns:None", InvalidArgument), ("misfit", SchemaError)]
+    ("content", "error", "message"),
+    [
+        ("returns:None", InvalidArgument, "must return an Outcome"),
+        ("misfit", SchemaError, "'label'"),
+        ("bug", (KeyError, WorkerDied), "'a mistake in the converter'"),
+    ],
 )
-def test_a_bug_in_a_converter_is_the_same_error_with_any_number_of_workers(
-    source: Path, tmp_path: Path, workers: int, content: str, error: type[Exception]
+def test_a_bug_in_a_converter_is_an_error_with_any_number_of_workers(
+    source: Path, tmp_path: Path, workers: int, content: str, error: type[Exception], message: str
 ) -> None:
     (source / "1.txt").write_text(f"fine {content}")
-    with pytest.raises(error):
+    with pytest.raises(error, match=message):
         convert(source, tmp_path / "out", workers=workers)
     assert not (tmp_path / "out").exists()
 
