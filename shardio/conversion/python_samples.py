@@ -36,7 +36,7 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
 from shardio.format.types import Field, Image
 from shardio.format.types.array_values import is_of
-from shardio.shard.writer import check_schema, encode_media
+from shardio.shard.writer import check_names, check_schema, encode_media
 
 SampleFunction = Callable[[Any], Any]
 
@@ -354,10 +354,7 @@ def _format_error(error: Exception) -> str:
 def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """Return a sample in the form that a writer accepts, after all its values were checked."""
     found = prepare_sample(sample, schema)
-    missing = [n for n, f in schema.items() if n not in found and not f.optional]
-    extra = [str(n) for n in found if n not in schema]
-    if missing or extra:
-        raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
+    check_names(found, schema)
     for name, value in found.items():
         field = schema[name]
         if value is None and field.optional:

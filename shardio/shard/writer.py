@@ -56,6 +56,14 @@ def encode_media(name: str, field: Field, value: Any) -> Any:
     return EncodedImage(data, facts.height, facts.width, facts.channels)
 
 
+def check_names(sample: Mapping[str, Any], schema: Schema) -> None:
+    """Raise SchemaError if a flat sample lacks required fields or has others."""
+    missing = [n for n, f in schema.items() if n not in sample and not f.optional]
+    extra = [str(n) for n in sample if n not in schema]
+    if missing or extra:
+        raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
+
+
 SPOOL_BYTES: Final = 8 << 20
 """The number of bytes in memory at which the largest section of data starts to be streamed."""
 MEMORY_BYTES: Final = 64 << 20
@@ -157,18 +165,12 @@ class ShardWriter(Publishing):
 
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
         if sample.keys() != self.schema.keys():
-            self._check_names(sample)
+            check_names(sample, self.schema)
         rows = [encode(sample.get(name)) for name, encode in self._rows_of]
         if self._media:
             given = {n: encode_media(n, f, sample.get(n)) for n, f in self._media.items()}
             sample = {**sample, **given}
         return rows, [encode(sample.get(name)) for name, encode in self._records_of]
-
-    def _check_names(self, sample: Mapping[str, Any]) -> None:
-        missing = [n for n, f in self.schema.items() if n not in sample and not f.optional]
-        extra = [str(n) for n in sample if n not in self.schema]
-        if missing or extra:
-            raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
 
     def _spools(self) -> list[SectionBuffer]:
         columns = [s for c in self._columns.values() for s in (c.data, c.hashes)]
