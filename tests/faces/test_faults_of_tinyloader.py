@@ -43,7 +43,7 @@ def test_a_killed_worker_is_replaced_and_every_item_comes(tmp_path: Path) -> Non
 
 
 PROGRAM = """
-import os, numpy as np
+import time, numpy as np
 from itertools import count
 from shardio import Loader, load_with_workers
 
@@ -58,24 +58,16 @@ class Numbers(Loader):
 for n in load_with_workers(Numbers(), count(), 2, True):
     if n == 9:
         print("under way", flush=True)
-        {then}
+        time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize(
-    ("then", "is_killed"),
-    [("import time; time.sleep(1000)", True), ("os.kill(os.getpid(), 9)", False), ("break", False)],
-    ids=["killed", "kills itself", "ends"],
-)
-def test_whatever_ends_a_program_no_process_and_no_memory_is_left(
-    stage: Scene, then: str, is_killed: object
-) -> None:
-    main = stage.start(["-"], stdin=PROGRAM.format(then=then).encode())
+def test_of_a_program_that_is_killed_no_process_and_no_memory_is_left(stage: Scene) -> None:
+    main = stage.start(["-"], stdin=PROGRAM.encode())
     assert line(main) == "under way"
     assert stage.files_in_dev_shm() == []  # all memory ends with the processes
-    if is_killed:
-        main.kill()
-    assert main.wait(30) == (0 if then == "break" else -signal.SIGKILL)
+    main.kill()
+    assert main.wait(30) == -signal.SIGKILL
     assert stage.left_after() == {}
 
 
@@ -107,8 +99,10 @@ def test_a_fork_within_load_that_comes_back_answers_nothing() -> None:
     assert list(load_with_workers(loader_of(load), range(9), 1)) == list(range(9))
 
 
-def test_what_memory_does_not_hold_is_an_error_and_no_torn_item() -> None:
-    loading = load_with_workers(loader_of(np.zeros), [10, 10**6], 2, memory_bytes=10**6)
+@pytest.mark.parametrize("skipping", [{}, {"on_error": "skip", "max_skips": 9}])
+def test_what_memory_does_not_hold_is_an_error_and_no_torn_item(skipping: Any) -> None:
+    options = {"memory_bytes": 10**6, **skipping}
+    loading = load_with_workers(loader_of(np.zeros), [10, 10**6], 2, **options)
     assert next(loading).tolist() == [0] * 10
     with pytest.raises(InsufficientMemory, match="8000.* bytes; memory_bytes allows 1000000"):
         next(loading)

@@ -123,17 +123,3 @@ def test_behind_a_failure_no_generator_goes_on() -> None:
     stage.fail(second, ValueError("x"))
     assert _values(stage) == [0, 1]
     assert (stage.is_over, stage.has_work, stage.begin()) == (True, False, None)
-
-
-def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begins() -> None:
-    stage = _stage(2, in_order=True)
-    first, second = _begin_two(stage, 3)
-    error = ValueError("x")
-    stage.fail(second, error)
-    assert (stage.error, stage.has_work) == (None, False)
-    stage.give(first, "first")
-    stage.finish(first)
-    assert stage.error is error
-    assert not stage.is_over
-    assert _values(stage) == ["first"]
-    assert (stage.is_over, stage.error) == (True, error)

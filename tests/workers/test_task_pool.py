@@ -22,7 +22,6 @@ from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.calls import ResultChunks
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import (
-    InsufficientMemory,
     InvalidArgument,
     TransformError,
     UnsupportedEnvironment,
@@ -71,15 +70,6 @@ def test_items_and_values_may_be_longer_than_a_message() -> None:
     assert values(lambda item: item + b"!", items) == [item + b"!" for item in items]
 
 
-def test_classes_of_the_program_come_back_as_themselves() -> None:
-    class Found:
-        def __init__(self, item: int) -> None:
-            self.item = item
-
-    found = values(lambda found: Found(found.item + 1), [Found(1), Found(2)])
-    assert [type(each) is Found and each.item for each in found] == [2, 3]
-
-
 def test_a_value_that_this_process_cannot_unpickle_is_an_error_that_says_of_which_item() -> None:
     class Unfit:
         def __reduce__(self) -> Any:
@@ -90,16 +80,6 @@ def test_a_value_that_this_process_cannot_unpickle_is_an_error_that_says_of_whic
 
 
 # --- bounds ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_skips", [None, 9])
-def test_a_value_that_memory_bytes_does_not_allow_is_an_error_with_both_figures(
-    max_skips: int | None,
-) -> None:
-    with pytest.raises(
-        InsufficientMemory, match=r"result of the function has 400\d+ bytes.* allows 400000"
-    ):
-        values(np.zeros, [500_000], memory_bytes=400_000, max_skips=max_skips)
 
 
 def test_values_are_copied_with_one_warning_only_where_the_program_holds_all_blocks() -> None:

@@ -91,19 +91,6 @@ def test_blocks_of_small_values_do_not_keep_the_memory_of_large_ones(blocks: Val
     assert blocks.n_copies == 0
 
 
-def test_blocks_of_large_values_that_all_come_back_take_as_much_as_the_budget(
-    blocks: ValueBlocks,
-) -> None:
-    for each in [filled(blocks, MIB // 4) for _ in range(16)]:
-        blocks.give_back(each)
-    held = [blocks.hand_over(filled(blocks, 4 * MIB), 4 * MIB, is_spare=True) for _ in range(10)]
-    assert n_backed(blocks) >= 40 * MIB
-    held.clear()
-    assert blocks.n_leased == 0
-    assert n_backed(blocks) <= 8 * MIB
-    blocks.give_back(filled(blocks, 4 * MIB))
-
-
 # Blocks lent to workers for the large samples of the dataset that they iterate.
 
 
@@ -182,16 +169,6 @@ def test_a_loop_that_holds_one_sample_at_a_time_has_none_copied_whatever_memory_
             held = side.arrive(n % 2, of(n))  # the one before is held until this one is there
             assert np.array_equal(held[0], of(n))
         assert side.supply._blocks.n_copies == 0
-
-
-def test_the_blocks_of_a_worker_that_is_done_go_to_others(side: Side) -> None:
-    side.ask(0)
-    side.supply.stop_lending(0)
-    side.supply.give(side.send)
-    side.ask(1)
-    assert {number for worker, number, _ in side.sent if worker == 1} <= {
-        number for worker, number, _ in side.sent if worker == 0
-    }
 
 
 def test_who_was_held_up_before_the_loop_had_to_wait_gets_more_as_far_as_memory_allows() -> None:

@@ -21,7 +21,7 @@ from shardio import Array
 from shardio._workers import ray_cluster
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
-from shardio.maintenance import add_column, compute_stats, verify_dataset
+from shardio.maintenance import add_column, verify_dataset
 from shardio_tools import cli
 from tests.lines import Lines, contents, convert, install, write
 from tests.workers.ray.conftest import Nodes, written_to
@@ -157,36 +157,6 @@ def test_verify_finds_the_same(nodes: Nodes, lines: Path, tmp_path: Path) -> Non
     found = verify_dataset(os.path.relpath(out), **there)  # type: ignore[arg-type]
     assert found == verify_dataset(os.path.relpath(out), workers=0)
     assert len({finding.path for finding in found.findings}) == 2
-
-
-def test_statistics_and_computed_columns_are_the_same(
-    nodes: Nodes, lines: Path, tmp_path: Path
-) -> None:
-    for name, where in (
-        ("here", {}),
-        ("there", {"engine": "ray", "address": nodes.address}),
-    ):
-        out = tmp_path / name
-        convert(lines, out)
-        compute_stats(out, **where)  # type: ignore[arg-type]
-        length = lambda samples: [len(sample["text"]) for sample in samples]  # noqa: E731
-        add_column(out, "length", LENGTH, length, batch_size=2, **where)  # type: ignore[arg-type]
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_what_a_function_raises_there_is_raised_here(
-    nodes: Nodes, lines: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    convert(lines, out)
-    before = contents(out)
-    there = {"engine": "ray", "address": nodes.address}
-    with pytest.raises(ZeroDivisionError) as caught:
-        add_column(out, "n", LENGTH, lambda sample: 1 // (len(sample["text"]) - 4), **there)  # type: ignore[arg-type]
-    first, second = caught.value.__notes__
-    assert first.startswith("while the value of sample 3 of")
-    assert second.startswith("on machine ")
-    assert contents(out) == before
 
 
 def test_a_process_there_keeps_the_function_and_is_given_gpus(
