@@ -109,8 +109,7 @@ def test_lists_are_gathered_and_taken_apart() -> None:
     assert list(Pipeline(range(5)).aggregate(2, drop_last=True)) == [[0, 1], [2, 3]]
 
 
-@pytest.mark.parametrize("kind", [DataLoader, Pipeline])
-def test_results_come_as_they_are_ready_unless_an_order_is_asked_for(kind: Any) -> None:
+def test_results_come_as_they_are_ready_unless_an_order_is_asked_for() -> None:
     let_go = threading.Event()
 
     def first_one_waits(item: int) -> int:
@@ -118,10 +117,7 @@ def test_results_come_as_they_are_ready_unless_an_order_is_asked_for(kind: Any) 
             let_go.wait(PATIENCE_S)
         return item
 
-    loader: Any = Pipeline(range(3)).pipe(first_one_waits, concurrency=2)
-    if kind is DataLoader:
-        loader = DataLoader(range(3), preprocessor=first_one_waits, num_threads=2)
-    iterator = iter(loader)
+    iterator = iter(DataLoader(range(3), preprocessor=first_one_waits, num_threads=2))
     assert next(iterator) == 1
     let_go.set()
     assert sorted(iterator) == [0, 2]
@@ -233,8 +229,7 @@ def test_preprocessor_and_aggregator_have_so_many_threads_together() -> None:
 
 
 @pytest.mark.parametrize("buffer_size", [1, 40])
-@pytest.mark.parametrize("kind", [DataLoader, Pipeline])
-def test_so_many_results_wait_for_the_loop_and_no_more(kind: Any, buffer_size: int) -> None:
+def test_so_many_results_wait_for_the_loop_and_no_more(buffer_size: int) -> None:
     n_made, is_full = 0, threading.Event()
 
     def transfer(item: int) -> int:
@@ -244,9 +239,7 @@ def test_so_many_results_wait_for_the_loop_and_no_more(kind: Any, buffer_size: i
             is_full.set()
         return item
 
-    loader: Any = Pipeline(range(100)).pipe(transfer).sink(buffer_size)
-    if kind is DataLoader:
-        loader = DataLoader(range(100), transfer_fn=transfer, buffer_size=buffer_size)
+    loader = DataLoader(range(100), transfer_fn=transfer, buffer_size=buffer_size)
     for n_got, _ in enumerate(loader, 1):
         assert is_full.wait(PATIENCE_S)
         assert n_made <= n_got + buffer_size + 2  # one is out, one is being made

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from shardio._workers.processes.blocks import Block, BlockMap, BlockPool
+from shardio._workers.processes.blocks import Block, BlockPool
 from shardio._workers.processes.shared_memory import LARGE_BYTES, reserve_memory_file
 from shardio.errors import InsufficientMemory
 
@@ -110,24 +110,6 @@ def test_a_block_grows_to_whole_pages_and_never_shrinks(block: Block) -> None:
     assert len(block.bytes) == os.fstat(block.fd).st_size == 68 * KIB
     block.grow(1)
     assert len(block.bytes) == 68 * KIB
-
-
-def test_the_other_side_sees_growth_when_it_looks(block: Block) -> None:
-    before, worker = block.map, BlockMap(block.fd)
-    block.note_growth()
-    block.note_growth(64 * KIB)
-    assert block.map is before  # there was none
-    worker.grow(MIB)
-    worker.bytes[-1] = 9
-    assert len(block.bytes) == 64 * KIB
-    block.note_growth(MIB)
-    assert (len(block.bytes), block.bytes[-1]) == (MIB, 9)
-    another = BlockMap(block.fd)
-    worker.grow(2 * MIB)
-    another.note_growth()
-    assert len(another.bytes) == 2 * MIB
-    block.grow(1500 * KIB)
-    assert len(block.bytes) == os.fstat(block.fd).st_size == 2 * MIB
 
 
 def test_growth_asks_for_memory_first(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-import shardio
 from shardio import Array, __version__
 from shardio._workers import ray_cluster
-from shardio._workers.processes.zygote import Zygote, acquire, release
+from shardio._workers.processes.zygote import release
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion import scheduler
 from shardio.conversion.journal import Unit
@@ -184,12 +183,6 @@ def test_a_copy_that_fails_is_nothing_where_another_goes_on(ray: StandIn, tmp_pa
     assert [each.value for each in ray.cancelled] == ["silence"]
 
 
-def test_machines_that_were_lost_before_are_nothing_new(ray: StandIn, tmp_path: Path) -> None:
-    ray.dead = ["yesterday"]
-    assert squares(tmp_path) == ALL
-    assert ray.cancelled == []  # no job was begun twice
-
-
 @pytest.mark.parametrize(
     ("fates", "said"),
     [
@@ -339,22 +332,6 @@ def test_a_conversion_with_losses_makes_the_same_bytes(
     there = convert(lines, tmp_path / "there", workers=None, engine="ray")
     assert there.inputs == here.inputs
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_what_starts_processes_stays_for_the_units_to_come(
-    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Zygote] = []
-
-    def note() -> Zygote:
-        found.append(acquire())
-        return found[-1]
-
-    monkeypatch.setattr(scheduler, "acquire", note)
-    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
-    shardio.convert(range(2), tmp_path / "out", samples=lambda n: {"n": n}, engine="ray")
-    (zygote,) = found
-    assert zygote.is_running()
 
 
 def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
