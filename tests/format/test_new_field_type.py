@@ -58,21 +58,10 @@ def test_a_shard_with_a_new_type_is_read_as_it_was_written(path: Path, schema: S
     assert verify_shard(path) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.zeros((4, 2), np.float32), r"expected shape \(any, 3\), found \(4, 2\)"),
-        (np.zeros((4, 3)), "expected dtype float32, found float64"),
-        (np.full((4, 3), np.nan, np.float32), "a point is not finite"),
-        (None, "expected float32, found NoneType"),
-    ],
-)
-def test_a_value_that_does_not_fit_is_refused(
-    tmp_path: Path, schema: Schema, value: object, text: str
-) -> None:
+def test_a_value_that_does_not_fit_is_refused(tmp_path: Path, schema: Schema) -> None:
     with ShardWriter(tmp_path / "a.shard", schema) as writer:
-        with pytest.raises(SchemaError, match=f"field 'cloud': {text}"):
-            writer.append({**samples()[0], "cloud": value})
+        with pytest.raises(SchemaError, match="field 'cloud': a point is not finite"):
+            writer.append({**samples()[0], "cloud": np.full((4, 3), np.nan, np.float32)})
         writer.append(samples()[0])
     assert verify_shard(tmp_path / "a.shard") == []
 

@@ -37,10 +37,6 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ORDERS, "strided", Strided)
 
 
-def epoch(loader: ShardLoader) -> list[int]:
-    return [label for batch in loader for label in batch["label"].tolist()]
-
-
 def test_every_order_has_the_name_it_is_registered_by() -> None:
     assert ORDERS[True] is FullShuffle
     assert {name: order.name for name, order in ORDERS.items() if name is not True} == {
@@ -54,26 +50,6 @@ def test_an_unknown_order_is_refused_with_the_names_of_all(folder: Path) -> None
     for unknown in wrong:
         with pytest.raises(InvalidArgument, match=f"shuffle must be one of {known}; found"):
             ShardLoader(folder, 4, shuffle=unknown, **OPTIONS)
-
-
-def test_a_state_keeps_the_parameters_of_its_epoch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ShardLoader(folder, 4, shuffle="strided", **OPTIONS) as loader:
-        batches = iter(loader)
-        assert next(batches)["label"].tolist() == [0, 2, 4, 6]
-        state = loader.state_dict()
-        assert (state["shuffle"], state["stride"]) == ("strided", 2)
-        for wrong in (0, "2", None):
-            with pytest.raises(InvalidArgument, match="stride must be from 1 up"):
-                loader.load_state_dict(state | {"stride": wrong})
-        with pytest.raises(InvalidArgument, match="the state's shuffle is 'strided'"):
-            ShardLoader(folder, 4, shuffle=True, **OPTIONS).load_state_dict(state)
-    monkeypatch.setattr(Strided, "begin", classmethod(lambda cls, _: cls(3)))
-    with ShardLoader(folder, 4, shuffle="strided", **OPTIONS) as loader:
-        loader.load_state_dict(state)
-        assert epoch(loader) == [*range(8, N, 2), *range(1, N, 2)]
-        assert epoch(loader) == [*range(0, N, 3), *range(1, N, 3), *range(2, N, 3)]
 
 
 def test_an_order_that_does_not_mix_is_refused_for_a_mixture() -> None:

@@ -45,31 +45,6 @@ def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(numbers, np.int64)
 
 
-def marked(reader: ShardReader, name: str) -> list[int]:
-    """Return the marked units of a column, counted from its first."""
-    first = reader.units.mark_of(Kind.COLUMN, name)
-    n = -(-N // 512) if name == "small" else N
-    return np.flatnonzero(reader.units.marks[first : first + n]).tolist()
-
-
-def test_a_large_row_is_a_unit_and_small_rows_share_one(shard: Path) -> None:
-    with ShardReader(shard) as reader:
-        reader.units.check_column("large", rows(5, 3, 5))
-        reader.units.check_column("small", rows(511, 3))
-        assert marked(reader, "large") == [3, 5]
-        assert marked(reader, "small") == [0]
-        reader.units.check_column("small", rows(512))
-        assert marked(reader, "small") == [0, 1]
-
-
-def test_every_unit_has_one_mark_and_none_is_set_by_opening(shard: Path) -> None:
-    with ShardReader(shard) as reader:
-        sizes = {s.key: s for s in reader.sections}
-        n_blocks = sum(1 + s.count for s in sizes.values() if s.kind == Kind.BLOCK_HASHES)
-        assert reader.units.n_marks == n_blocks + N + 2 + 2 * N
-        assert not reader.units.marks.any()
-
-
 @pytest.mark.parametrize("kind", [Kind.INDEX, Kind.SHAPES, Kind.COLUMN_HASHES, Kind.BLOCK_HASHES])
 def test_damage_of_an_index_is_refused_when_it_is_met_and_names_the_section(
     own: Path, kind: Kind
