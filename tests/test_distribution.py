@@ -52,14 +52,6 @@ def _texts() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "text", [r"match='{}\[zmq\]'", "python -m pip install -q -U {}", "uv add {}"]
-)
-def test_the_name_of_the_other_project_is_recognised(text: str) -> None:
-    assert TAKEN.search(text.format("shardio"))
-    assert not TAKEN.search(text.format("shardio-loader"))
-
-
 def test_nothing_tells_users_to_install_the_other_project() -> None:
     texts = _texts()
     assert {"README.md", "pyproject.toml", "tools/_setup.sh", "docs/tutorial.md"} <= texts.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,14 +139,6 @@ def test_every_number_of_workers_is_measured_on_the_same_samples(folder: str) ->
     assert report.runs[0].warm.checking_s == 0  # nobody fills ahead: all of it was read before
     assert report.best.samples_per_s == max(run.samples_per_s for run in report.runs)
     assert report.trace is None
-
-
-def test_a_report_is_json(folder: str) -> None:
-    report = measure_loading(folder, 8, n_workers=[0], seconds=0.01)
-    said = json.loads(json.dumps(report.as_json()))
-    assert said["runs"][0]["warm"]["n_batches"] == report.runs[0].warm.n_batches
-    assert said["conclusion"]["limit"] == str(report.conclusion.limit)
-    assert said["best_n_workers"] == 0
 
 
 def test_options_go_to_the_loader_and_a_transform_is_measured(folder: str) -> None:

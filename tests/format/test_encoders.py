@@ -77,10 +77,3 @@ def test_text_and_bytes_are_told_apart(field: Field, value: Any) -> None:
 @pytest.mark.parametrize("shape", [(3,), (3000,)])
 def test_a_row_that_is_not_there_is_none(shape: tuple[int, ...]) -> None:
     assert Array("uint8", shape, optional=True).row_encoder("a")(None) is None
-
-
-def test_a_small_row_does_not_change_with_its_array() -> None:
-    value = np.zeros(3, np.uint8)
-    row = Array("uint8", (3,)).row_encoder("a")(value)
-    value[:] = 1
-    assert row == bytes(3)
