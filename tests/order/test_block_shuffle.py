@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.order.shuffle import BlockShuffle, WindowedOrdering, permute_windows
+from shardio.order.shuffle import BlockShuffle, WindowedOrdering
 
 
 def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedOrdering:
@@ -53,40 +53,6 @@ def test_a_window_reads_few_runs_each_nearly_whole() -> None:
         numbers, counts = np.unique(rows[start : start + whole] // run, return_counts=True)
         assert len(numbers) <= whole // run + 2
         assert (counts == run).sum() >= len(numbers) - 3
-
-
-# How well they are mixed; everything is fixed.
-
-
-def test_neighbours_come_from_different_runs() -> None:
-    rows = all_rows(1 << 17, 64, 4096)
-    same = np.mean(rows[1:] // 64 == rows[:-1] // 64)
-    assert 0.8 / 64 < same < 1.2 / 64  # as of 64 runs that are mixed evenly
-    far = np.mean(np.abs(np.diff(rows)))
-    assert 0.95 < far / ((1 << 17) / 3) < 1.05  # as in a full shuffle
-
-
-def test_the_shorter_run_comes_anywhere() -> None:
-    places = [int(np.flatnonzero(all_rows(101, 10 // 5, 2, seed) == 100)[0]) for seed in range(400)]
-    counts = np.histogram(places, 5, (0, 101))[0]
-    assert ((counts - 80) ** 2 / 80).sum() < 18.5  # chi-square of 4, one in 1000
-
-
-@pytest.mark.parametrize("size", [64, 256, 1024, 4096])
-def test_pairs_within_a_window_differ_by_anything_equally_often(size: int) -> None:
-    n_windows = (1 << 20) // size
-    starts = np.repeat(np.arange(n_windows) * size, size)
-    found = permute_windows(np.tile(np.arange(size), n_windows), starts, size, 99)
-    windows = found.reshape(n_windows, size)
-    for distance in (1, 2, 3, size // 4, size // 2):
-        apart = (windows[:, distance:] - windows[:, :-distance]) % size
-        counts = np.bincount(apart.reshape(-1), minlength=size)[1:]
-        expected = counts.sum() / (size - 1)
-        chi_square = ((counts - expected) ** 2 / expected).sum()
-        assert abs(chi_square - (size - 2)) / np.sqrt(2 * (size - 2)) < 5, distance
-
-
-# How long they are.
 
 
 @pytest.mark.parametrize(

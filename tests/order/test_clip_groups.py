@@ -63,20 +63,6 @@ def test_an_order_of_groups_has_the_clips_it_always_had(
     assert order(counts, k, seed, epoch).at(positions).tolist() == clips
 
 
-def test_clips_are_as_likely_anywhere_and_as_likely_to_follow_each_other() -> None:
-    counts, n_parts = [1 + 7 * i % 40 for i in range(1000)], 16
-    n = sum(counts)
-    by_place, by_pair = np.zeros((n_parts, n_parts)), np.zeros((n_parts, n_parts))
-    for seed in range(24):
-        # One of 40 positions: groups of up to 8 stand and fall together.
-        parts = (whole(counts, 8, seed) * n_parts // n)[::40]
-        np.add.at(by_place, (np.arange(len(parts)) * n_parts // len(parts), parts), 1)
-        np.add.at(by_pair, (parts[:-1], parts[1:]), 1)
-    for cells in (by_place, by_pair):
-        expected = cells.sum() / cells.size
-        assert ((cells - expected) ** 2).sum() / expected < 340  # of 225 to 255
-
-
 def test_which_clips_of_a_video_are_few_changes_with_the_epoch() -> None:
     firsts = set()
     for epoch in range(30):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -170,9 +169,6 @@ def test_the_first_places_of_a_mixture_are_what_they_were() -> None:
     assert (last, order(made, seed=3, epoch=2).at(np.array([last])).tolist()) == (111999, [70008])
 
 
-# Statistics.
-
-
 def test_every_span_has_its_sources_in_proportion() -> None:
     weights = [0.5, 0.3, 0.1999, 0.0001]
     made = mixture_sizes(weights, [100_000, 100_000, 100_000, 1000])
@@ -181,35 +177,3 @@ def test_every_span_has_its_sources_in_proportion() -> None:
     by_span = np.stack([(sources.reshape(-1, SPAN) == s).sum(1) for s in range(4)], axis=1)
     assert (np.abs(by_span - SPAN * np.array(weights)) < 2).all()
     assert np.abs(by_span.sum(0) - n * np.array(weights)).max() < 3
-
-
-def test_a_place_in_a_span_has_each_source_by_its_weight_and_says_nothing_of_the_next() -> None:
-    weights = np.array([0.6, 0.3, 0.1])
-    made = mixture_sizes(weights.tolist(), [10**7] * 3)
-    n_spans = 8000
-    sources = order(made, seed=5).draws(np.arange(n_spans * SPAN))[0].reshape(-1, SPAN)
-    for s, weight in enumerate(weights):
-        found = (sources == s).sum(0)
-        deviations = (found - n_spans * weight) / math.sqrt(n_spans * weight * (1 - weight))
-        assert np.abs(deviations).max() < 5
-    # Neighbours: as when drawn from a span's sources without putting back.
-    pairs = Counter(zip(sources[:, 10].tolist(), sources[:, 11].tolist(), strict=True))
-    quotas = np.round(weights * SPAN)
-    for a, b in itertools.product(range(3), repeat=2):
-        likely = quotas[a] * (quotas[b] - (a == b)) / (SPAN * (SPAN - 1))
-        deviation = (pairs[a, b] - n_spans * likely) / math.sqrt(n_spans * likely)
-        assert abs(deviation) < 5
-
-
-def test_rounds_say_nothing_of_each_other_and_sources_neither() -> None:
-    made = mixture_sizes([1, 1, 1], [60, 60, 200])
-    cells, across = np.zeros((60, 60)), np.zeros((60, 60))
-    for seed in range(400):
-        found = whole(made, seed=seed)
-        one, other = found[found < 60], found[(found >= 60) & (found < 120)] - 60
-        np.add.at(cells, (one[:60], one[60:120]), 1)
-        np.add.at(across, (one[:60], other[60:120]), 1)
-    for table in (cells, across):
-        expected = table.sum() / table.size
-        chi = ((table - expected) ** 2 / expected).sum()
-        assert abs(chi - 59 * 59) < 5 * math.sqrt(2 * 59 * 59)

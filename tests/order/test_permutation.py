@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -137,9 +136,6 @@ def test_huge_orders_repeat_no_row_and_stay_in_range(n: int) -> None:
     assert len(np.unique(found)) == len(positions)
 
 
-# How well they are mixed. Everything is fixed, so these tests cannot fail by chance.
-
-
 @pytest.mark.parametrize("a", [0, 1, (1 << 64) - 1, 1 << 64, 1 << 128, 1 << 192])
 @pytest.mark.parametrize("b", [2, (1 << 64) + 1, 1 << 127, 1 << 129, 1 << 200])
 def test_seeds_of_any_size_are_kept_apart(a: int, b: int) -> None:
@@ -149,24 +145,6 @@ def test_seeds_of_any_size_are_kept_apart(a: int, b: int) -> None:
 def chi_square_per_cell(counts: npt.NDArray[Any]) -> float:
     expected = counts.sum() / counts.size
     return float(((counts - expected) ** 2).sum() / expected / counts.size)
-
-
-def excess_of_differences(rows: npt.NDArray[np.int64], distance: int) -> float:
-    """Return the excess spread of the counts of rows[i + distance] - rows[i], in deviations."""
-    n = len(rows)
-    counts = np.bincount((rows[distance:] - rows[:-distance]) % n, minlength=n)[1:]
-    expected = (n - distance) / (n - 1)
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    return float((chi_square - (n - 2)) / math.sqrt(2 * (n - 2)))
-
-
-def test_rows_a_fixed_distance_apart_differ_by_anything_equally_often() -> None:
-    # The width of the grid and its multiples are where a network with 4 rounds shows: by 4 to 30.
-    n, width = 70_000, 265
-    for distance in (1, 2, width - 1, width, width + 1, 6 * width):
-        excess = [excess_of_differences(whole(n, seed), distance) for seed in range(16)]
-        assert abs(float(np.mean(excess))) < 1.25, distance  # 5 deviations of a mean of 16
-        assert max(map(abs, excess)) < 5, distance
 
 
 # Generators of samples.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,20 +92,6 @@ def test_an_order_of_a_hundred_thousand_shards_keeps_little() -> None:
     assert sum(each.nbytes for each in arrays) < 2_000_000
     made.at(np.arange(0, 10**9, 40_000_000))
     assert made._permutation.cache_info().currsize <= 8, "permutations of windows"
-
-
-def test_samples_of_a_window_are_mixed_evenly_and_shards_meet_all_others() -> None:
-    shards = all_rows([1000] * 64, 8) // 1000
-    same = np.mean(shards[1:] == shards[:-1])
-    assert 0.9 / 8 < same < 1.1 / 8
-    met = np.zeros((16, 16))
-    for seed in range(400):
-        windows = all_rows([1] * 16, 4, seed).reshape(4, 4)
-        for pair in (pair for window in windows for pair in itertools.permutations(window, 2)):
-            met[pair] += 1
-    expected = 400 * 48 / 240
-    of_others = met[~np.eye(16, dtype=bool)]
-    assert ((of_others - expected) ** 2).sum() / expected < 350  # of 120 pairs each twice
 
 
 # Datasets.

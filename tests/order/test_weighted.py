@@ -46,17 +46,6 @@ def test_many_draws_are_what_they_always_were() -> None:
     assert once.tolist() == [90477, 95326, 55844, 34600, 89063, 69492]
 
 
-def test_with_replacement_neighbours_are_independent() -> None:
-    drawn = order(WEIGHTS, 5).at(np.arange(200_001))
-    counts = np.zeros((6, 6))
-    np.add.at(counts, (drawn[:-1], drawn[1:]), 1)
-    shares = WEIGHTS / WEIGHTS.sum()
-    expected = 200_000 * np.outer(shares, shares)
-    there = expected > 0
-    # Of 24, one in 1000.
-    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 51.2
-
-
 def test_without_replacement_orders_come_as_often_as_single_draws_would_give_them() -> None:
     weights, n = np.array([1.0, 2, 4]), 14_000
     found = [
