@@ -167,9 +167,10 @@ class Schema(Mapping[str, Field]):
         return schema
 
 
-def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Field]]:
+def _leaves(fields: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Field]]:
     for key, field in fields.items():
-        _check_name(key)
+        if not isinstance(key, str) or not key:
+            raise SchemaError(f"a field's name must be a non-empty string; found {key!r}")
         name = prefix + key
         if isinstance(field, Mapping):
             if not field:
@@ -179,14 +180,11 @@ def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         if type(field) not in FIELD_TYPES.values():
             types = ", ".join(kind.__name__ for kind in FIELD_TYPES.values())
             raise SchemaError(f"field {name!r} is {field!r}; expected one of {types}, or a dict")
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise _too_long(name)
+        _check_name(name)
         yield name, field
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise SchemaError(f"a field's name must be a non-empty string; found {name!r}")
+def _check_name(name: str) -> None:
     if not all(name.split(".")):
         raise SchemaError(f"field {name!r}: a part of a dotted name is empty")
     try:
@@ -194,18 +192,12 @@ def _check_name(name: object) -> None:
     except UnicodeEncodeError as error:
         raise SchemaError(f"field {name!r} cannot be written in UTF-8") from error
     if n_bytes > MAX_NAME_BYTES:
-        raise _too_long(name)
-    if not _is_printable(name):
         raise SchemaError(
-            f"field {name!r}: at most {MAX_NAME_BYTES} bytes of printable characters are allowed"
+            f"field {name[:_SHOWN] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
+            f"found {n_bytes}"
         )
-
-
-def _too_long(name: str) -> SchemaError:
-    return SchemaError(
-        f"field {name[:_SHOWN] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
-        f"found {len(name.encode())}"
-    )
+    if not _is_printable(name):
+        raise SchemaError(f"field {name!r}: only printable characters are allowed")
 
 
 def _is_printable(name: str) -> bool:
