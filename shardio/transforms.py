@@ -260,7 +260,6 @@ class Normalize(PictureTransform):
 
 
 def _colour_map(saturation: float, angle: float) -> Floats:
-    """Return the matrix that changes the saturation and the hue of a colour."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
     turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # rotates red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
@@ -275,7 +274,6 @@ def _mean_grey(pixels: Pixels) -> float:
 
 
 def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
-    """Multiply each pixel by the matrix `colours`, add `grey`, round and clip."""
     given = np.ascontiguousarray(pixels).reshape(-1, 3)
     made = np.empty_like(given)
     of_rgb = colours.T.astype(np.float32)

@@ -48,7 +48,6 @@ class LoadingStats:
 
     @property
     def body_s(self) -> float:
-        """Time in the body of the loop."""
         return max(0.0, self.elapsed_s - self.waiting_s - self.hand_over_s)
 
     @property

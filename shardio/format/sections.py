@@ -166,7 +166,6 @@ def plan(
 def _add_blocked(
     found: list[SectionSpec], kind: int, field: int, n_items: int, stride: int
 ) -> None:
-    """Add an index section, and the section of its hashes."""
     section = SectionSpec((kind, field, 0), n_items, stride)
     found.append(section)
     found.append(block_hashes_of(section))

@@ -132,8 +132,6 @@ class ClipGroupOrdering:
         return found
 
     def _window(self, position: int) -> int:
-        """Return the window of a position."""
-
         def end(window: int) -> int:
             return int((self._n_ranked(np.array([window + 1])) @ self._groups.sizes)[0])
 

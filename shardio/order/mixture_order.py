@@ -179,7 +179,6 @@ class MixtureOrdering:
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return the source and the draw of every position of `spans`."""
         n, n_sources = len(spans), len(self._sizes)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)

@@ -73,7 +73,6 @@ class TensorTemplates:
         return over(buffer)
 
     def _template(self, shape: tuple[int, ...], dtype: DType) -> Callable[[Any], Tensor]:
-        """Return a function that replaces the buffer of a new template by another."""
         template = Tensor.empty(*shape, dtype=dtype, device=self._device)
         graph: Any = template.uop
         leaf, buffers, uop, derive = graph.base, self._buffers, self._uop, self._derive

@@ -198,7 +198,6 @@ class ShardReader(Closing):
                 )
 
     def _indices(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Validate a user's row indices; replace negative ones."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             shown = f"{given.dtype}, {given.ndim} dimensions"

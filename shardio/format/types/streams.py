@@ -200,11 +200,9 @@ class _Streams(EncodedMedia):
     is_streamed: ClassVar[bool] = True
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
-        """Return a function that encodes a stream as a record with its tables."""
         return lambda value: self.encode_stream(name, value)
 
     def encode_stream(self, name: str, value: object) -> StreamRecord:
-        """Return the record and tables of a stream; empty for a missing value."""
         if value is None and self.optional:
             return StreamRecord(b"", b"", StreamTables())
         if not isinstance(value, EncodedStream):
@@ -223,7 +221,6 @@ class _Streams(EncodedMedia):
         return memoryview(bytes(self.encode_stream(name, value))), ()
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return the tables and the record."""
         record = self.encode_stream("", value)
         return record.tables.line + record.tables.packets + bytes(record)
 
