@@ -29,7 +29,7 @@ from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
-from shardio.order import Tail
+from shardio.order.ranks import Tail
 from shardio.order.sampling import Sampler, Shuffle
 from shardio.outputs import Output, create_adapter
 from shardio.samples.open_dataset import OpenDataset

@@ -21,9 +21,10 @@ from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.types.array_values import is_masked
-from shardio.order import Order, RankPartition
+from shardio.order import Order
 from shardio.order.mixture_order import Interleaved
 from shardio.order.permutation import OF_SAMPLERS, Positions, SampleGenerators
+from shardio.order.ranks import RankPartition
 from shardio.order.sampling import (
     ORDERS,
     Listed,

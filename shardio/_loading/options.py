@@ -18,7 +18,8 @@ from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.media.audio import Sound
-from shardio.order import FullShuffle, Tail, rank_from_environment
+from shardio.order import FullShuffle
+from shardio.order.ranks import Tail, rank_from_environment
 from shardio.order.sampling import (
     ORDERS,
     Sampler,

@@ -1,17 +1,14 @@
-"""Orders: the sample at each position of an epoch, and the positions of each rank.
+"""Orders: the sample at each position of an epoch.
 
 A loader's options choose an `Order` from `sampling.ORDERS`; `Order.arrange` returns the `Ordering`
-of one epoch. `RankPartition` divides the positions among steps and ranks.
+of one epoch.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol, Self
-
-import numpy as np
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from shardio.errors import InvalidArgument
 from shardio.order.clip_groups import ClipGrouping, ClipGroupOrdering
@@ -179,125 +176,3 @@ class FullShuffle(Order):
             f"{room}: with a full shuffle every batch needs samples from the whole dataset, which "
             f"would be downloaded again and again: {CACHE_HINT}"
         )
-
-
-Tail = Literal["short", "drop", "pad"]
-
-
-@dataclass(frozen=True, slots=True)
-class RankPartition:
-    """The positions that one rank visits among the positions first..n-1 of an epoch.
-
-    A step has `batch_size` consecutive positions for rank 0, the same number for rank 1, and so on.
-    All ranks together visit each position once, in order.
-
-    Args:
-        n: the number of positions of the epoch.
-        first: the first position that has not been visited yet.
-        batch_size: the number of samples per step and rank.
-        tail: the use of the positions that are left. "short": they are divided, with counts that
-            differ by at most one; a rank that gets none has one step less. "drop": no rank visits
-            them. "pad": a step of all ranks, whose batches are filled up with padding.
-    """
-
-    n: int
-    first: int
-    batch_size: int
-    rank: int = 0
-    world_size: int = 1
-    tail: Tail = "short"
-
-    @property
-    def _stride(self) -> int:
-        return self.batch_size * self.world_size
-
-    @property
-    def first_step(self) -> int:
-        """The index of the first step."""
-        return self.first // self._stride
-
-    @property
-    def stop_step(self) -> int:
-        """The index of the last step, plus 1."""
-        whole, rest = divmod(max(0, self.n - self.first), self._stride)
-        last = self.first_step + whole
-        if not rest or self.tail == "drop":
-            return last
-        start, stop = self._part_of_rest(self.n - rest)
-        return last + (1 if self.tail == "pad" or stop > start else 0)
-
-    def position(self, step: int) -> int:
-        """Return the first position of all ranks in a step."""
-        return min(self.n, self.first + (step - self.first_step) * self._stride)
-
-    def _part_of_rest(self, start: int) -> tuple[int, int]:
-        rest, n = self.n - start, self.world_size
-        return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
-
-    def share(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of this rank's positions in a step; equal for padding."""
-        start = self.first + (step - self.first_step) * self._stride
-        if start + self._stride > self.n:
-            return self._part_of_rest(start)
-        start += self.rank * self.batch_size
-        return start, start + self.batch_size
-
-    def n_samples(self, step: int) -> int:
-        """Return the number of this rank's samples in the steps before `step`."""
-        if step <= self.first_step:
-            return 0
-        start, stop = self.share(step - 1)
-        return (step - 1 - self.first_step) * self.batch_size + stop - start
-
-    def read(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of the positions that this rank reads for a step.
-
-        If `share` is empty, it reads one position, whose sample it copies as padding.
-        """
-        start, stop = self.share(step)
-        return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
-
-    def positions(self, first_step: int, stop_step: int, every: int = 1) -> Positions:
-        """Return the positions that this rank reads for every `every`-th step below stop_step."""
-        # All steps are complete, except that the last step may be shorter.
-        n_whole = (stop_step - 1 - first_step) // every
-        start, stop = self.read(first_step + n_whole * every)
-        if self.world_size == every == 1:
-            return np.arange(self.read(first_step)[0], stop)
-        starts = self.read(first_step)[0] + np.arange(n_whole) * (self._stride * every)
-        whole = (starts[:, None] + np.arange(self.batch_size)).reshape(-1)
-        return np.concatenate([whole, np.arange(start, stop)])
-
-
-_SLURM: Final = "SLURM_PROCID"
-_LAUNCHERS: Final = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    # SLURM_NTASKS is not used, because it is also set in a batch script, which is one process.
-    (_SLURM, "SLURM_STEP_NUM_TASKS"),
-)
-
-
-def rank_from_environment() -> tuple[str, int, int]:
-    """Return the environment variable that has the rank, the rank, and the number of ranks.
-
-    Return ("rank", 0, 1) if no launcher has set such a variable.
-    """
-    for name, of_size in _LAUNCHERS:
-        texts = os.environ.get(name), os.environ.get(of_size)
-        if texts == (None, None) or (texts[1] is None and name == _SLURM):
-            continue
-        try:
-            rank, world_size = (int(text or "") for text in texts)
-        except ValueError:
-            raise InvalidArgument(
-                f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}, which both "
-                "must be numbers: set both or none, or pass rank and world_size"
-            ) from None
-        if rank < 0 or world_size < 1:
-            raise InvalidArgument(
-                f"the environment has {name}={rank} and {of_size}={world_size}; pass rank and "
-                "world_size if they are not meant for this program"
-            )
-        return name, rank, world_size
-    return "rank", 0, 1

@@ -23,7 +23,7 @@ from shardio._engine.dispatch.worker import ReplyBuffer, WorkerLost, replies_fil
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
-from shardio.order import RankPartition
+from shardio.order.ranks import RankPartition
 from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

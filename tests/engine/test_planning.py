@@ -13,8 +13,9 @@ import shardio
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
 from shardio._engine.filling.sizing import n_blocks_wanted
-from shardio.order import FullShuffle, RankPartition
+from shardio.order import FullShuffle
 from shardio.order.permutation import CHUNK, epoch_permutation
+from shardio.order.ranks import RankPartition
 from shardio.samples.view import RowView
 from tests.loading import write_dataset
 

@@ -18,7 +18,8 @@ from shardio._engine.filling import readahead
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner
 from shardio._engine.filling.readahead import ReadAhead
 from shardio.dataset.gather import ColumnGather
-from shardio.order import FullShuffle, RankPartition
+from shardio.order import FullShuffle
+from shardio.order.ranks import RankPartition
 from shardio.order.shuffle import BlockShuffle
 from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView

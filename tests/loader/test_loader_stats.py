@@ -16,7 +16,7 @@ import pytest
 from shardio import Array, Schema, ShardLoader, Text
 from shardio._base.statistics import CHECK, PHASE_TIMES, LoadingStats
 from shardio._engine.dispatch.counters import CounterTable, IterationCounters
-from shardio.order import RankPartition, Tail
+from shardio.order.ranks import RankPartition, Tail
 from tests.loading import PATIENCE_S, make_loader, write_dataset
 
 N, BATCH = 100, 8

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.order import RankPartition
+from shardio.order.ranks import RankPartition
 
 
 def ranks(tail: Any, n: int, first: int, batch_size: int, world_size: int) -> list[RankPartition]:

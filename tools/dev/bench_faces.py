@@ -32,7 +32,7 @@ from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import layout_for_samples
-from shardio.order import RankPartition
+from shardio.order.ranks import RankPartition
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import RowView
 

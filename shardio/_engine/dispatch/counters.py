@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, LoadingStats, now_ns
 from shardio._workers.processes.shared_memory import sparse_memory_file
-from shardio.order import RankPartition
+from shardio.order.ranks import RankPartition
 
 # The file consists of lines of 8 words of 8 bytes, each as long as a cache line. The first line is
 # the header, which the main process writes. The counters follow: for each slot (the index of an

@@ -17,8 +17,9 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import ShardPaths
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
-from shardio.order import Order, Ordering, RankPartition, Samples, Sequential
+from shardio.order import Order, Ordering, Samples, Sequential
 from shardio.order.permutation import CHUNK
+from shardio.order.ranks import RankPartition
 from shardio.samples.field_sources import IndexChunk, Keys
 from shardio.samples.media import AudioField, audio_schema, common_sizes, image_schema
 from shardio.samples.mixture import Mixture, MixtureSpec

@@ -50,8 +50,9 @@ from shardio.errors import (
     WorkerDied,
 )
 from shardio.format.schema import Schema
-from shardio.order import FullShuffle, RankPartition, Sequential
+from shardio.order import FullShuffle, Sequential
 from shardio.order.permutation import substitute_position
+from shardio.order.ranks import RankPartition
 from shardio.samples.field_sources import BatchRows, IndexChunk
 from shardio.samples.media import audio_schema, image_schema
 from shardio.samples.view import SampleView
