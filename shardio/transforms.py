@@ -172,10 +172,11 @@ class ColorJitter(PictureTransform):
     to 1 + x, and the shift of the hue from -x to x, where 1 is a full turn. A pair gives the
     bounds.
 
-    Brightness scales all levels. Contrast scales their distance from the mean grey of the picture
-    or clip, saturation from the grey of their pixel. Hue rotates colours around the grey axis and
-    keeps their luma, as in NVIDIA DALI; torchvision's rotation in HSV takes much longer. All are
-    applied together, as one linear map, and clipped once, so their order makes no difference.
+    Brightness scales all levels, the values of the channels. Contrast scales their distance from
+    the mean grey of the picture or clip, saturation from the grey of their pixel. Hue rotates
+    colours around the grey axis and keeps their luma, as in NVIDIA DALI; torchvision's rotation in
+    HSV takes much longer. All are applied together, as one linear map, and clipped once, so their
+    order makes no difference.
 
     Raises:
         InvalidArgument: a parameter is not valid.

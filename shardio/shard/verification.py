@@ -68,10 +68,9 @@ class VerifiedUnits:
         self.corrupt = functools.partial(ShardCorrupt, path=path)
         self._n_records = len(schema.records)
         self._marks_at: dict[tuple[int, int], int] = {}
-        """The mark of the first unit of a section, by kind and field.
-
-        The records have (PAYLOAD, NO_FIELD), a field's chunks (PAYLOAD, field). The mark before the
-        first block of an index section is that of the section with the blocks' hashes."""
+        """The mark of the first unit of a section, by kind and field: (PAYLOAD, NO_FIELD) for the
+        records, (PAYLOAD, field) for a field's chunks. The mark before the first block of an index
+        section is that of the section with the blocks' hashes."""
         self.n_marks = 0
         for (_, field, of_kind), hashes in sections.items():
             if hashes.kind in HASHED_UNITS:

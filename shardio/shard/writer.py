@@ -67,7 +67,8 @@ def check_names(sample: Mapping[str, Any], schema: Schema) -> None:
 SPOOL_BYTES: Final = 8 << 20
 """The number of bytes in memory at which the largest section of data starts to be streamed."""
 MEMORY_BYTES: Final = 64 << 20
-"""The number of bytes in memory at which the largest buffer moves to a temporary file, later."""
+"""The number of bytes in memory at which the largest buffer moves to a temporary file, once a
+section is streamed."""
 
 
 @dataclass(frozen=True, slots=True)
