@@ -360,7 +360,7 @@ def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]
         if value is None and field.optional:
             continue
         found[name] = value = encode_media(name, field, value)
-        field.validate(name, value)
+        field.record_encoder(name)(value)
     return found
 
 

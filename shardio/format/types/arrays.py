@@ -197,11 +197,6 @@ class Array(Field):
         dims = tuple(None if d == VARYING else d for d in shape)
         return cls(dtype, dims, codec, optional=optional)
 
-    def validate(self, name: str, value: object) -> None:
-        """Check dtype and shape of a value."""
-        if value is not None or not self.optional:
-            encode_array(name, self, value)
-
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         array = encode_array(name, self, value)
         if self._extent(array.shape) > MAX_RECORD_BYTES:

@@ -135,10 +135,6 @@ class Field(ABC):
         Raises SchemaError for an invalid entry, and ShardUnsupported for an unknown code.
         """
 
-    def validate(self, name: str, value: object) -> None:
-        """Raise SchemaError unless a value can be stored."""
-        self.record_encoder(name)(value)
-
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
         """Return a function that encodes a value as a record."""
         return lambda value: self.encode_record(name, value)
