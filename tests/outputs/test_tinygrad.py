@@ -137,21 +137,20 @@ def test_a_dtype_that_tinygrad_lacks_is_refused_with_ways_out() -> None:
 # --- how long the memory is kept ----------------------------------------------------------------
 
 
-KEEPING: dict[str, Callable[[Tensor], Any]] = {
-    "the tensor itself": lambda t: t,
-    "a slice": lambda t: t[1:, 2],
-    "a lazy sum": lambda t: (t + 1).sum(),
-    "a reshape": lambda t: t.reshape(-1),
-    "a bitcast": lambda t: t.bitcast(dtypes.uint32),
-    "a lazy copy": lambda t: t.clone(),
+DERIVED: dict[str, tuple[bool, Callable[[Tensor], Any]]] = {
+    "the tensor itself": (True, lambda t: t),
+    "a slice": (True, lambda t: t[1:, 2]),
+    "a lazy sum": (True, lambda t: (t + 1).sum()),
+    "a reshape": (True, lambda t: t.reshape(-1)),
+    "a bitcast": (True, lambda t: t.bitcast(dtypes.uint32)),
+    "a lazy copy": (True, lambda t: t.clone()),
+    "a NumPy copy": (False, lambda t: t.numpy()),
+    "a realized sum": (False, lambda t: (t + 1).sum().realize()),
+    "a realized clone": (False, lambda t: t.clone().realize()),
+    "a number": (False, lambda t: t.sum().realize().item()),
+    "nothing": (False, lambda t: None),
 }
-FREEING: dict[str, Callable[[Tensor], Any]] = {
-    "a NumPy copy": lambda t: t.numpy(),
-    "a realized sum": lambda t: (t + 1).sum().realize(),
-    "a realized clone": lambda t: t.clone().realize(),
-    "a number": lambda t: t.sum().realize().item(),
-    "nothing": lambda t: None,
-}
+"""Results of a tensor, and whether they read its memory."""
 
 
 def leased(maker: TinygradAdapter) -> tuple[Tensor, weakref.ref[Lease]]:
@@ -160,29 +159,19 @@ def leased(maker: TinygradAdapter) -> tuple[Tensor, weakref.ref[Lease]]:
 
 
 @on_cpu
-@pytest.mark.parametrize("what", sorted(KEEPING))
+@pytest.mark.parametrize("what", DERIVED)
 def test_memory_is_kept_for_as_long_as_something_reads_it(
     maker: TinygradAdapter, what: str
 ) -> None:
-    expected = (counting((3, 4)) + 1).sum()
     tensor, is_gone = leased(maker)
-    kept = KEEPING[what](tensor)
+    is_kept, derive = DERIVED[what]
+    result = derive(tensor)
     del tensor
-    assert is_gone() is not None
+    assert (is_gone() is not None) is is_kept
     if what == "a lazy sum":
-        assert kept.item() == expected
-    del kept
-    assert is_gone() is None  # by itself, without the garbage collector
-
-
-@on_cpu
-@pytest.mark.parametrize("what", sorted(FREEING))
-def test_memory_is_let_go_when_only_results_are_left(maker: TinygradAdapter, what: str) -> None:
-    tensor, is_gone = leased(maker)
-    result = FREEING[what](tensor)
-    del tensor
-    assert is_gone() is None
+        assert result.item() == (counting((3, 4)) + 1).sum()
     del result
+    assert is_gone() is None  # by itself, without the garbage collector
 
 
 @on_cpu
