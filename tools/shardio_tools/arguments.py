@@ -58,10 +58,8 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     return {"engine": options.engine, "address": options.address}
 
 
-_READS_URLS = ("inspect", "serve")
-"""Commands that accept the URL of a dataset."""
-_WRITES_URLS = ("convert",)
-"""Commands that can write to a URL."""
+_TAKES_URLS = {("inspect", "path"), ("serve", "path"), ("convert", "out")}
+"""Commands and their arguments that may be the URL of a dataset."""
 _ADDRESS_OPTIONS = ("address", "bind")
 """Options whose values are network addresses, which look like URLs."""
 
@@ -88,12 +86,10 @@ def is_url(text: object) -> bool:
 def refuse_urls(options: argparse.Namespace) -> None:
     """Raise InvalidArgument if a command that works on folders was given a URL."""
     for name, value in vars(options).items():
-        if name in _ADDRESS_OPTIONS:
+        if name in _ADDRESS_OPTIONS or (options.command, name) in _TAKES_URLS:
             continue
         for each in value if isinstance(value, list) else [value]:
-            is_taken = options.command in _READS_URLS and name == "path"
-            is_taken |= options.command in _WRITES_URLS and name == "out"
-            if is_url(each) and not is_taken:
+            if is_url(each):
                 raise shardio.InvalidArgument(
                     f"{each}: shardio {options.command} needs a local folder: copy the dataset "
                     "first, for example with `aws s3 sync` or `gcloud storage rsync`"
