@@ -59,10 +59,7 @@ class Exporter(Protocol):
     prepare: Prepare
     """Functions that are applied to values before `write` gets them."""
     schema_spec: Mapping[str, str] | None
-    """The types of the fields, which `shardio convert --schema` needs to read the files again.
-
-    None if the types are recognizable from the files alone.
-    """
+    """The types of the fields for `shardio convert --schema`; None if the files alone show them."""
 
     def open(self, folder: Path) -> None:
         """Start writing. `folder` is an empty folder for the files of the export."""

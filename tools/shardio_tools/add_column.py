@@ -81,7 +81,7 @@ def _not_a_field(text: str) -> str:
 def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
     """Return the type and the values of a column in a file, whose suffix determines the format.
 
-    `field` is the type of the new field `name`; None means the type of the array in a .npy file.
+    Without `field`, the type is that of the array in a .npy file.
     """
     suffix = Path(path).suffix.lower()
     if not os.path.isfile(path):

@@ -1,7 +1,7 @@
 """The command `shardio`: argument parsing, messages of errors, exit codes.
 
 Exit codes: 0 success; 1 bad data, which is listed; 2 bad arguments or paths; 3 a problem with
-this machine; 130 interrupted; 141 broken pipe. Commands raise shardio's errors; `main` prints them.
+this machine; 130 interrupted; 141 broken pipe.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ConverterOption:
     helps: dict[str, str] = field(default_factory=dict)
 
     def help(self, kinds: Sequence[str]) -> str:
-        """Return the help text; it names the kinds that have the option, unless all `kinds` do."""
+        """Return the help text, with the kinds that have the option unless all `kinds` do."""
         texts = {*self.helps.values()}
         if len(texts) > 1:
             return "; ".join(f"{kind}: {text}" for kind, text in self.helps.items())

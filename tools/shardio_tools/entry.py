@@ -8,9 +8,8 @@ import signal
 def main() -> int:
     """Load the command line and run it with this process's arguments; return the exit code.
 
-    SIGINT has its default action while modules are loaded, for 0.3 s. Otherwise, Ctrl-C would
-    print a traceback and, while NumPy is imported, the advice to reinstall NumPy. If the parent
-    process ignores SIGINT, it stays ignored.
+    SIGINT has its default action while modules are loaded, for 0.3 s: Ctrl-C would otherwise print
+    a traceback. If the parent process ignores SIGINT, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

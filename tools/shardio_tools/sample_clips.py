@@ -2,9 +2,8 @@
 
     python -m shardio_tools.sample_clips FOLDER
 
-Each class is one motion of a bright shape over a dim background; shape, colour, size, position and
-speed differ from clip to clip, so that only the motion distinguishes the classes. The output is
-deterministic.
+Each class is one motion of a bright shape over a dim background; only the motion distinguishes the
+classes. The output is deterministic.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def _parts(
 ) -> tuple[Iterator[tuple[int, int, int, int]], npt.NDArray[np.int64]]:
     """Divide records into parts of about WINDOW_BYTES, in which the records are adjacent.
 
-    Return, for each part, the start and end of its records (indices), and of its bytes (offsets in
-    the file). Return also, for each record, the offset at which its part starts.
+    Return, for each part, the start and end of its records (indices) and of its bytes (offsets in
+    the file), and, for each record, the offset at which its part starts.
     """
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // WINDOW_BYTES) > 0

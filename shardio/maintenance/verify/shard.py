@@ -48,8 +48,8 @@ from shardio.storage.file_access import FileState
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
     """Yield the first row and the number of rows of each window of a column.
 
-    A window consists of whole units: a unit is a row, or several rows, with one hash. A window also
-    consists of whole pages, if it is then not much larger than WINDOW_BYTES.
+    A window consists of whole units, a row or several rows with one hash, and of whole pages if it
+    is then not much larger than WINDOW_BYTES.
     """
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)

@@ -1,8 +1,7 @@
-"""Verify the values of optional fields, of text fields, and of streams.
+"""Verify the values of optional fields, of text fields, and of streams (video, audio).
 
-A stream is a video or audio record: packets of encoded data, and parameters. The stream table has a
-row for each sample. The packets of all streams of a field are listed in one table, and the hashes
-of the 64 KiB chunks of these streams in another table.
+The stream table has a row for each sample. The packets of all streams of a field are listed in one
+table, and the hashes of the 64 KiB chunks of these streams in another table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Read a shard for verification: from front to back, and each byte once.
-
-A *window* is the range of bytes of the file that is processed at a time.
-"""
+"""Read a shard for verification: from front to back, and each byte once, in windows."""
 
 from __future__ import annotations
 
@@ -130,8 +127,8 @@ def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any
 def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
     """Return the index, the expected hash and the actual hash of each part that does not match.
 
-    `expected` is a result of `digests_of`. The loop over the parts runs in C: executing bytecode
-    and creating an int for each part would take as long as hashing a row of 3 KB.
+    `expected` is a result of `digests_of`. The loop runs in C: bytecode and an int for each part
+    would take as long as hashing a row of 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
