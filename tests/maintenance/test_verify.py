@@ -52,12 +52,6 @@ def shard_names(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.endswith(".shard"))
 
 
-def codes(folder: Path) -> list[tuple[str, str]]:
-    """File name and code of every finding."""
-    found = verify_dataset(folder, workers=0).findings
-    return [(os.path.basename(finding.path), finding.code) for finding in found]
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3, None])
 def test_a_sound_dataset_has_no_findings_and_all_is_counted(
     dataset: Path, workers: int | None
@@ -95,13 +89,6 @@ def test_workers_end_although_the_error_of_a_progress_function_is_kept(
         with pytest.raises(KeyboardInterrupt) as kept:
             operation()
         assert len(closed) >= 1, kept
-
-
-def test_a_missing_shard_is_a_finding_and_the_others_are_checked(dataset: Path) -> None:
-    first, second, *_ = shard_names(dataset)
-    (dataset / first).unlink()
-    flip(dataset / second, 4096)
-    assert codes(dataset) == [(first, "missing"), (second, "checksum")]
 
 
 def test_a_shard_that_was_replaced_by_another_sound_one_is_found(dataset: Path) -> None:
