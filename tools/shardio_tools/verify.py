@@ -45,17 +45,20 @@ def run(options: argparse.Namespace) -> int:
     """Check, report, and return the exit code."""
     start_s = time.monotonic()
     if is_dataset(options.path):
-        report, findings = _check_dataset(options)
+        with StepProgress(options) as steps:
+            verified = verify_dataset(
+                options.path,
+                workers=options.workers,
+                progress=steps.show,
+                **engine_options(options),
+            )
+        report, findings = verified.as_json(), verified.findings
     elif options.engine != "local" or options.workers is not None:
         raise InvalidArgument("--engine and --workers are for datasets, not for one shard")
     else:
+        report = {"path": options.path, "n_shards": 1, "n_bytes": os.path.getsize(options.path)}
         findings = tuple(verify_shard(options.path))
-        report = {
-            "path": options.path,
-            "n_shards": 1,
-            "n_bytes": _size_of(options.path),
-            "findings": [finding.as_json() for finding in findings],
-        }
+        report["findings"] = [finding.as_json() for finding in findings]
     if options.json:
         print_json({**report, "seconds": round(time.monotonic() - start_s, 3)})
         return 1 if findings else 0
@@ -67,25 +70,6 @@ def run(options: argparse.Namespace) -> int:
             print_out(f"not part of the dataset: {escaped(name)}")
         print_out(_summary(report, findings, time.monotonic() - start_s))
     return 1 if findings else 0
-
-
-def _size_of(path: str) -> int:
-    """Return the size of a file in bytes; 0 if it does not exist, which is also a finding."""
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
-
-
-def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    with StepProgress(options) as steps:
-        report = verify_dataset(
-            options.path,
-            workers=options.workers,
-            progress=steps.show,
-            **engine_options(options),
-        )
-    return report.as_json(), report.findings
 
 
 def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: float) -> str:
