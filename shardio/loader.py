@@ -42,19 +42,16 @@ from shardio.storage.remote.connection import RemoteOptions
 class ShardLoader(Closing):
     """An iterable over the batches of a dataset; every iteration is one epoch.
 
-    The batches depend only on the dataset, the options, the seed and the epoch. They are the same
-    for any number of workers and any `prefetch`. Workers start in the constructor. They run until
-    `close()`, the end of the `with` block, the garbage collection of the loader, or the end of the
-    process. A loop over the loader may be left early. A loader can only be used in the process that
-    created it. Each of its iterators may be used in any thread, but only in one thread at a time.
+    The batches depend only on the dataset, the options, the seed and the epoch. Workers run until
+    `close()`, the end of the `with` block, or the garbage collection of the loader. A loop may be
+    left early. A loader can only be used in the process that created it, and each of its iterators
+    only in one thread at a time.
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
             an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
-            `dataset.pack`). The loader opens an open dataset or a view again, with the same
-            verification and cache. A dataset with videos is loaded as clips, by default of the
-            length and stride given at its conversion. For batches that a server decodes, see
-            `shardio.connect`.
+            `dataset.pack`). The loader opens it again, with the same verification and cache. A
+            dataset with videos is loaded as clips, by default as given at its conversion.
         batch_size: the number of samples in a batch.
         fields: the fields to read, by default all.
         shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
@@ -72,13 +69,11 @@ class ShardLoader(Closing):
         transform: a function `f(sample)` or `f(sample, rng)`, which gets a sample as a dict of
             fields and returns a dict of fields. It runs in the workers. The arrays in `sample` are
             read-only. `rng` is a NumPy Generator seeded by (seed, epoch, position). The global
-            generators of Python, NumPy and torch (on the CPU) are seeded in the same way. All
-            results must have the fields and dtypes of the first result and, with collate="stack",
-            its shapes.
+            generators of Python, NumPy and torch (on the CPU) are seeded alike. All results must
+            have the fields and dtypes of the first result and, with collate="stack", its shapes.
         batch_transform: a function `f(batch)` or `f(batch, rng)`, which gets the arrays and lists
             of a whole batch as a dict and returns another dict. It runs in the workers. Its
-            generators are seeded by the position of the first sample of the batch. Its random
-            numbers therefore depend on batch_size, rank and world_size.
+            generators are seeded by the position of the first sample of the batch.
         output: "tinygrad", "torch" or "jax" for tensors or arrays of these frameworks, or "numpy".
         device: the name of the device of the tensors. For tinygrad, a tuple of names is also
             accepted; each batch is then split over these devices along its first axis. The default
