@@ -70,18 +70,14 @@ def cached_share(paths: Sequence[str]) -> float | None:
     if not sum(sizes):
         return None
     chance = random.Random(0)
-    chosen = chance.choices(range(len(paths)), weights=sizes, k=_N_PROBES)
     n_cached = 0
-    for number in set(chosen):
-        fd = os.open(paths[number], os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for _ in range(chosen.count(number)):
-                found = is_cached(fd, chance.randrange(sizes[number]) // PAGE_BYTES * PAGE_BYTES)
-                if found is None:
-                    return None
-                n_cached += found
-        finally:
-            os.close(fd)
+    for number in chance.choices(range(len(paths)), weights=sizes, k=_N_PROBES):
+        offset = chance.randrange(sizes[number]) // PAGE_BYTES * PAGE_BYTES
+        with open(paths[number], "rb", buffering=0) as file:
+            found = is_cached(file.fileno(), offset)
+        if found is None:
+            return None
+        n_cached += found
     return n_cached / _N_PROBES
 
 
