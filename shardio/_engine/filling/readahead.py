@@ -114,11 +114,12 @@ class ReadAhead:
 
     def _open(self) -> None:
         dataset, fields, view = self._dataset, self._batch_spec.fields, self._view
-        self._extents = Extents(dataset, fields, dataset.verify)
+        extents = Extents(dataset, fields, dataset.verify)
         if isinstance(view, ClipView) and not view.clip.goes_by_times:
-            self._clips = ClipExtents(dataset, view.clip, self._extents.files)
-        self._fits = self._extents.files.n_bytes <= available_bytes() // 2
+            self._clips = ClipExtents(dataset, view.clip, extents.files)
+        self._fits = extents.files.n_bytes <= available_bytes() // 2
         self._grain = WIDE_BYTES if self._fits else NEAR_BYTES
+        self._extents = extents  # set last: an error may end this method
 
     def _expect_scattered(self) -> None:
         """Disable the kernel's own read-ahead for the mapped files.
