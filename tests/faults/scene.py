@@ -134,23 +134,21 @@ def scene() -> Iterator[Scene]:
         stage.end()
 
 
-def line(main: subprocess.Popen[bytes], *, patience_s: float = 3 * PATIENCE_S) -> str:
-    """Return the next line of output; without one, raise with what standard error has.
+def line(main: subprocess.Popen[bytes]) -> str:
+    """Return the next line of output; without one, return what standard error has.
 
-    A program that is silent for `patience_s` is aborted, which makes it print where it was.
+    A program that is silent for long is aborted, which makes it print where it was.
     """
     if main.stdout is None or main.stderr is None:
         raise ValueError("the program has no pipes")
-    why = "no output"
-    if select.select([main.stdout], [], [], patience_s)[0]:
+    if select.select([main.stdout], [], [], 3 * PATIENCE_S)[0]:
         if text := main.stdout.readline().decode().strip():
             return text
     else:
-        why = f"no output for {patience_s:.0f} s"
         main.send_signal(signal.SIGABRT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         main.wait(PATIENCE_S)
-    return f"{why}; standard error: {_said_so_far(main.stderr)}"
+    return f"no output; standard error: {_said_so_far(main.stderr)}"
 
 
 def _said_so_far(pipe: IO[bytes]) -> str:
