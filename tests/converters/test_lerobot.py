@@ -194,10 +194,7 @@ BETWEEN_FRAMES[20] += 0.07
             column("frame_index", [*range(7), *range(12), 0, 1, 3, 2, *range(4, 9)]),
             "episode 2: row 21: expected frame 2, found 3",
         ),
-        (
-            column("task_index", [0] * 19 + [7] * 9),
-            "episode 2: task 7 is not one of the 2 tasks",
-        ),
+        (column("task_index", [0] * 19 + [7] * 9), "episode 2: task 7 is not one of the 2 tasks"),
         (rows(lambda table: table.slice(0, 19)), "episode 2: expected 9 frames, found none"),
         (
             column(f"videos/{CAMERAS[0]}/file_index", [0, 0, 1], EPISODES),

@@ -187,10 +187,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "long.csv": ("id,x\n1,2\n\n3,4,5\n", "line 4: expected 2 cells"),
     "quote.csv": ('id,x\n1,"2\n', "line 2: not CSV: unexpected end of data"),
     "after.csv": ('id,x\n1,"2"3\n', "line 2: not CSV"),
-    "unnamed.csv": (
-        ",x\n1,2\n",
-        "found ''; name each column; pandas names all",
-    ),
+    "unnamed.csv": (",x\n1,2\n", "found ''; name each column; pandas names all"),
     "twice.csv": ("id,id\n1,2\n", "two columns would be the field 'id'; name"),
     "group.csv": ("id,id.x\n1,2\n", "names of columns must be names of fields"),
     "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' stands beside field 'a.b'"),

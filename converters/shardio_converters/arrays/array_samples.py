@@ -65,12 +65,7 @@ class NamedArray:
 
 
 def block_array(
-    name: str,
-    dtype: str,
-    shape: Shape,
-    read: Callable[[Any], Any],
-    row_bytes: int,
-    chunk_rows: int,
+    name: str, dtype: str, shape: Shape, read: Callable[[Any], Any], row_bytes: int, chunk_rows: int
 ) -> NamedArray:
     """Return an array whose rows a library reads by range, and decodes by chunks of `chunk_rows`.
 

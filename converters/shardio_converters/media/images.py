@@ -10,16 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import (
-    Array,
-    Converter,
-    Image,
-    Input,
-    InvalidArgument,
-    Outcome,
-    Schema,
-    Text,
-)
+from shardio import Array, Converter, Image, Input, InvalidArgument, Outcome, Schema, Text
 from shardio.media import (
     MAX_SIDE,
     ImageFacts,
