@@ -36,10 +36,10 @@ Field = Any
 REFERENCES: Final[dict[str, Any]] = {"file": Bytes, "image": Image, "video": Video, "audio": Audio}
 """The field types whose values are file names in tables. The keys are the names in specs."""
 _NAMED: Final[dict[str, Any]] = {"text": Text, "json": Json, "bytes": Bytes, **REFERENCES}
+# NumPy dtypes that are stored as they are
 DTYPES: Final = tuple(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 )
-"""NumPy dtypes that are stored as they are."""
 _LIST: Final = re.compile(r"list\[(.+)\](\?)?")
 _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,(?:\d+|\*))*)\])?(\?)?")
 
@@ -138,8 +138,7 @@ def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
     )
 
 
-STEP_S: Final = 120.0
-"""The `step_s` of converters that use C libraries. Damaged HDF5 makes its library loop forever."""
+STEP_S: Final = 120.0  # seconds, for C libraries: damaged HDF5 makes its library loop forever
 
 
 @dataclass(frozen=True, kw_only=True)

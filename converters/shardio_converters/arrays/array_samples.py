@@ -25,16 +25,11 @@ from shardio_converters.schema_spec import (
     format_spec,
 )
 
-_BLOCK_BYTES: Final = 4 << 20
-"""The target size of the rows that are read at once, which are at least one chunk."""
-_MAX_BLOCK_BYTES: Final = 256 << 20
-"""The maximum size of the rows that are read at once. A larger chunk is read several times."""
-_MAX_PLAIN_BYTES: Final = 1 << 30
-"""The size up to which the declared size of an array is accepted without further checks."""
+_BLOCK_BYTES: Final = 4 << 20  # the target size of the rows that are read at once
+_MAX_BLOCK_BYTES: Final = 256 << 20  # their maximum size; a larger chunk is read several times
+_MAX_PLAIN_BYTES: Final = 1 << 30  # the declared size up to which nothing else is checked
 _MAX_DIMS: Final = 16
-_MAX_RATIO: Final = 1000
-"""The maximum ratio of the declared size of an array to the size of its file. The compression
-`deflate` reaches about this ratio at best."""
+_MAX_RATIO: Final = 1000  # of declared to stored bytes; deflate reaches about this at best
 
 
 TEXT: Final = "text"  # the value of `NamedArray.dtype` for arrays of strings

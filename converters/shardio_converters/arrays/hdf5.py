@@ -29,8 +29,8 @@ from shardio_converters.files import damage
 from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
+# H5py has no error classes of its own
 DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)
-"""The exceptions that h5py raises for damaged files. h5py has no error classes of its own."""
 
 _REFUSED: Final = {
     "O": "a reference, or variable-length elements that are not numbers",

@@ -26,12 +26,11 @@ from shardio_converters.arrays.array_samples import ArraySamples, NamedArray, ch
 from shardio_converters.files import damage
 from shardio_converters.parsing import unique_names
 
+# What `zipfile` raises for damaged archives, besides OSError
 ZIP_DAMAGE: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
 )
-"""The exceptions that `zipfile` raises for damaged archives. In addition, it raises OSError for an
-invalid offset."""
 _BLOCK_BYTES: Final = 1 << 20  # the size of the rows that are read at once
 
 
@@ -128,14 +127,11 @@ def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
 
 
 SUFFIXES: Final = (".npy", ".npz", ".safetensors")
-Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
-"""The header of a .npy: the shape, True for Fortran order, and the dtype."""
+Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # the shape, True for Fortran order, the dtype
 
-ONLY: Final = "array"
-"""The name of the field for the array of a .npy file, which contains only one array."""
+ONLY: Final = "array"  # the name of the array of a .npy file
 _NPY_MAGIC: Final = b"\x93NUMPY"
-_MAX_HEADER: Final = 100_000_000
-"""The maximum size of the header of a .safetensors file in bytes, as in the safetensors library."""
+_MAX_HEADER: Final = 100_000_000  # bytes, as in the safetensors library
 _TENSORS: Final = {
     **{"BOOL": "bool", "BF16": "bfloat16"},
     **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},

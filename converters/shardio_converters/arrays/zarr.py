@@ -34,18 +34,17 @@ from shardio_converters.arrays.array_samples import (
 from shardio_converters.arrays.npy import ONLY
 from shardio_converters.files import damage, named_path
 
+# Metadata files; the first in the folder of a store is its root file
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
-"""The names of the metadata files of stores, groups and arrays. The first of these files that is in
-the folder of a store is the root file of the store."""
 ZIP: Final = ".zarr.zip"
 
 _MAX_TEXT: Final = 16 << 20  # the maximum size of a metadata file in bytes
+# What zarr and its codecs raise for damaged chunks and metadata
 _DAMAGE: Final = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, MemoryError),
     *(AttributeError, AssertionError, ArithmeticError, BufferError),
     *(zlib.error, lzma.LZMAError, struct.error, zipfile.BadZipFile),
 )
-"""The exceptions that zarr and its codecs raise for damaged chunks and metadata."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from shardio import Array, Audio, Converter, EncodedStream, Input, MediaError, Outcome, Schema, Text
-from shardio.media import (
-    HEAD_BYTES,
-    has_media_signature,
-    has_media_suffix,
-    library_versions,
-    part_of,
-    sound_of,
+from shardio import (
+    Array,
+    Audio,
+    Converter,
+    EncodedStream,
+    Input,
+    MediaError,
+    Outcome,
+    Schema,
+    Text,
+    media,
 )
 from shardio_converters.files import open_media
 
@@ -37,13 +40,13 @@ class AudioFiles(Converter):
 
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of PyAV and FFmpeg."""
-        return library_versions()
+        return media.library_versions()
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the sample of a file."""
         if not is_media(source):
             return Outcome("unsupported", _NO_SOUND)
-        stream = sound_of(source.path)
+        stream = media.sound_of(source.path)
         if stream is None:
             return Outcome("unsupported", _NO_SOUND)
         yield {"audio": stream, "label": source.label, "source": source.name}
@@ -52,9 +55,9 @@ class AudioFiles(Converter):
 
 def is_media(source: Input) -> bool:
     """Return True if the first bytes or the suffix of a file are those of video or audio."""
-    promised = has_media_suffix(source.name)
+    promised = media.has_media_suffix(source.name)
     with open_media(source, is_promised=promised) as file:
-        return promised or has_media_signature(file.read(HEAD_BYTES))
+        return promised or media.has_media_signature(file.read(media.HEAD_BYTES))
 
 
 _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_streams": "streams"}
@@ -72,7 +75,7 @@ class AudioTrack:
         self.stream: EncodedStream | None = None
         self.failure: MediaError | None = None
         try:
-            self.stream = sound_of(path) if is_wanted else None
+            self.stream = media.sound_of(path) if is_wanted else None
         except MediaError as error:
             self.failure = error
 
@@ -85,7 +88,7 @@ class AudioTrack:
         if not self._is_wanted:
             return {}
         stream = self.stream
-        return {"audio": None if stream is None else part_of(stream, begin, seconds)}
+        return {"audio": None if stream is None else media.part_of(stream, begin, seconds)}
 
     def facts(self) -> dict[str, Any]:
         """Return the track's facts for the report; {} if audio is not wanted."""

@@ -10,17 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Converter, Image, Input, InvalidArgument, Outcome, Schema, Text
-from shardio.media import (
-    MAX_SIDE,
-    ImageFacts,
-    decode_crop,
-    decode_image,
-    encode_jpeg,
-    has_image_signature,
-    has_image_suffix,
-    probe,
-)
+from shardio import Array, Converter, Image, Input, InvalidArgument, Outcome, Schema, Text, media
 from shardio_converters.files import open_media
 from shardio_converters.options import check_choice, check_number
 
@@ -53,7 +43,7 @@ class Images(Converter):
         if self.size is not None:
             if self.store == "original":
                 raise InvalidArgument("size is for store 'jpeg' or 'raw', not for originals")
-            check_number("size", self.size, 1, MAX_SIDE)
+            check_number("size", self.size, 1, media.MAX_SIDE)
         if self.store == "jpeg":
             quality = JPEG_QUALITY if self.quality is None else self.quality
             object.__setattr__(self, "quality", quality)
@@ -75,12 +65,12 @@ class Images(Converter):
         data = _read(source)
         if data is None:
             return Outcome("unsupported", "not a picture")
-        facts = probe(data)
+        facts = media.probe(data)
         image: Any = self._pixels(data, facts)  # original files, too, are decoded once
         if self.store == "original":
             image = data
         elif self.quality is not None:
-            image = encode_jpeg(image, quality=self.quality)
+            image = media.encode_jpeg(image, quality=self.quality)
         yield {"image": image, "label": source.label, "source": source.name}
         return Outcome("converted", detail=asdict(facts))
 
@@ -91,21 +81,21 @@ class Images(Converter):
         """
         if self.store != "jpeg" or (data := _read(source)) is None:
             return None
-        wanted = self._pixels(data, probe(data))
-        difference = decode_image(sample["image"]).astype(np.int64) - wanted
+        wanted = self._pixels(data, media.probe(data))
+        difference = media.decode_image(sample["image"]).astype(np.int64) - wanted
         return float((difference**2).sum()), wanted.size
 
-    def _pixels(self, data: bytes, facts: ImageFacts) -> npt.NDArray[np.uint8]:
+    def _pixels(self, data: bytes, facts: media.ImageFacts) -> npt.NDArray[np.uint8]:
         if self.size is None:
-            return decode_image(data)
+            return media.decode_image(data)
         side = min(facts.height, facts.width)
         box = ((facts.height - side) // 2, (facts.width - side) // 2, side, side)
-        return decode_crop(data, box, (self.size, self.size))
+        return media.decode_crop(data, box, (self.size, self.size))
 
 
 def _read(source: Input) -> bytes | None:
     """Return the bytes of a file; None if it is no image by suffix and first bytes."""
-    promised = has_image_suffix(source.name)
+    promised = media.has_image_suffix(source.name)
     with open_media(source, is_promised=promised) as file:
         head = file.read(_HEAD_BYTES)
-        return head + file.read() if promised or has_image_signature(head) else None
+        return head + file.read() if promised or media.has_image_signature(head) else None

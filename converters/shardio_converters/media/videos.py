@@ -24,30 +24,20 @@ from shardio import (
     Schema,
     Text,
     Video,
+    media,
 )
 from shardio.errors import UnsupportedEnvironment
-from shardio.media import (
-    MAX_SIDE,
-    ClipDecoder,
-    JpegEncoder,
-    MonotonicTimestamps,
-    Pixels,
-    StreamEncoder,
-    VideoFile,
-    demux,
-    library_versions,
-)
 from shardio_converters.media.audio import AudioTrack, is_media, with_sound
 from shardio_converters.options import check_choice, check_flag, check_number
 
 STORES: Final = ("raw", "jpeg", "h264", "packets")
+# The default crf and the largest of each codec
 CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
-"""The default crf and the largest possible crf of each codec."""
 JPEG_QUALITY: Final = 90
 GOP: Final = 16
 
-LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
-"""The largest values, with which the product of frames and stride fits in 64 bits."""
+# The product of frames and stride fits in 64 bits
+LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": media.MAX_SIDE}
 _STORES_OF: Final = {
     "codec": ("h264",),
     "gop": ("h264",),
@@ -55,9 +45,9 @@ _STORES_OF: Final = {
     "check": ("packets",),
     "fps": ("raw", "jpeg", "h264"),
 }
+# Not all encoders accept frames of fewer or more pixels in height or width
 _MIN_CODED: Final = 16
 _MAX_CODED: Final = 8192
-"""Not all encoders accept frames of fewer or more pixels in height or width."""
 
 
 def _settled(options: Any) -> Mapping[str, Any]:
@@ -127,14 +117,16 @@ _FACTS: Final = {
 
 
 def _encoded(
-    encoder: StreamEncoder | JpegEncoder, pictures: Iterable[tuple[int, Pixels | None]], name: str
+    encoder: media.StreamEncoder | media.JpegEncoder,
+    pictures: Iterable[tuple[int, media.Pixels | None]],
+    name: str,
 ) -> tuple[EncodedStream, int, MediaError | None]:
     """Encode frames until there are no more or decoding fails; frames that are None are ignored.
 
     Return the stream, the number of frames that got another time because times did not increase,
     and the error at which decoding failed, or None. `name` is the path of the video.
     """
-    rising, failure = MonotonicTimestamps(), None
+    rising, failure = media.MonotonicTimestamps(), None
     try:
         for time, picture in pictures:
             if picture is not None:
@@ -223,12 +215,12 @@ class Videos(Converter):
 
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of the libraries that determine the bytes; check the encoder."""
-        found = dict(library_versions())
+        found = dict(media.library_versions())
         if self.store == "jpeg":
             found["simplejpeg"] = version("simplejpeg")
         if self.store == "h264":
             try:
-                StreamEncoder(16, 16, Fraction(1), codec=self.codec or "h264")
+                media.StreamEncoder(16, 16, Fraction(1), codec=self.codec or "h264")
             except UnsupportedEnvironment as error:
                 raise UnsupportedEnvironment(
                     f"{error}; --store raw (exact frames, many times the bytes) and --store "
@@ -247,7 +239,7 @@ class Videos(Converter):
     def _clips(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        with VideoFile(source.path) as video:
+        with media.VideoFile(source.path) as video:
             time_base = np.array(video.time_base.as_integer_ratio(), np.int64)
             if self.fps is None:
                 pictures = video.pictures(self.size, self._is_used)
@@ -286,7 +278,7 @@ class Videos(Converter):
         if self.store == "packets":
             stream, facts = self._packets(source.path)
         else:
-            with VideoFile(source.path) as video:
+            with media.VideoFile(source.path) as video:
                 pictures = self._pictures(video, "rgb" if self.store == "jpeg" else "yuv420")
                 encoder = self._encoder(video.time_base)
                 stream, n_retimed, failure = _encoded(encoder, pictures, source.path)
@@ -314,7 +306,7 @@ class Videos(Converter):
         if self.store in ("raw", "packets"):
             return None
         stream = sample["frames"]
-        with VideoFile(source.path) as video, ClipDecoder() as decoder:
+        with media.VideoFile(source.path) as video, media.ClipDecoder() as decoder:
             pictures = islice(self._pictures(video, "rgb"), min(_COMPARED, stream.n_frames))
             wanted = np.stack([picture for _, picture in pictures if picture is not None])
             found = np.empty(wanted.shape, np.uint8)
@@ -324,29 +316,30 @@ class Videos(Converter):
 
     def _packets(self, path: str) -> tuple[EncodedStream, dict[str, Any]]:
         """Return the packets of a file as a stream, and the facts to report."""
-        stream = demux(path, check=self.check)
+        stream = media.demux(path, check=self.check)
         short, long = sorted((stream.width, stream.height))
-        if 2 * long * self.size >= short * (2 * MAX_SIDE + 1):
+        if 2 * long * self.size >= short * (2 * media.MAX_SIDE + 1):
             raise MediaError(
                 f"{path}: frames of {stream.width}x{stream.height} pixels as shown would be too "
-                f"wide or high after scaling for {self.size}x{self.size}; at most {MAX_SIDE} are "
-                "supported"
+                f"wide or high after scaling for {self.size}x{self.size}: at most {media.MAX_SIDE}"
             )
         known = stream.parameters
         return stream, {name: known[key] for key, name in _FACTS.items() if key in known}
 
-    def _pictures(self, video: VideoFile, pixels: str) -> Iterator[tuple[int, Pixels | None]]:
+    def _pictures(
+        self, video: media.VideoFile, pixels: str
+    ) -> Iterator[tuple[int, media.Pixels | None]]:
         """Return the times of the frames to store, and the frames at the stored size."""
         found = video.pictures(self.size, pixels=pixels)
         return found if self.fps is None else _picked(found, video.time_base, Fraction(self.fps))
 
-    def _encoder(self, time_base: Fraction) -> StreamEncoder | JpegEncoder:
+    def _encoder(self, time_base: Fraction) -> media.StreamEncoder | media.JpegEncoder:
         # In the result of `_settled`, the options of the encoder are never None.
         size, made = self.size, _settled(self)
         if self.store == "jpeg":
-            return JpegEncoder(size, size, time_base, quality=made["quality"])
+            return media.JpegEncoder(size, size, time_base, quality=made["quality"])
         codec, gop, crf = made["codec"], made["gop"], made["quality"]
-        return StreamEncoder(size, size, time_base, gop=gop, crf=crf, codec=codec)
+        return media.StreamEncoder(size, size, time_base, gop=gop, crf=crf, codec=codec)
 
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
         reason = f"{n_frames} frames; one clip spans {self._span}"
@@ -370,14 +363,14 @@ class Videos(Converter):
 
 
 def _picked(
-    frames: Iterable[tuple[int, Pixels | None]], time_base: Fraction, rate: Fraction
-) -> Iterator[tuple[int, Pixels | None]]:
+    frames: Iterable[tuple[int, media.Pixels | None]], time_base: Fraction, rate: Fraction
+) -> Iterator[tuple[int, media.Pixels | None]]:
     """Yield the first frame of each interval of 1 / `rate` seconds, with its time unchanged.
 
     `time_base` is the unit of the times. If times start again in the middle of the video, the
     intervals continue as if the times had increased.
     """
-    ticks, rising = 1 / (rate * time_base), MonotonicTimestamps()
+    ticks, rising = 1 / (rate * time_base), media.MonotonicTimestamps()
     begin: int | None = None
     latest = -1
     for time, picture in frames:

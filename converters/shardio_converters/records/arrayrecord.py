@@ -15,8 +15,7 @@ from shardio_converters.records.record_source import RecordConverter
 from shardio_converters.schema_spec import STEP_S
 
 _NAME: Final = re.compile(r"\.array_?record(-\d+-of-\d+)?$", re.IGNORECASE)
-_SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")
-"""The first bytes of a Riegeli file, the container of ArrayRecord."""
+_SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")  # of Riegeli files, the container
 
 
 @dataclass(frozen=True, kw_only=True)

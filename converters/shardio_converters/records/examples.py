@@ -239,8 +239,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError(f"a number of more than {_MAX_VARINT} bytes")
 
 
-STRINGS: Final = "list[uint8[*]]"
-"""The spec of a feature with several byte strings, unless a schema states another."""
+STRINGS: Final = "list[uint8[*]]"  # several byte strings, unless a schema states another spec
 
 Maker = Callable[[Values], Any]
 

@@ -11,15 +11,7 @@ from typing import Any, ClassVar, Final, Self
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.inference import InputProbe, SchemaInference
 from shardio_converters.options import check_choice
-from shardio_converters.records.examples import (
-    facts_of,
-    fits,
-    is_example,
-    makers,
-    merge_file,
-    read_example,
-    specs_of,
-)
+from shardio_converters.records import examples
 from shardio_converters.schema_spec import Field, InferringConverter, schema_of
 
 RECORDS: Final = ("example", "bytes")
@@ -51,7 +43,7 @@ class RecordConverter(InferringConverter):
         """Check that a feature, or a raw record, can be converted to a field."""
         if self.records == "bytes" and (name != ONLY or field != Bytes()):
             raise InvalidArgument(f"records that are bytes have one field, {ONLY!r}: 'bytes'")
-        if not fits(field):
+        if not examples.fits(field):
             raise InvalidArgument(
                 f"field {name!r}: found {word!r}; expected bytes, text, image, json, "
                 "list[uint8[*]], or an array with at most one varying dimension"
@@ -73,18 +65,18 @@ class RecordConverter(InferringConverter):
                     with closing(self._records(one)) as every:
                         first = next(every, None)
                     if first is not None:
-                        records = RECORDS[not is_example(first)]
+                        records = RECORDS[not examples.is_example(first)]
                 if records == "bytes":
                     break
                 for record in self._records(one):
-                    of_file.add(facts_of(read_example(record)))
-                merge_file(found, of_file)
+                    of_file.add(examples.facts_of(examples.read_example(record)))
+                examples.merge_file(found, of_file)
         if records == "bytes":
             return replace(self, records=records, fields={ONLY: "bytes"})
         if not found.n_samples:
             raise probe.nothing_usable(f"{self.what} that can be read and holds a record")
         try:
-            specs = specs_of(found)
+            specs = examples.specs_of(found)
             if not specs:
                 raise InvalidArgument(f"the {found.n_samples:,} records have none")
             return replace(self, records="example", fields=specs)
@@ -123,13 +115,13 @@ class RecordConverter(InferringConverter):
         if self.records == "bytes":
             return lambda record: {ONLY: record}
         schema = schema_of(self.fields or {})
-        known = makers(schema)
+        known = examples.makers(schema)
         names = {name.encode(): name for name in schema}
         required = {name.encode() for name, field in schema.items() if not field.optional}
         blank = dict.fromkeys(schema)
 
         def make(record: bytes) -> dict[str, Any]:
-            features = read_example(record)
+            features = examples.read_example(record)
             sample: dict[str, Any] = blank.copy()
             for name, values in features.items():
                 if name not in known:

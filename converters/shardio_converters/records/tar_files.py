@@ -22,8 +22,8 @@ from shardio_converters.records.zstd_files import open_zstd
 SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 _BLOCK: Final = 512
+# Name, size, checksum, type, magic and prefix
 _HEADER: Final = Struct("100s 24x 12s 12x 8s s 100x 8s 80x 155s 12x")
-"""Name, size, checksum, type, magic and prefix; owners, times and links are skipped."""
 _CHECKSUM: Final = slice(148, 156)  # these bytes count as spaces in the checksum
 _USTAR: Final = b"ustar\0"  # the magic of POSIX; headers of GNU tar have another one and no prefix
 _REGULAR: Final = (b"0", b"\0", b"7")

@@ -32,8 +32,7 @@ _WORDS: Final = {
 }
 _WORD_OF: Final = {ending: word for some, word in _WORDS.items() for ending in some.split()}
 _PICKLES: Final = frozenset("pickle pkl pt pth pyd".split())
-_NPY_HEAD: Final = (64 << 10) + 12
-"""A number of bytes that is enough for the header of any .npy that can be stored."""
+_NPY_HEAD: Final = (64 << 10) + 12  # bytes that are enough for the header of any .npy
 
 
 def split(name: str) -> tuple[str, str] | None:

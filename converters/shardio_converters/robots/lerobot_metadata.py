@@ -31,13 +31,13 @@ VIDEO_PLACE: Final = ("chunk_index", "file_index", "from_timestamp", "to_timesta
 
 _EPISODES: Final = "meta/episodes"
 _TASKS: Final = "meta/tasks.parquet"
+# The column of texts; the second is a pandas index
 _TASK_TEXTS: Final = ("task", "__index_level_0__")
-"""The possible names of the text column in the table of tasks; the second is a pandas index."""
 
 _MAX_BYTES: Final = 256 << 20  # the maximum size of a text file
 _MAX_NUMBER: Final = 1 << 31
+# Raised by unexpected content
 _DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""The exceptions raised by unexpected content."""
 
 Columns = dict[str, npt.NDArray[Any]]
 

@@ -21,8 +21,8 @@ from shardio_converters.parsing import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_spec
 
 _MAX_DEPTH: Final = 32  # the maximum nesting depth of lists and structs; more than any field allows
+# Hugging Face features of files
 _MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
-"""The field specs of Hugging Face features that hold files."""
 
 _RENAME: Final = "rename it or leave it out (--column, or columns=, names those to take)"
 _LISTS: Final = (

@@ -19,8 +19,7 @@ from shardio_converters.files import damage, data_name
 PARQUET: Final = (".parquet", ".pq")
 SUFFIXES: Final = (*PARQUET, ".arrow", ".arrows", ".feather", ".ipc")
 
-STATE: Final = "state.json"
-"""The name of the file in which Hugging Face's `datasets` lists the tables of a data set."""
+STATE: Final = "state.json"  # Hugging Face's list of the tables in a folder
 
 _MAX_STATE_BYTES: Final = 64 << 20
 _N_ROWS: Final = 4096  # the maximum number of rows of a batch
@@ -28,8 +27,8 @@ _BATCH_BYTES: Final = 8 << 20  # the approximate size of a batch
 _BUFFER_BYTES: Final = 1 << 20  # the size of single reads of a Parquet column
 _FILE_MAGIC: Final = b"ARROW1"
 _FEATHER_1: Final = b"FEA1"
+# Of an Arrow stream; the second was used until 2019
 _ENDS: Final = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
-"""The end markers of an Arrow stream; the second was used until 2019."""
 _TABLE_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError)
 
 

@@ -22,8 +22,7 @@ INT: Final = "int"
 FLOAT: Final = "float"
 BOOL: Final = "bool"
 TEXT: Final = "text"
-KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
-"""The kinds of numbers, by the kinds of NumPy's dtypes."""
+KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}  # by the kinds of NumPy's dtypes
 
 _MAX_NUMBER: Final = 400  # the maximum length of a number in characters; Python also has a limit
 # Digits with a leading zero are not a number; they may be a postal code.
@@ -113,8 +112,8 @@ def _cast(field: Array, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 _MAX_SHOWN: Final = 40
+# `float` rounds numbers that float64 lacks to these
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
-"""`float` rounds each number outside the range of float64 to one of these values."""
 
 Column = Sequence[Any]
 

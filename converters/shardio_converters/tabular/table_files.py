@@ -28,8 +28,7 @@ from shardio_converters.schema_spec import Field, check_names
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
 
-MAX_LINE: Final = 1 << 28
-"""The maximum length of a line or CSV cell, which limits memory for a file without line ends."""
+MAX_LINE: Final = 1 << 28  # characters; limits memory for a file without line ends
 _BLOCK_CHARS: Final = 1 << 17
 _BLOCK_ROWS: Final = 256
 _SPACE: Final = " \t\r\n"  # the whitespace of JSON

@@ -34,8 +34,7 @@ from shardio_converters.tabular.table_files import (
     read_blocks,
 )
 
-_MAX_NAMES: Final = 256
-"""The maximum number of names in a nested record, over all rows; with more, it becomes JSON."""
+_MAX_NAMES: Final = 256  # of a nested record, over all rows; with more, it becomes JSON
 _MAX_NESTED: Final = 17
 
 _LIST, _RECORD, _OTHER = "list", "record", "other"
