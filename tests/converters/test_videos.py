@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardio
-from shardio import Input, MediaError, Outcome
-from shardio_converters.media import videos
+from shardio import Input, MediaError, Outcome, media
 from shardio_converters.media.videos import Videos
 from tests.converters.stores import with_the_broken
 from tests.media_made import plain_decode, scene, write_sound, write_video
@@ -95,7 +94,7 @@ def test_clips_are_those_of_the_definition(
     wanted = [list(range(start, start + span, stride)) for start in starts]
     fake = type("Fake", (FakeVideo,), {"n_frames": n_frames})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(videos, "VideoFile", fake)
+        patch.setattr(media, "VideoFile", fake)
         # The file that is looked at is this one; its suffix is what makes it a video.
         source = Input("a.mp4", __file__, 0, -1)
         options: dict[str, Any] = {"store": "raw", "stride": stride, "step": step}

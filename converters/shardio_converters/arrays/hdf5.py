@@ -29,7 +29,7 @@ from shardio_converters.files import damage
 from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
-# H5py has no error classes of its own
+# h5py has no error classes of its own
 DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)
 
 _REFUSED: Final = {
