@@ -111,11 +111,6 @@ class SchemaInference:
         self._counts: Counter[str] = Counter()
         self.n_samples = 0
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the fields."""
-        return [*self._facts]
-
     def add(self, sample: Mapping[str, DtypeShape], nulls: Collection[str] = frozenset()) -> None:
         """Add the fields of a sample or of a file; those named in `nulls` become optional."""
         self._merge(sample)

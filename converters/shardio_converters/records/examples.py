@@ -254,8 +254,8 @@ def facts_of(features: Mapping[bytes, Values]) -> dict[str, DtypeShape]:
 
 def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
     """Add all records of a file to `found`; if they do not fit, raise an error and add none."""
-    names = sorted({*found.names, *of_file.names})
-    if found.names and are_compatible_names(found.names) and not are_compatible_names(names):
+    before, names = found.facts(), sorted({*found.facts(), *of_file.facts()})
+    if before and are_compatible_names(before) and not are_compatible_names(names):
         raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")
     found.merge(of_file)
 

@@ -234,9 +234,6 @@ def leaves_of(
     return found
 
 
-FILE: Final = "file"
-
-
 def name_of(table: Input, reference: str) -> str:
     """Return the name of the input to which `reference` in a table refers."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(table.name), reference))
@@ -248,9 +245,8 @@ def file_spec(references: Sequence[str] | set[str]) -> str:
         return "image"
     if all(map(has_sound_suffix, references)):
         return "audio"
-    if any(map(has_sound_suffix, references)) or any(map(has_image_suffix, references)):
-        return FILE
-    return "video" if all(map(has_media_suffix, references)) else FILE
+    others = [*map(has_sound_suffix, references), *map(has_image_suffix, references)]
+    return "video" if all(map(has_media_suffix, references)) and not any(others) else "file"
 
 
 def read_files(
