@@ -7,6 +7,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import IO, ClassVar, Final
@@ -41,11 +42,8 @@ class TFRecords(RecordConverter):
         file.seek(0)
         ours: IO[bytes] | _Inflated = file
         if not _is_head(head, checksum) and _is_compressed(head):
-            ours = _Inflated(file)
-            try:
-                head = ours.read(_HEAD.size)
-            except MediaError:
-                head = b""
+            with suppress(MediaError):
+                head = _Inflated(file).read(_HEAD.size)
             file.seek(0)
             ours = _Inflated(file)
         if not _NAME.search(source.name) and not _is_head(head, checksum):
