@@ -125,13 +125,11 @@ class _OpenAudio:
     stream: EncodedStream
     codec: AudioCodecContext
     sample_index: SampleIndex
-    offsets: npt.NDArray[np.uint64]
-    sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        part = slice(packets.start, packets.stop)
-        offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
-        for number, offset, size in zip(packets, offsets, sizes, strict=True):
+        table = self.stream.packets[packets.start : packets.stop]
+        columns = table["offset"].tolist(), packet_sizes(table).tolist()
+        for number, offset, size in zip(packets, *columns, strict=True):
             yield number, bytes(self.stream.data[offset : offset + size])
 
 
@@ -243,8 +241,7 @@ class AudioDecoder(Closing):
     def _open(self, stream: EncodedStream) -> _OpenAudio:
         def make() -> _OpenAudio:
             codec = open_audio_decoder(stream.parameters, stream.extradata)
-            offsets, sizes = stream.packets["offset"], packet_sizes(stream.packets)
-            return _OpenAudio(stream, codec, SampleIndex(stream), offsets, sizes)
+            return _OpenAudio(stream, codec, SampleIndex(stream))
 
         return recently_used(self._opened, id(stream), self._max_streams, make)
 

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Final, Literal, NamedTuple, Self, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ PixelForm = Literal["rgb", "yuv420"]
 
 _Numbers = npt.NDArray[np.int64]
 _MAX: Final = 1 << 31
-_HALF: Final = 1 << 32
 _MAX_PARTS: Final = 1 << 16
 """A float is accepted as `fps` if its denominator is at most this: 12.5 is, but 29.97 is not."""
 _MAX_SIDE: Final = 16384
@@ -233,7 +232,7 @@ class Clips:
     @property
     def n_shares(self) -> int:
         """The denominator of the shares that some start codes are."""
-        return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
+        return 1 << 32 if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
     def frames(self, first_frame: int) -> range:
         """Return the indices, in the video, of the frames of a clip."""
@@ -254,12 +253,6 @@ class ClipDraws(NamedTuple):
     def place(self, i: int) -> CropPosition | None:
         """Return the crop position of clip i."""
         return None if self.places is None else CropPosition(*self.places[i].tolist())
-
-    @classmethod
-    def of(cls, start_codes: _Numbers, draws: npt.NDArray[np.uint64]) -> Self:
-        """Return draws with these codes; draw each crop's position from 64 random bits."""
-        halves = np.stack([draws >> np.uint64(32), draws & np.uint64(_HALF - 1)], axis=1)
-        return cls(start_codes, halves / _HALF)
 
 
 def _check_number(name: str, value: Any, most: int = _MAX) -> int:

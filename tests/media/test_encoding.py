@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import PacketFlag, packet_flags
-from shardio.media import encoding
 from shardio.media.clip_decoder import ClipDecoder, FrameTable
 from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
 from shardio.media.image import decode_image
@@ -108,19 +106,6 @@ def test_planes_and_rgb_of_one_picture_give_the_same_stream() -> None:
 
 def test_the_same_pictures_give_the_same_bytes() -> None:
     assert encode(pictures(), 64, 48, BASE).data == encode(pictures(), 64, 48, BASE).data
-
-
-def test_x264_is_kept_from_the_code_that_gives_other_bytes_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_it, without, nowhere = tmp_path / "with", tmp_path / "without", tmp_path / "nowhere"
-    with_it.write_text("flags\t\t: fpu avx2 avx512f avx512dq\n")
-    without.write_text("flags\t\t: fpu avx2\n")
-    known = [encoding._has_avx512(path) for path in (with_it, without, nowhere)]
-    assert known == [True, False, False]
-    for has_it in (True, False):
-        monkeypatch.setattr(encoding, "_has_avx512", lambda has_it=has_it: has_it)
-        assert ("asm=avx2" in encoding._x264(16, 20)["x264-params"].split(":")) == has_it
 
 
 def test_times_are_kept_and_pictures_that_are_none_are_left_out() -> None:
