@@ -38,17 +38,14 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 LEAD_PACKETS: Final = 12
-"""The number of packets before a range that are decoded and then dropped. An MP3 packet depends on
-up to 9 earlier packets, and an Opus decoder needs the 80 ms before the range."""
+"""Packets decoded before a range: MP3 depends on up to 9 earlier ones, Opus on those of 80 ms."""
 _RESAMPLER_MARGIN: Final = 4096
-"""If a part is cut out of a stream, this number of samples before and after the part is included
-too, because a resampler may read them."""
+"""The samples before and after a part that are cut out with it, because a resampler reads them."""
 _MAX_RATE: Final = 1 << 24
 _MAX: Final = 1 << 62
 
 _LARGEST_JITTER: Final = Fraction(1, 10)
-"""If a packet is later than expected by more than this time in seconds, there is a gap before the
-packet. FFmpeg uses the same limit."""
+"""The seconds by which a packet may be late without a gap before it, as in FFmpeg."""
 
 _Numbers = npt.NDArray[np.int64]
 

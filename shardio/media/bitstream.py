@@ -17,8 +17,7 @@ import numpy.typing as npt
 _START = b"\0\0\1"
 _START_CODES = (_START, b"\0" + _START)
 _LENGTH_SIZE_AT = {"h264": 4, "hevc": 21}
-"""For each codec, the offset of a byte in the extradata. The lower two bits of this byte are a
-number; adding 1 gives the number of bytes of the length field before each unit."""
+"""The offset in the extradata of a byte whose lower two bits are the size of length fields - 1."""
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3

@@ -122,11 +122,7 @@ def missing_bytes(file: BinaryIO) -> int:
 
 def _is_transport_stream(head: bytes) -> bool:
     """Return True if there is a sync byte every 188 bytes; on Blu-ray, 192, from byte 4 on."""
-    for first, stride in ((0, 188), (4, 192)):
-        syncs = head[first::stride]
-        if len(syncs) >= 4 and set(syncs) == {0x47}:
-            return True
-    return False
+    return any(len(syncs) >= 4 and set(syncs) == {0x47} for syncs in (head[::188], head[4::192]))
 
 
 def _iso_missing(file: BinaryIO, n_bytes: int) -> int:

@@ -77,10 +77,8 @@ def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
 
 def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
     """Raise InvalidArgument unless `out` is writable C-contiguous uint8 of this shape."""
-    if out.shape == shape and out.dtype is _UINT8 and out.flags.carray:
-        return
     flags = out.flags
-    if out.shape == shape and out.dtype == _UINT8 and flags.c_contiguous and flags.writeable:
+    if out.shape == shape and out.dtype == _UINT8 and flags.carray:
         return
     kind = "" if flags.writeable else "read-only "
     kind += "" if flags.c_contiguous else "strided "
@@ -130,8 +128,7 @@ def frame_facts(frame: VideoFrame) -> dict[str, Any]:
 
 
 FrameFormat = tuple[int, int, str, int, int]
-"""Width, height, pixel format, matrix and range of a frame. Frames with equal formats are converted
-in the same way."""
+"""Width, height, pixel format, matrix and range of a frame, which determine its conversion."""
 
 
 def frame_format(frame: VideoFrame) -> FrameFormat:

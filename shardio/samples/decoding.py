@@ -106,11 +106,9 @@ Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | None]]
 """The clips of one video, as pairs (start code, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
-"""The maximum number of open videos. Opening one takes as long as decoding about 12 frames of
-112x112; an open video takes 5 KB."""
+"""The maximum number of open videos, of 5 KB each. Opening one costs as much as 12 frames."""
 _MAX_PACKETS: Final = 1 << 19
-"""The maximum number of packets of all open videos. Their tables take 18 MB, or 26 MB with the
-times of the frames."""
+"""The maximum number of packets of all open videos: 18 MB, or 26 MB with times of frames."""
 
 
 class ClipSource(FieldSource):

@@ -72,9 +72,8 @@ def blocks_of(ranges: Ranges, size: int) -> Rows:
 
 
 GAP_BYTES: Final = 4 << 20
-"""In the concatenation, each file begins at a multiple of this size, and the gap before it has at
-least this size. A range that is rounded to smaller multiples therefore never overlaps another file.
-"""
+"""Each file begins at a multiple of this size, after a gap of at least this size: a range that is
+rounded to smaller multiples never overlaps another file."""
 
 
 class ShardFileNumbers:

@@ -78,9 +78,7 @@ def distinct_sizes(pairs: npt.NDArray[Any]) -> set[tuple[int, int]]:
 
 
 _NEARLY: Final = Fraction(199, 200)
-"""If the shortest audio of a field has at least this fraction of the length of the longest, all
-audio is padded with silence to one length; otherwise the length varies.
-"""
+"""Audio whose shortest has at least this fraction of its longest length is padded to one length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,9 +200,7 @@ _PARTS_AHEAD: Final = 8192
 """The approximate number of parts computed at a time. A computation takes at least 100 µs."""
 
 _MAX_AHEADS: Final = 4
-"""The number of index arrays (`numbers`) for which parts are cached. A worker that also fills
-batches of other workers alternates between several arrays.
-"""
+"""The number of index arrays (`numbers`) with cached parts: a worker may alternate between them."""
 
 
 class _Lookahead(NamedTuple):
