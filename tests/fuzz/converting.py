@@ -68,7 +68,6 @@ class ConverterFiles:
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, content: bytes) -> str:
-        """Feed one input."""
         which = content[0] % len(FORMS) if content else 0
         name, form = [*FORMS.items()][which]
         files = dict(

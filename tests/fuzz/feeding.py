@@ -31,8 +31,6 @@ _TALLY_S: Final = 0.5
 
 @dataclass
 class IterationCounters:
-    """The counts of a process so far."""
-
     n_inputs: int = 0
     seconds: float = 0.0
     outcomes: dict[str, int] = field(default_factory=collections.Counter)
@@ -66,7 +64,6 @@ class Feeder:
         self._judge = Judge()
 
     def feed(self, target: str, family: str, content: bytes) -> Verdict:
-        """Feed one input."""
         os.pwrite(self._current, f"{target} {len(content)}\n".encode() + content, 0)
         verdict = self._judge.judge(self.targets[target], content)
         tally = self.tally
@@ -90,7 +87,6 @@ class Feeder:
             self.tally.findings[str(file)] = problem.strip().splitlines()[-1][:300]
 
     def write_tally(self) -> None:
-        """Let others see how far this is."""
         self.tally.seconds = time.monotonic() - self._start
         self._next_tally = time.monotonic() + _TALLY_S
         temporary = self._file.with_suffix(".new")
@@ -98,7 +94,6 @@ class Feeder:
         temporary.rename(self._file)
 
     def close(self) -> None:
-        """Write the tally, and give the signals back."""
         self.write_tally()
         os.close(self._current)
         self._judge.close()
@@ -113,7 +108,6 @@ def _place_of(problem: str) -> str:
 
 
 def read_current(folder: Path) -> tuple[str, bytes] | None:
-    """Return the input that a process was fed when it ended."""
     try:
         content = (folder / "current").read_bytes()
     except FileNotFoundError:
@@ -121,15 +115,6 @@ def read_current(folder: Path) -> tuple[str, bytes] | None:
     front, _, rest = content.partition(b"\n")
     target, _, size = front.decode().partition(" ")
     return (target, rest[: int(size)]) if size else None
-
-
-def feed_mutated(feeder: Feeder, seed: int, seconds: float, only: str | None) -> None:
-    """Feed what the structure-aware mutator makes."""
-    end = time.monotonic() + seconds
-    for target, family, content in Inputs(feeder.targets, seed, only):
-        feeder.feed(target, family, content)
-        if time.monotonic() >= end:
-            return
 
 
 def corpus() -> Iterator[tuple[str, str, bytes]]:
@@ -143,5 +128,9 @@ if __name__ == "__main__":
     _folder, _found, _seed, _seconds, *_only = sys.argv[1:]
     _feeder = Feeder(Path(_folder), Path(_found))
     prepare_process()
-    feed_mutated(_feeder, int(_seed), float(_seconds), "".join(_only) or None)
+    _end = time.monotonic() + float(_seconds)
+    for _input in Inputs(_feeder.targets, int(_seed), "".join(_only) or None):
+        _feeder.feed(*_input)
+        if time.monotonic() >= _end:
+            break
     _feeder.close()

@@ -35,7 +35,6 @@ _MMAP_BYTES: Final = 256 << 10
 
 
 def justified_bytes(n_bytes: int) -> int:
-    """Return the memory that an input of n_bytes justifies."""
     return _FIXED_BYTES + _BYTES_PER_BYTE * n_bytes
 
 
@@ -119,7 +118,6 @@ class Judge:
         return int(status[at : status.index(b"kB", at)]) << 10
 
     def close(self) -> None:
-        """Give the signals back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._clear)

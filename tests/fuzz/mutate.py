@@ -167,7 +167,6 @@ class ShardMutator:
         self.families = (*self._changes, "bytes")
 
     def make(self, rng: random.Random) -> tuple[str, bytes]:
-        """One input, and the family of the first change made to it."""
         name, family = rng.choice(self._names), rng.choice(self.families)
         if family == "bytes":
             return family, change_file(rng, self._seeds[name], self._seeds[rng.choice(self._names)])
@@ -180,7 +179,6 @@ class ShardMutator:
 
 
 def schema_of(parts: Parts) -> Schema:
-    """Return the schema in the parts of a sound shard."""
     place = parts.find(Kind.SCHEMA)
     return Schema.from_json(parts.contents[-1 if place is None else place])
 

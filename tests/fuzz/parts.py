@@ -66,7 +66,6 @@ class Parts:
 
     @classmethod
     def of(cls, content: bytes) -> Parts:
-        """Take a sound shard apart."""
         header = unpack_header(content[:PAGE], "seed")
         end = header.table_offset + header.table_size
         sections = list(unpack_table(content[header.table_offset : end], header, "seed"))
@@ -74,7 +73,6 @@ class Parts:
         return cls(header.n_samples, header.required, sections, contents)
 
     def copy(self) -> Parts:
-        """Another with the same parts."""
         return dataclasses.replace(
             self,
             sections=list(self.sections),
@@ -84,7 +82,6 @@ class Parts:
         )
 
     def find(self, kind: int, number: int = NO_FIELD, of_kind: int = 0) -> int | None:
-        """Return the position of a section."""
         key = (kind, number, of_kind)
         return next((i for i, s in enumerate(self.sections) if s.key == key), None)
 

@@ -73,7 +73,6 @@ def _maybe_samples(n: int) -> list[dict[str, Any]]:
 
 
 def shard_of(folder: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytes:
-    """Return the bytes of a shard of these samples."""
     return bytes(content_of(folder / "seed.shard", schema, samples))
 
 

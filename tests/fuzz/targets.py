@@ -92,7 +92,6 @@ class PromiseBroken(Exception):
 
 
 def outcome_of(error: ShardioError) -> str:
-    """Return the name of an error, with the code of its rule if it has one."""
     if isinstance(error, InsufficientMemory):
         raise error  # no input of a fuzzer justifies that much
     code = f":{error.code}" if isinstance(error, ShardCorrupt) else ""
@@ -115,7 +114,6 @@ class ShardFile:
         (self._dataset / GENERATIONS).mkdir(parents=True)
 
     def __call__(self, content: bytes) -> str:
-        """Feed one input."""
         chosen = zlib.crc32(content)
         self._path.unlink(missing_ok=True)  # whoever maps the last one keeps it
         self._path.write_bytes(content)
@@ -164,7 +162,6 @@ class ShardFile:
         return summary.n_samples
 
     def _repair(self) -> None:
-        """Save what can be saved; whatever that is, it must be sound."""
         out = self._path.with_name("repaired")
         try:
             repair(self._path, out)
@@ -208,7 +205,6 @@ def _write_generation(folder: Path, schema: Schema, summary: ShardSummary) -> No
 
 
 def generation_of(schema: Schema, shards: list[ShardSummary]) -> dict[str, Any]:
-    """Return the content of a first generation."""
     return {
         "format_version": "1.0",
         "generation": 1,
@@ -226,7 +222,6 @@ def generation_of(schema: Schema, shards: list[ShardSummary]) -> dict[str, Any]:
 
 
 def pointer_to(generation: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of dataset.json for it."""
     return {
         "format": "shardio dataset",
         "version": 1,
@@ -254,7 +249,6 @@ class DatasetFolder:
         self.generation |= beside(self._root, [s["samples"] for s in self.generation["shards"]])
 
     def __call__(self, content: bytes) -> str:
-        """Feed one input."""
         pointer, _, generation = content.partition(SEPARATOR)
         (self._root / POINTER).write_bytes(pointer)
         self._generation.write_bytes(generation)

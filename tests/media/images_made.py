@@ -27,7 +27,6 @@ def smooth(height: int = 12, width: int = 16) -> Pixels:
 
 
 def saved(picture: Image.Image | Pixels, kind: str, **options: Any) -> bytes:
-    """Encode with Pillow."""
     image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
     file = io.BytesIO()
     image.save(file, kind, **options)
@@ -35,14 +34,12 @@ def saved(picture: Image.Image | Pixels, kind: str, **options: Any) -> bytes:
 
 
 def exif(orientation: int) -> bytes:
-    """Return an EXIF block with only an orientation."""
     block = Image.Exif()
     block[0x0112] = orientation
     return block.tobytes()
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
-    """One chunk of a PNG."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 

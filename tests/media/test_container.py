@@ -61,7 +61,6 @@ def test_a_suffix_counts_in_either_case_and_typescript_is_no_video() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """One file of every container that declares its size."""
     folder = tmp_path_factory.mktemp("whole")
     files = [
         write_video(folder / "a.mp4", scene(5)),

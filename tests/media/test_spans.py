@@ -27,7 +27,6 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 def made(path: Path, **options: Any) -> tuple[EncodedStream, npt.NDArray[np.uint8]]:
-    """Write a video, and return it demuxed whole and decoded."""
     write_video(path, scene(N_FRAMES), **options)
     whole = demux(str(path))
     return whole, pictures(whole)

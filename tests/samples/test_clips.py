@@ -23,7 +23,6 @@ def draws(n: int, key: int = 7) -> npt.NDArray[np.uint64]:
 
 
 def clips_of(clip: Clip, n_frames: list[int], key: int = 7) -> Found:
-    """Every clip as its video and its frames."""
     clips = Clips(clip, np.array(n_frames, np.int64))
     positions = np.arange(len(clips))
     videos = clips.videos(positions)

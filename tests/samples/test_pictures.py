@@ -63,7 +63,6 @@ def decoded(samples: list[dict[str, Any]]) -> list[Pixels]:
 
 
 def epoch(folder: str, **options: Any) -> list[Any]:
-    """Return copies of every sample's picture in an epoch."""
     options.setdefault("num_workers", 0)
     found: list[Any] = []
     with ShardLoader(folder, BATCH, output="numpy", **options) as loader:

@@ -36,7 +36,6 @@ class Made:
 
     @property
     def length(self) -> int:
-        """The length by the times alone."""
         times = sorted({*self.shown})
         last = self.last or (times[-1] - times[-2] if len(times) > 1 else 1)
         return times[-1] - times[0] + last
@@ -51,7 +50,6 @@ class Made:
         )
 
     def frame_at(self, ticks: Fraction) -> int:
-        """Return the last frame whose time has come."""
         return max(i for i, pts in enumerate(self.shown) if pts - self.shown[0] <= ticks)
 
     def clip_at(self, first: Fraction, clip: Clip) -> list[int] | None:
@@ -89,7 +87,6 @@ VIDEOS = st.builds(
 
 
 def clips_of(made: Made, clip: Clip, events: Events | None = None) -> list[list[int]]:
-    """Return the frames of every clip, as the loader finds them."""
     times = FrameTimes(made.stream())
     counted = n_times(
         np.array([times.length], np.uint64),
