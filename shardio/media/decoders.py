@@ -25,14 +25,8 @@ _Value = TypeVar("_Value")
 
 # Decoders to use instead of FFmpeg's own decoders. FFmpeg's own AV1 decoder needs hardware.
 _PREFERRED = {"av1": "libdav1d", "opus": "libopus"}
-_CONTEXT_ATTRIBUTES = (
-    "width",
-    "height",
-    "bits_per_coded_sample",
-    "color_range",
-    "colorspace",
-    "color_primaries",
-    "color_trc",
+_CONTEXT_ATTRIBUTES = tuple(
+    "width height bits_per_coded_sample color_range colorspace color_primaries color_trc".split()
 )
 _KEY_PARAMETERS = ("codec", "pixel_format", "codec_tag", "reorder", *_CONTEXT_ATTRIBUTES)
 _MAX_SIDE = 1 << 16

@@ -202,14 +202,10 @@ def resample(
     part = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
     if part.shape[:2] == size == (height, width):
         return to_output(part, out) if out is not None else part.copy()
-    within = (
-        left - first_column,
-        top - first_row,
-        left - first_column + width,
-        top - first_row + height,
-    )
+    x, y = left - first_column, top - first_row
     image = pillow_image()
     grey = pixels.shape[2] == 1
     picture = image.fromarray(np.ascontiguousarray(part[..., 0] if grey else part))
+    within = x, y, x + width, y + height
     small = np.asarray(picture.resize((size[1], size[0]), image.Resampling.BILINEAR, within))
     return to_output(small[..., np.newaxis] if grey else small, out)

@@ -174,7 +174,7 @@ class ShardDataset(OpenDataset):
         """
         self.check_open()
         names = [fields] if isinstance(fields, str) else list(fields)
-        check_selection(rows, names)
+        _check_selection(rows, names)
         if callable(rows):
             rows = rows(_Columns({name: self._column(name) for name in names}))
             positions = check_mask(rows, len(self), "the mask")
@@ -240,8 +240,7 @@ def dataset_path(given: Any, others: str = "") -> str:
     )
 
 
-def check_selection(rows: Any, fields: Sequence[str]) -> None:
-    """Check that `fields` names columns if `rows` is a function, and is empty otherwise."""
+def _check_selection(rows: Any, fields: Sequence[str]) -> None:
     if callable(rows) is not bool(fields):
         raise InvalidArgument(
             "select takes a function and the columns for it, select(lambda columns: …, "
