@@ -1,15 +1,19 @@
-"""Small pictures that tests make for themselves, most of them with Pillow, PNG also by hand."""
+"""Small pictures that tests make, most of them with Pillow, PNG also by hand; frames of videos."""
 
 from __future__ import annotations
 
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from shardio import EncodedStream
+from shardio.media import ClipDecoder
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -31,6 +35,16 @@ def saved(picture: Image.Image | Pixels, kind: str, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def decoded(
+    stream: EncodedStream, frames: Sequence[int], shape: tuple[int, ...], **options: Any
+) -> Pixels:
+    """Return frames of a video, each of this shape."""
+    out = np.full((len(frames), *shape), 7, np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, frames, out, **options)
+    return out
 
 
 def exif(orientation: int) -> bytes:

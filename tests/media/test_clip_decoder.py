@@ -20,7 +20,8 @@ from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
 from shardio.media.frames import CropGeometry, CropPosition, crop_geometry
-from tests.media_made import Image, scene, write_video
+from tests.media.images_made import decoded as decode
+from tests.media_made import scene, write_video
 
 SQUARE = (Fraction(100), Fraction(60))
 
@@ -92,15 +93,6 @@ def test_the_part_that_is_wanted_is_cut_out_of_the_scaled_whole(
     size: tuple[int, int], crop: CropPosition | None, framing: CropGeometry
 ) -> None:
     assert crop_geometry(SQUARE, size, crop) == framing
-
-
-def decode(
-    stream: EncodedStream, frames: list[int], shape: tuple[int, ...], **options: Any
-) -> Image:
-    out = np.full((len(frames), *shape), 7, np.uint8)
-    with ClipDecoder() as decoder:
-        decoder.decode(stream, frames, out, **options)
-    return out
 
 
 def test_every_part_is_cut_from_the_same_picture(stream: EncodedStream) -> None:

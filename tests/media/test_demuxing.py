@@ -18,8 +18,9 @@ from shardio.format.types.streams import PacketFlag, packet_flags, packet_sizes
 from shardio.media.bitstream import disposable_packets
 from shardio.media.checking import verify_by_decoding
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.demuxing import demux
+from shardio.media.demuxing import demux, times_of
 from shardio.media.media_files import VideoFile
+from tests.media.images_made import decoded
 from tests.media_made import Image, scene, write_cut, write_gif, write_video
 
 B_FRAMES = {"bf": "3", "g": "12"}
@@ -80,22 +81,13 @@ def by_file(path: Path | str, size: int = 48) -> tuple[Image, list[int]]:
 
 
 def by_packets(stream: EncodedStream, frames: list[int], size: int = 48) -> Image:
-    out = np.empty((len(frames), size, size, 3), np.uint8)
-    with ClipDecoder() as decoder:
-        decoder.decode(stream, frames, out)
-    return out
-
-
-def shown_times(stream: EncodedStream) -> list[int]:
-    shown = (packet_flags(stream.packets) & PacketFlag.HIDDEN) == 0
-    times: list[int] = np.sort(stream.packets["pts"][shown]).tolist()
-    return times
+    return decoded(stream, frames, (size, size, 3))
 
 
 def assert_same_as_the_file(stream: EncodedStream, path: Path | str) -> None:
     """Every start, several strides, any order, against the file read from end to end."""
     pictures, times = by_file(path)
-    assert stream.n_frames == len(pictures) and shown_times(stream) == times
+    assert stream.n_frames == len(pictures) and times_of(stream).tolist() == times
     n, rng = len(pictures), random.Random(7)
     asked = [list(range(start, min(n, start + 2))) for start in range(n)]
     asked += [list(range(start, n, 5)) for start in range(0, n, 7)]
@@ -135,7 +127,7 @@ def test_frames_before_0_in_matroska_leave_the_times_of_others_alone(
     stream = demux(str(path))
     ticks = Fraction(1000, 24)  # the container's are milliseconds
     wanted = [round(n * ticks) for n in range(-n_before, 4)]
-    found = shown_times(stream)
+    found = times_of(stream).tolist()
     assert found[n_before:] == wanted[n_before:]
     assert all(abs(a - b) <= 1 for a, b in zip(found, wanted, strict=True))
     assert stream.duration == pytest.approx(n_frames * ticks, abs=2)
@@ -327,7 +319,7 @@ def test_every_real_clip_by_packets_is_that_of_the_file(media_root: Path) -> Non
     for path in sorted((media_root / "clips").rglob("*.*")):
         pictures, times = by_file(path)
         stream = demux(str(path))
-        assert shown_times(stream) == times, path
+        assert times_of(stream).tolist() == times, path
         n = len(pictures)
         for stride in (1, 2, 7):
             start = rng.randrange(n)

@@ -15,9 +15,11 @@ from shardio.media.clip_decoder import ClipDecoder, FrameTable
 from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
 from shardio.media.image import decode_image
 from shardio.media.muxing import mux
+from tests.media.images_made import decoded
 from tests.media_made import Image, scene
 
 BASE = Fraction(1, 25)
+SHAPE = (48, 64, 3)
 
 
 def pictures(n: int = 20) -> list[tuple[int, Image | None]]:
@@ -61,7 +63,7 @@ def test_a_clip_of_h264_decodes_few_frames_but_its_own() -> None:
     table = FrameTable(stream.packets, stream.n_frames)
     alone = np.empty((1, 48, 64, 3), np.uint8)
     with ClipDecoder() as decoder:
-        for n, wanted in enumerate(decoded(stream)):
+        for n, wanted in enumerate(decoded(stream, range(20), SHAPE)):
             (run,) = table.runs(np.array([n]))
             assert (
                 len(table.packets_to_decode(run)) <= 1 + n % 16 // 4 + 2
@@ -70,19 +72,12 @@ def test_a_clip_of_h264_decodes_few_frames_but_its_own() -> None:
             assert (alone[0] == wanted).all()
 
 
-def decoded(stream: Any, n: int = 20) -> Image:
-    out = np.empty((n, 48, 64, 3), np.uint8)
-    with ClipDecoder() as decoder:
-        decoder.decode(stream, range(n), out)
-    return out
-
-
 def test_colours_come_back() -> None:
     colours = (200, 30, 40), (20, 180, 90)
     flat = [(n, np.full((48, 64, 3), colour, np.uint8)) for n, colour in enumerate(colours)]
     stream = encode(flat, 64, 48, BASE, crf=5)
     assert (stream.parameters["matrix"], stream.parameters["range"]) == ("bt601", "limited")
-    for found, (_, wanted) in zip(decoded(stream, 2), flat, strict=True):
+    for found, (_, wanted) in zip(decoded(stream, range(2), SHAPE), flat, strict=True):
         assert np.abs(found.astype(int) - wanted).max() <= 4
 
 
@@ -90,7 +85,10 @@ def test_a_lower_crf_is_nearer_and_larger() -> None:
     fine, coarse = (encode(pictures(), 64, 48, BASE, crf=crf) for crf in (10, 40))
     assert len(fine.data) > 2 * len(coarse.data)
     wanted = np.stack([picture for _, picture in pictures() if picture is not None]).astype(int)
-    assert np.abs(decoded(fine) - wanted).mean() < np.abs(decoded(coarse) - wanted).mean()
+    assert (
+        np.abs(decoded(fine, range(20), SHAPE) - wanted).mean()
+        < np.abs(decoded(coarse, range(20), SHAPE) - wanted).mean()
+    )
 
 
 def test_planes_and_rgb_of_one_picture_give_the_same_stream() -> None:
@@ -153,9 +151,7 @@ def test_every_packet_is_a_jpeg_and_a_keyframe_with_its_own_time() -> None:
     assert stream.packets["duration"].tolist() == [2, 4, 1, 10, 1, 1]
     assert (stream.n_frames, stream.width, stream.height, stream.duration) == (6, 64, 48, 19)
     last = decode_image(bytes(stream.data[int(stream.packets["offset"][5]) :]))
-    out = np.empty((2, 48, 64, 3), np.uint8)
-    with ClipDecoder() as decoder:
-        decoder.decode(stream, [5, 0], out)
+    out = decoded(stream, [5, 0], SHAPE)
     assert np.abs(out[0].astype(int) - last).mean() < 2  # another decoder of the same file
     assert np.abs(out[1].astype(int) - pictures[0]).mean() < 8
 

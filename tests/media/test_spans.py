@@ -12,7 +12,8 @@ import pytest
 
 from shardio import EncodedStream, MediaError
 from shardio.format.types.streams import packet_sizes
-from shardio.media import ClipDecoder, SpanReader, demux, times_of
+from shardio.media import SpanReader, demux, times_of
+from tests.media.images_made import decoded
 from tests.media.test_demuxing import B_FRAMES, OPEN
 from tests.media_made import scene, write_cut, write_video
 
@@ -33,10 +34,7 @@ def made(path: Path, **options: Any) -> tuple[EncodedStream, npt.NDArray[np.uint
 
 
 def pictures(stream: EncodedStream) -> npt.NDArray[np.uint8]:
-    out = np.empty((stream.n_frames, stream.height, stream.width, 3), np.uint8)
-    with ClipDecoder() as decoder:
-        decoder.decode(stream, range(stream.n_frames), out)
-    return out
+    return decoded(stream, range(stream.n_frames), (stream.height, stream.width, 3))
 
 
 @pytest.mark.parametrize("kind", CODECS)
