@@ -9,7 +9,6 @@ from typing import Any
 
 import av
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from shardio.errors import InvalidArgument, MediaError
@@ -20,18 +19,25 @@ from tests.media_made import write_flash, write_sound
 WAVE = (np.sin(np.arange(30_000) / 9) * np.linspace(0.1, 0.6, 30_000)).astype(np.float32)
 
 
-def write(path: Path, codec: str, wave: npt.NDArray[np.float32] = WAVE, rate: int = 48_000) -> Path:
-    with av.open(str(path), "w") as out:
-        stream: Any = out.add_stream(codec, rate=rate, layout="mono")
-        stored = stream.codec_context.format.name
-        for begin in range(0, len(wave), 960):
-            samples = wave[None, begin : begin + 960]
-            if stored.startswith("s16"):
-                samples = (samples * 32767).astype(np.int16)
-            if stored.startswith("s32"):
-                samples = (samples * (2**31 - 1)).astype(np.int32)
-            frame = av.AudioFrame.from_ndarray(samples, format=stored, layout="mono")
-            frame.sample_rate, frame.pts = rate, begin
+def write(
+    path: Path, codec: str, wave: Any = WAVE, begin: int = 0, layout: str = "mono", **options: str
+) -> Path:
+    """Write 48,000 samples per second, the same in every channel, from sample `begin` on."""
+    with av.open(str(path), "w", options=options) as out:
+        stream: Any = out.add_stream(codec, rate=48_000, layout=layout)
+        kind, n_channels = (
+            stream.codec_context.format.name,
+            len(stream.codec_context.layout.channels),
+        )
+        dtypes: dict[str, Any] = {"s16": np.int16, "s32": np.int32}
+        dtype = dtypes.get(kind.rstrip("p"), np.float32)
+        most = 1 if dtype is np.float32 else np.iinfo(dtype).max
+        for n in range(0, len(wave), 960):
+            values = (wave[n : n + 960] * most).astype(dtype)
+            planar = np.stack([values] * n_channels)
+            samples = planar if kind.endswith("p") else planar.T.reshape(1, -1)
+            frame = av.AudioFrame.from_ndarray(samples, format=kind, layout=layout)
+            frame.sample_rate, frame.pts = 48_000, n + begin
             out.mux(stream.encode(frame))
         out.mux(stream.encode())
     return path
@@ -172,24 +178,10 @@ def test_sound_that_begins_below_0_in_matroska_stays_beside_its_pictures(
     tmp_path: Path, codec: str
 ) -> None:
     """FFmpeg counts back by whole milliseconds there: 16 of them late after 50 packets."""
+    wave = 0.5 * np.sin(np.arange(96_000) ** 2 / 3e6)  # no two spans are alike
     paths = tmp_path / "whole.mkv", tmp_path / "cut.mkv"
     for path, begin in zip(paths, (0, -48_000), strict=True):
-        with av.open(str(path), "w", options={"avoid_negative_ts": "disabled"}) as out:
-            stream: Any = out.add_stream(codec, rate=48_000, layout="stereo")
-            kind = stream.codec_context.format.name
-            for n in range(0, 96_000, 1024):
-                phase = np.arange(n, n + 1024)
-                wave = 0.5 * np.sin(phase**2 / 3e6)  # no two spans are alike
-                dtype, most = {"s16": (np.int16, 2**15), "s32": (np.int32, 2**31)}.get(
-                    kind.rstrip("p"), (np.float32, 1)
-                )
-                values = (wave * most).astype(dtype)
-                planar = np.stack([values, values])
-                samples = planar if kind.endswith("p") else np.repeat(values, 2)[None]
-                frame = av.AudioFrame.from_ndarray(samples, format=kind, layout="stereo")
-                frame.sample_rate, frame.pts = 48_000, n + begin
-                out.mux(stream.encode(frame))
-            out.mux(stream.encode())
+        write(path, codec, wave, begin, "stereo", avoid_negative_ts="disabled")
     whole, cut = (demux(str(path), "audio") for path in paths)
     with AudioDecoder() as decoder:
         wanted, _ = decoder.decode_at(whole, Fraction(5, 4), 12_000, rate=48_000)
