@@ -115,7 +115,7 @@ def test_descriptors_travel_both_ways_and_with_queued_messages() -> None:
 @pytest.mark.usefixtures("swept")
 def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
     def give(channel: Channel) -> None:
-        channel.send(b"take", [channel.fileno()])
+        channel.send(b"take", [channel._socket.fileno()])
         channel.recv()
 
     before = _open_fds()

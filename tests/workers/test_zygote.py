@@ -111,7 +111,7 @@ def test_a_worker_holds_no_descriptor_but_its_own() -> None:
             except OSError:  # that of the listing itself
                 continue
             found.append(int(name))
-        return sorted(set(found) - {0, 1, 2, channel.fileno(), *channel.fds})
+        return sorted(set(found) - {0, 1, 2, channel._socket.fileno(), *channel.fds})
 
     others = [WorkerPool(2, lambda channel: channel.recv()) for _ in range(3)]
     assert _asked(held, fds=(0, 1)) == []

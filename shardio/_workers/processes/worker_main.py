@@ -47,9 +47,6 @@ class Channel:
         self.fds = fds
         self._socket = end
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes; block while the socket's buffer is full.
 
