@@ -1,7 +1,4 @@
-"""Copy rows of one column from many shards, from memory-mapped files or by reading the files.
-
-`ColumnGather` uses the classes of this module for a column, and for the hashes of its rows.
-"""
+"""Copy rows of one column from many shards, for `ColumnGather`: from maps, or by reading files."""
 
 from __future__ import annotations
 
@@ -75,11 +72,7 @@ class MappedRows:
         self._n_bytes = max(1, sum(n_steps)) * step
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """The number of memory maps that the kernel counts for each part.
-
-        The mapped file is one map. If the file does not fill the whole part, the reserved addresses
-        after the file are another map.
-        """
+        """The number of memory maps of each part: the file, and the reserved addresses after it."""
         self._stride, self._row_bytes, self._is_scattered = stride, row_bytes, False
         self._address = reserve(self._n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self._n_bytes)
@@ -134,10 +127,7 @@ class MappedRows:
             clear_reserved(self._address + int(self._slots[shard]) * self._stride, n_bytes)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy row `rows[i]` of the dataset to `out[i]`, for all i; `shards` has each row's shard.
-
-        All these shards must be attached.
-        """
+        """Copy row `rows[i]` of the dataset to `out[i]`, for all i. Its shard must be attached."""
         slots, step = rows, self._n_at_once
         if self._is_shifted:
             slots = rows + self._shift.take(shards)
@@ -208,10 +198,7 @@ class PooledRows(MappedRows):
 
 
 class FileRows:
-    """One column of all shards, read from files that are not mapped. The files are borrowed.
-
-    `stride` and `starts` are the arguments of MappedRows.
-    """
+    """One column of all shards, read from files that are not mapped, and are borrowed."""
 
     maps_per_shard: Final = 0
     """The number of memory maps per attached shard."""
@@ -230,10 +217,7 @@ class FileRows:
         self._places.pop(shard, None)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Read row `rows[i]` of the dataset into `out[i]`, for all i.
-
-        Raises ShardChanged, with file, row and offset, if a file has changed since it was opened.
-        """
+        """Read row `rows[i]` of the dataset into `out[i]`, for all i; raise ShardChanged."""
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
         ends = np.flatnonzero(np.diff(shards[order])) + 1

@@ -93,11 +93,7 @@ def is_long(entries: Sized) -> bool:
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add the file of an external list of `count` entries to `parts`; return a reference as JSON.
-
-    `parts` maps the names of files that will be written to their contents. `kind` is SHARDS or
-    INPUTS.
-    """
+    """Add an external list to `parts`, contents by file names; return a reference as JSON."""
     id = content_id(content).hex()
     parts[f"{id}.{kind}"] = content
     return {"bytes": len(content), "count": count, "id": id}
@@ -120,10 +116,7 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
 
 
 def external_list_names(content: Mapping[str, Any]) -> set[str]:
-    """Return the file names of all external lists that a generation's JSON refers to.
-
-    The references need not be valid.
-    """
+    """Return the file names in a generation's references to external lists, valid or not."""
     groups = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
     if isinstance(groups, list):
@@ -260,10 +253,7 @@ Input = Mapping[str, Any]
 
 
 class InputList(Sequence[Input]):
-    """The inputs in the external list `part`, whose file is read when an input is first accessed.
-
-    The first access raises DatasetCorrupt if the file is missing, damaged or invalid.
-    """
+    """The inputs in the external list `part`, which the first access reads and checks."""
 
     def __init__(self, part: ExternalList) -> None:
         self.part = part

@@ -35,11 +35,7 @@ Marks = npt.NDArray[np.uint8]
 
 
 class FileGroup(NamedTuple):
-    """Files with the same schema, one file for each shard of the dataset.
-
-    The group of the shards has the `name` "". Each other group has the files of one added field,
-    whose name is `name`.
-    """
+    """The shards (`name` is ""), or the files of the added field `name`, one for each shard."""
 
     name: str
     schema: Schema
@@ -107,10 +103,7 @@ class DatasetFiles:
         self._mark_starts: Rows | None = None
 
     def first_file(self, name: str | None) -> int:
-        """Return the index of the file that stores the field `name` for shard 0.
-
-        The files for the other shards have the next indices.
-        """
+        """Return the index of the file with the field `name` for shard 0; other shards follow."""
         return self._first_files.get(name or "", 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
@@ -175,10 +168,7 @@ class DatasetFiles:
         return np.array([known.setdefault(each, len(known)) for each in names])
 
     def path(self, shard: int, name: str | None = None) -> str:
-        """Return the local path of the file that stores the field `name`; by default, of the shard.
-
-        The file may not have been downloaded yet.
-        """
+        """Return the path, perhaps not downloaded yet, of a shard or its file with a field."""
         source, local = self._located(shard)
         return source.storage.path_of(_named(source.groups, name).shards[local])
 
@@ -289,10 +279,7 @@ class DatasetFiles:
         return marks
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the table of marks, and the place in it of the first mark of each shard's file.
-
-        The files are those that store the field `name`.
-        """
+        """Return the table of marks, and where in it the marks of each shard's file begin."""
         first_file = self.first_file(name)
         starts = self._starts_of_marks()[first_file : first_file + self.n_shards]
         return self._make_marks(), starts

@@ -81,11 +81,7 @@ _MAX_BYTES: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ColumnGroup:
-    """A column that was added to a finished dataset. Immutable.
-
-    `schema` has only this column. `shards` has a file for each shard of the dataset, which stores
-    the column for the same samples.
-    """
+    """A column that was added to a finished dataset, with a file for each shard. Immutable."""
 
     schema: Schema
     shards: ShardList
@@ -118,10 +114,7 @@ def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema
 def describe_shards(
     shards: ShardList, external_lists: dict[str, bytes]
 ) -> list[dict[str, Any]] | dict[str, Any]:
-    """Return shards as JSON: a list or, if it would be long, a reference to an external list.
-
-    The external list is added to `external_lists`, which maps file names to contents.
-    """
+    """Return shards as JSON; a long list goes to `external_lists`, contents by file names."""
     if is_long(shards):
         return add_external_list(external_lists, SHARDS, shards.content, len(shards))
     return [
@@ -130,10 +123,7 @@ def describe_shards(
 
 
 def parse_shards(content: Any, place: Path) -> ShardList:
-    """Parse the output of `describe_shards`; `place` is the generation file that contains it.
-
-    Raises DatasetCorrupt, KeyError or TypeError if the content is invalid.
-    """
+    """Parse the output of `describe_shards`; raise DatasetCorrupt, KeyError or TypeError."""
     if isinstance(content, dict):
         part = parse_external_list(content, SHARDS, place)
         return ShardList.parse(part, part.read())
@@ -254,10 +244,7 @@ class Generation:
         return tuple(part for part in parts if part is not None)
 
     def check_inputs(self) -> None:
-        """Raise DatasetCorrupt if the inputs are in an external list that is damaged.
-
-        Publishing the next generation reads this list; call this method before the work on it.
-        """
+        """Raise DatasetCorrupt if the inputs, which the next generation needs, are damaged."""
         if isinstance(self.inputs, InputList):
             self.inputs.part.read()
 

@@ -268,10 +268,7 @@ def _publish(
 
 
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
-    """Remove the first generation of an unpublished dataset if its lineage is `lineage`.
-
-    Also remove unreferenced external lists, and the folder of generations if it is empty.
-    """
+    """Remove generation 1 of an unpublished dataset with this lineage, and unreferenced lists."""
     root = Path(folder)
     with _locked(root):
         with contextlib.suppress(DatasetCorrupt, ShardUnsupported):

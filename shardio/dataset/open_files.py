@@ -56,11 +56,7 @@ class LocalStorage:
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file and return its local path, or return its URL and pin nothing.
-
-        Raises:
-            DatasetCorrupt: the file is a link to a target outside of the folder.
-        """
+        """Pin a file and return its path, or return its URL; DatasetCorrupt if it links outside."""
         path = self.path_of(summary)
         refuse_links_outside(self.root, path)
         return path
@@ -183,11 +179,7 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Lower `max_open` to this object's share of three quarters of the kernel's limit on maps.
-
-        The limit is divided among the objects of this process that have a `max_open` and an open
-        file.
-        """
+        """Lower `max_open` to this object's share of 3/4 of the kernel's limit on memory maps."""
         if self.max_open is None or not self._maps_per_file:
             return
         others = (each() for each in tuple(_instances))

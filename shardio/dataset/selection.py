@@ -152,10 +152,7 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Return a sequence of integers from 0 to n - 1 as an int64 array.
-
-    Raises InvalidArgument for anything else; the message calls the argument `where`.
-    """
+    """Return a sequence of integers from 0 to n - 1 as an array; `where` names it in errors."""
     numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
         return np.zeros(0, np.int64)
@@ -174,10 +171,7 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_mask(found: Any, n: int, where: str) -> _Numbers:
-    """Return the positions at which a mask, a sequence of n bools, is True.
-
-    Raises InvalidArgument for anything else; the message calls the argument `where`.
-    """
+    """Return the positions at which a mask of n bools is True; `where` names it in errors."""
     mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:
         raise InvalidArgument(
@@ -236,10 +230,7 @@ class RowSelection:
         return [len(self)]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Raise InvalidArgument, with a `reason`, if a mixture's source has no samples.
-
-        `counts` has the number of samples of each source.
-        """
+        """Raise InvalidArgument, with a `reason`, if a count of a mixture's source is 0."""
 
     def at(self, numbers: Rows) -> Rows:
         """Return the row at each position in the selection, as an index over all shards."""
@@ -247,11 +238,7 @@ class RowSelection:
 
 
 class MixtureSelection(RowSelection):
-    """The selected rows of all sources of a mixture, one source after another.
-
-    `starts` are the `shard_starts` for the shards of all sources. `sources` are borrowed. `names`
-    has the name of each source, for messages.
-    """
+    """The selected rows of all sources, which are borrowed. `starts` are for all shards."""
 
     def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
         n_rows = [int(source.shard_starts[-1]) for source in sources]

@@ -263,10 +263,7 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class StagedFolder:
-    """A new folder at `folder`, in a staging folder beside `out`, which `publish` renames to `out`.
-
-    The caller writes all files before it calls `publish`.
-    """
+    """A new folder at `folder`, which the caller fills, and which `publish` renames to `out`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -289,10 +286,9 @@ class StagedFolder:
         self._exchange(other)
 
     def publish(self, *, replace: bool) -> None:
-        """Rename the new folder to `out`. If `replace` is True, replace the existing folder `out`.
+        """Rename the new folder to `out`; with `replace`, in place of the existing folder.
 
-        Raises:
-            DatasetExists: another process has created a file or folder at `out` in the meantime.
+        Raises DatasetExists if another process has created `out` in the meantime.
         """
         sync_path(self.folder)
         if replace:

@@ -266,10 +266,7 @@ _LIBC: Final = _libc()
 def _mmap(
     address: int | None, n_bytes: int, prot: int, flags: int, fd: int, offset: int, path: str
 ) -> int:
-    """Call mmap(2) and return the address of the map. The errors are those of `map_file`.
-
-    `path` names the file in messages; it is empty if the caller does not know the path.
-    """
+    """Call mmap(2) and return the address; `path` is for messages, and "" if it is unknown."""
     found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
     if found != _FAILED and found is not None:
         return int(found)

@@ -89,10 +89,7 @@ class _File(io.FileIO):
 
 
 def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
-    """Create a file and open it for writing.
-
-    If the file exists already, FileExistsError is raised; with `replace`, it is emptied instead.
-    """
+    """Create a file and open it for writing; with `replace`, an existing file is emptied."""
     place, mode = os.fspath(path), "wb" if replace else "xb"
     return io.BufferedWriter(perform("create", place, _File, place, place, mode), BUFFER_BYTES)
 
@@ -151,10 +148,7 @@ def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def create_unnamed(folder: str) -> IO[bytes]:
-    """Create a file without a name on the file system of `folder`, for reading and writing.
-
-    The file is deleted when its last descriptor is closed.
-    """
+    """Create a file without a name in `folder`; it is deleted with its last descriptor."""
     create_file: Callable[..., Any] = tempfile.TemporaryFile
     with perform("create", folder, create_file, dir=folder, buffering=0) as file:
         return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)
@@ -192,10 +186,7 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
 
 
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
-    """Create a folder inside `folder`, or else in the system's temporary folder.
-
-    The caller must remove the new folder.
-    """
+    """Create a folder in `folder`, or in the system's temporary folder; the caller removes it."""
     place = tempfile.gettempdir() if folder is None else os.fspath(folder)
     return Path(perform("mkdir", place, tempfile.mkdtemp, prefix=prefix, dir=place))
 
@@ -314,10 +305,7 @@ def _digest(text: bytes) -> str:
 
 
 def read_checksummed_json(path: Path) -> dict[str, Any]:
-    """Read a file written by `to_checksummed_json`; return its content without the digest.
-
-    Raises DatasetCorrupt if the file is not JSON with a digest, or was changed.
-    """
+    """Return the content of a file by `to_checksummed_json`; DatasetCorrupt if it was changed."""
     raw = read_file(path)
     try:
         content = json.loads(raw.decode("utf-8"))
@@ -351,10 +339,7 @@ def read_file(path: Path) -> bytes:
 
 
 def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
-    """Return `content` as JSON that includes a digest of the content.
-
-    Raises SchemaError if `content` cannot be written as JSON.
-    """
+    """Return `content` as JSON with a digest; raise SchemaError if that is impossible."""
     try:
         # Turn all keys into strings first: when the file is read, they are strings, and `_dumps`
         # must then sort them in the same order. This is fast: without indents, json runs in C.

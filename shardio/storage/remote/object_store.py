@@ -190,11 +190,7 @@ class ObjectStore:
         return bytes(self._get(name, None, deadline_s=deadline_s).data)
 
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
-        """Return `n_bytes` of an object, starting at `start`.
-
-        Raises ShardChanged if the object ends before the range, or its version has another tag than
-        `tag`, unless that is None.
-        """
+        """Return `n_bytes` from `start` on; ShardChanged if some are missing or the tag differs."""
         found = self._get(name, (start, start + n_bytes), tag=tag)
         if len(found.data) != n_bytes:
             raise self._changed(name, start + n_bytes, found.n_bytes)
@@ -246,10 +242,7 @@ class ObjectStore:
                 back_off(failure)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write a small object; an existing object is replaced.
-
-        With `exclusive`, raise DatasetConflict instead if the object exists with other content.
-        """
+        """Write a small object; with `exclusive`, DatasetConflict if it exists and differs."""
         mode = "create" if exclusive else "overwrite"
 
         def write() -> None:

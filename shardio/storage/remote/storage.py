@@ -258,10 +258,7 @@ class RemoteStorage:
         return self._cache.path_of(summary)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file in the cache and return its path, or return a URL to read byte ranges of.
-
-        Raises the errors of `ShardCache.pin`.
-        """
+        """Pin a file in the cache and return its path, or return a URL to read byte ranges of."""
         return self._cache.pin(summary) if self._remote.whole else self.pin_if_cached(summary)
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
