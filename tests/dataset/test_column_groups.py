@@ -106,14 +106,6 @@ def test_a_dataset_tells_what_was_added_and_in_which_shards(added: Path) -> None
         assert where == str(added / frames.name)
 
 
-def test_an_older_generation_has_the_fields_that_it_had(added: Path) -> None:
-    with open_dataset(added, generation=3) as dataset:
-        assert list(dataset.schema) == [*MAIN, *ADDED[:2]]
-        assert dataset.subsets == {}
-        sample = {name: READ[9][name] for name in (*MAIN, *ADDED[:2])}
-        assert same_sample(dataset[9], sample)
-
-
 # Batches.
 
 
@@ -159,17 +151,6 @@ def test_batches_are_those_of_a_dataset_that_was_written_whole(
     found = batches(added, **options)
     assert found == batches(whole, **options)
     assert len(found) == 2 * -(-(11 if "subset" in options else N) // 5)
-
-
-def test_a_loader_goes_on_with_its_generation_when_a_column_is_added(tmp_path: Path) -> None:
-    folder = with_added(tmp_path / "d", "frames")
-    with ShardLoader(str(folder), 6, output="numpy", num_workers=1) as loader:
-        before = [bits(batch) for batch in loader]
-        add_column(folder, "new", Array("int64"), range(N))
-        after = [bits(batch)[1:] for batch in loader]
-    assert after == [line[1:] for line in before]
-    with ShardLoader(str(folder), 6, output="numpy", num_workers=0, fields=["new"]) as loader:
-        assert [n for batch in loader for n in batch["new"].tolist()] == list(range(N))
 
 
 # What is wrong with them.

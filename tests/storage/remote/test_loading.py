@@ -93,18 +93,6 @@ def test_once_every_shard_has_come_no_pass_looks_for_more(
     assert len(equal.files()) == 64 * (2 if what == "a mixture" else 1)
 
 
-def test_what_is_cached_needs_no_store(
-    remote: RemoteSet, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with _loader(remote) as loader:
-        _epoch(loader)
-    remote.store.proxy.is_down = True
-    monkeypatch.setattr("shardio.storage.remote.storage._REFRESH_DEADLINE_S", 0.2)
-    words = "store unreachable; using the cached manifest"
-    with pytest.warns(UserWarning, match=words), _loader(remote) as loader:
-        assert _epoch(loader) == expected[False]
-
-
 def test_an_epoch_is_exact_whatever_the_network_does(remote: RemoteSet, expected: Any) -> None:
     remote.store.fail("error", times=3)
     remote.store.fail("cut", r"00000[0-5]-000\.shard", times=2)
