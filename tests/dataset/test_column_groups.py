@@ -7,7 +7,6 @@ later. Nobody who reads them can tell the difference.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,27 +233,12 @@ def test_an_error_about_a_value_names_the_file_that_it_came_from() -> None:
         assert (caught.value.path, caught.value.field) == (path, name)
 
 
-def replaced(path: Path) -> None:
-    path.write_bytes(path.with_name(path.name.replace("-001", "-000")).read_bytes())
-
-
-def linked(path: Path) -> None:
-    path.rename(path.parent.parent / "elsewhere.shard")
-    path.symlink_to(path.parent.parent / "elsewhere.shard")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [(replaced, "not the shard that the generation names"), (linked, "leads out of the dataset")],
-)
-def test_another_file_in_the_place_of_one_beside_is_refused(
-    tmp_path: Path, change: Callable[[Path], None], message: str
-) -> None:
+def test_another_file_in_the_place_of_one_beside_is_refused(tmp_path: Path) -> None:
     folder = with_added(tmp_path / "d", "frames")
     path = side_of(folder, "frames", 1)
-    change(path)
+    path.write_bytes(side_of(folder, "frames", 0).read_bytes())
     with ShardDataset(folder) as dataset:
         assert same_sample(dataset[0], {name: READ[0][name] for name in (*MAIN, "frames")})
-        with pytest.raises(DatasetCorrupt, match=message):
+        with pytest.raises(DatasetCorrupt, match="not the shard that the generation names"):
             dataset[8]
         assert dataset.sample(1, 0, ["label"])["label"] == 8

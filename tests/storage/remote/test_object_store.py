@@ -121,12 +121,6 @@ def test_pieces_of_two_objects_are_not_put_together(
     assert (tmp_path / "a").read_bytes() == DATA[:200_000]
 
 
-def test_a_download_goes_on_with_what_is_there(store: Scene, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(DATA[:-10])
-    assert _downloaded(objects(store), tmp_path / "a") == DATA
-    assert store.proxy.n_bytes["a.shard"] == 10
-
-
 def test_an_object_of_another_size_is_refused(store: Scene, tmp_path: Path) -> None:
     with pytest.raises(ShardChanged, match=f"expected {len(DATA) + 5}, found {len(DATA)}"):
         _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
