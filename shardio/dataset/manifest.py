@@ -202,7 +202,8 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
 def _recover(root: Path) -> Generation:
     published = load(root)
-    unlink(_place(root, published.number + 1))  # a running writer of it would hold the lock
+    if (place := _place(root, published.number + 1)).exists():
+        unlink(place)  # its writer was killed: a running one would hold the lock
     remove_temporary_files(root)
     remove_unreferenced(root / GENERATIONS)
     return published
