@@ -182,17 +182,16 @@ def _check_array(
     It may have another byte order, which writing it to the block changes. If only its shape is
     wrong, the message ends with `ways`.
     """
-    had = f"field {name!r}: {first} had {field.dtype} of shape {field.shape}"
-    if not isinstance(given, accepted):
-        raise SchemaError(f"{had}, this has a {type(given).__name__}")
-    value = np.asarray(given)
-    is_same = _is_dtype(value.dtype, field)
-    if (
-        not is_same
-        or len(value.shape) != len(field.shape)
-        or any(d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True))
-    ):
-        raise SchemaError(
-            f"{had}, this has {format_dtype(value.dtype)} of shape {value.shape}"
-            f"{ways if is_same and field.shape else ''}"
-        )
+    if isinstance(given, accepted):
+        value = np.asarray(given)
+        is_same, shape = _is_dtype(value.dtype, field), field.shape
+        if is_same and len(value.shape) == len(shape):
+            if all(d is None or d == n for d, n in zip(shape, value.shape, strict=True)):
+                return
+        found = f"{format_dtype(value.dtype)} of shape {value.shape}"
+        found += ways if is_same and shape else ""
+    else:
+        found = f"a {type(given).__name__}"
+    raise SchemaError(
+        f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, this has {found}"
+    )
