@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from shardio import ShardWriter
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Array, Bytes, Text
-from shardio.format.types.text import canonical_json
 from tests.format.strategies import SCHEMAS
 
 
@@ -130,11 +128,3 @@ def test_only_raw_arrays_of_fixed_shape_are_columns() -> None:
     assert Array("uint8", (None,)).column is None
     with pytest.raises(SchemaError, match="no stride"):
         _ = Array("uint8", (None,)).stride
-
-
-@pytest.mark.parametrize("key", ["codec", "dtype", "id", "name", "shape", "type"])
-def test_a_stored_field_needs_each_of_its_keys(key: str) -> None:
-    content = json.loads(Schema({"a": Array("uint8", (2,))}).to_json())
-    del content["fields"][0][key]
-    with pytest.raises(SchemaError):
-        Schema.from_json(canonical_json(content))

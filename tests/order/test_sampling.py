@@ -170,15 +170,6 @@ def test_no_state_fits_a_loader_with_another_choice(folder: str) -> None:
                         made.load_state_dict(state)
 
 
-@EVERY_CHOICE
-def test_a_loader_knows_how_many_batches_it_has(folder: str, choice: dict[str, Any]) -> None:
-    for tail in ("short", "drop", "pad"):
-        with loader(folder, tail=tail, transform=None, fields=["label"], **choice) as made:
-            for _ in range(2):
-                n_steps = sum(1 for _ in made)
-                assert n_steps == len(made)
-
-
 # Blocks.
 
 
