@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 
 from shardio import DataLoader, InvalidArgument, Pipeline, WorkerDied
+from shardio._workers.processes import stack_dumps
+from shardio._workers.tasks import executors
 from shardio.errors import BatchTimeout, ClosedError, TransformError
 from shardio.pipeline import MapIterator
 from tests.loading import PATIENCE_S
@@ -472,7 +474,11 @@ def _stuck_in_a_process(marker: str) -> int:
     return 0
 
 
-def test_a_call_in_a_process_that_is_overdue_is_named(tmp_path: Path) -> None:
+def test_a_call_in_a_process_that_is_overdue_is_named_with_the_workers_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
+    monkeypatch.setattr(executors, "_PATIENCE_S", PATIENCE_S)
     marker = tmp_path / "stuck"
     pipeline = Pipeline(["", str(marker)]).pipe(_stuck_in_a_process, executor="process")
     iterator: Any = iter(pipeline)
@@ -482,7 +488,10 @@ def test_a_call_in_a_process_that_is_overdue_is_named(tmp_path: Path) -> None:
         assert time.monotonic() < end_s
         time.sleep(0.001)
     iterator._timeout_s = 0.05
-    with pytest.raises(BatchTimeout, match=r"\n_stuck_in_a_process, item 1 \(.*\), for \d"):
+    late = r"\n_stuck_in_a_process, item 1 \(.*\), for \d"
+    with pytest.raises(
+        BatchTimeout, match=rf"(?s){late}.*\nworker 0 \(process \d+\):\n.* in _stuck"
+    ):
         next(iterator)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardio._workers.tasks.pipeline_runner import PipelineRunner
 
 SOURCE: Final = "source"
+_PATIENCE_S: Final = 5.0  # for the stacks of workers, which have one second to answer
 
 
 class StageExecutor(ABC):
@@ -33,6 +34,10 @@ class StageExecutor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Start no more jobs; do not wait for running jobs. Called without the runner's lock."""
+
+    def stacks(self) -> list[str]:
+        """Return the name and the stacks of each worker process. Called without the lock."""
+        return []
 
 
 def create_executors(
@@ -266,6 +271,7 @@ class ProcessExecutor(StageExecutor):
         self._task_pool: TaskPool | None = None
         self._jobs: dict[int, StageJob] = {}  # by the item's index in the task pool
         self._has_thread = self._is_waking = False
+        self._asked: Future[list[str]] | None = None
 
     def wake(self) -> None:
         if self._is_waking or not self._stage.has_work:
@@ -282,6 +288,17 @@ class ProcessExecutor(StageExecutor):
         with self._runner.lock:
             if self._task_pool is not None:
                 self._task_pool.nudge()
+
+    def stacks(self) -> list[str]:
+        asked: Future[list[str]] = Future()
+        with self._runner.lock:
+            if self._task_pool is None:
+                return []
+            self._asked = asked
+            self._task_pool.nudge()
+        with contextlib.suppress(TimeoutError):
+            return asked.result(_PATIENCE_S)
+        return []
 
     def _work(self) -> None:
         stage = self._stage
@@ -306,6 +323,9 @@ class ProcessExecutor(StageExecutor):
 
     def _drive(self, task_pool: TaskPool) -> None:
         while not self._runner.is_closed:
+            if (asked := self._asked) is not None:
+                self._asked = None
+                asked.set_result(task_pool.stacks())
             self._put_all(task_pool)
             found = task_pool.take()
             if found is not None:

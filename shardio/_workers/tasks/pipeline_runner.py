@@ -45,7 +45,9 @@ from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 _NAMED: Final = 4  # the number of calls in an error report, the longest running first
 
 
-def _late(number: int, timeout_s: float | None, jobs: Iterable[StageJob]) -> BatchTimeout:
+def _late(
+    number: int, timeout_s: float | None, jobs: Iterable[StageJob], stacks: Sequence[str]
+) -> BatchTimeout:
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
@@ -58,7 +60,7 @@ def _late(number: int, timeout_s: float | None, jobs: Iterable[StageJob]) -> Bat
         lines.append(f"and {len(at_work) - _NAMED} calls more")
     if not at_work:
         lines.append("no call is in progress")
-    return BatchTimeout("\n".join(lines))
+    return BatchTimeout("\n".join([*lines, *stacks]))
 
 
 def _stack(frame: FrameType) -> str:
@@ -161,9 +163,10 @@ class PipelineRunner(Closing):
             del error  # breaks the reference cycle of error, traceback and frame
 
     def _overdue(self, timeout_s: float | None) -> BatchTimeout:
+        stacks = [each for stage in self._stages for each in self._executors[stage].stacks()]
         with self.lock:
             jobs = (job for stage in self._stages for job in stage.running.values())
-            return _late(self._results.n_taken, timeout_s, jobs)
+            return _late(self._results.n_taken, timeout_s, jobs, stacks)
 
     def _check_open(self) -> None:
         if self._pid != this_process.pid:

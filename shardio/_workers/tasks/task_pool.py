@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from textwrap import indent
 from typing import Any, Final
 
 from shardio._base.classes import Closing
@@ -256,6 +257,11 @@ class TaskPool(Closing):
     def nudge(self) -> None:
         """Make the current or next `wait` return; callable in any thread."""
         self._pool.nudge()
+
+    def stacks(self) -> list[str]:
+        """Return the name and the Python stacks of each worker."""
+        found = self._pool.named_stacks(self._step_files.stacks)
+        return [f"{who}:\n{indent(stacks, '    ')}" for who, stacks in found]
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
         what = f"item {self._schedule.next_step}" if self._in_order else "any item"
