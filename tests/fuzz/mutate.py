@@ -116,21 +116,8 @@ def change_json(rng: random.Random, value: Any) -> Any:
     if isinstance(value, str) and rng.random() < 0.4:
         at = rng.randrange(len(value) + 1)
         return value[:at] + rng.choice(_TEXTS) + value[at + rng.randrange(3) :]
-    leaves: tuple[Any, ...] = (
-        None,
-        True,
-        -1,
-        0,
-        1.5,
-        "",
-        [],
-        {},
-        [[]],
-        {"a": 1},
-        10**30,
-        rng.choice(_TEXTS),
-    )
-    return rng.choice(leaves)
+    leaves: list[Any] = [None, True, -1, 0, 1.5, "", [], {}, [[]], {"a": 1}, 10**30]
+    return rng.choice([*leaves, rng.choice(_TEXTS)])
 
 
 def dumped(rng: random.Random, value: Any) -> bytes:

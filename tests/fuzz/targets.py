@@ -71,19 +71,10 @@ SEPARATOR: Final = b"\n\0\n"
 """Between dataset.json and its generation, in an input of `DatasetFolder`."""
 _VERIFY: Final[tuple[Verify, ...]] = ("first", "always", "off")
 _MAX_ROWS: Final = 500
-_FOR_AUDITS: Final = {
-    "padding",
-    "tiling",
-    "codec",
-    "value",
-    "validity",
-    "section_hash",
-    "counting",
-    "chunks",
-    "parameters",
-    "feature",
-    "more",
-}
+_FOR_AUDITS: Final = frozenset(
+    "padding tiling codec value validity section_hash counting chunks parameters feature"
+    " more".split()
+)
 """Rules that a reader need not check: what breaks them is returned as its writer put it there."""
 
 
