@@ -139,20 +139,6 @@ def test_any_frame_that_is_ever_shown_may_start_a_clip(
     assert clips_of(made, clip) == ([every[k] for k in chosen] if every else [])
 
 
-def test_random_clips_by_time_begin_anywhere_with_equal_likelihood() -> None:
-    # Of 13 frames, two are hidden, one is shown for no time, and two are too late to start a clip.
-    pts = [-7, -3, -3, -1, 4, 5, 11, 12, 20, 21, 22, 23, 24]
-    packets = [(each, each in (4, 21)) for each in pts]
-    made = Made(packets, Fraction(1, 10), 1, is_known=True)
-    clip = Clip(2, fps=5, where="random", per_video=8_000)
-    starts = [frames[0] for frames in clips_of(made, clip)]
-    counts = np.bincount(starts)
-    assert np.flatnonzero(counts).tolist() == [0, 2, 3, 4, 5, 6, 7, 8]
-    expected = len(starts) / 8
-    # Chi-squared of 7 degrees of freedom: one key in 10^6 exceeds 42.
-    assert ((counts[counts > 0] - expected) ** 2 / expected).sum() < 42
-
-
 @settings(max_examples=50)
 @given(VIDEOS, RATES, st.integers(1, 5), st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.data())
 def test_clips_around_events_have_them_where_asked_or_are_moved_inside(
