@@ -128,8 +128,13 @@ def leave_killed(root: Path, out: Path, place: object, name: str, **options: Any
             convert(root, out, **options)
 
 
+def column(out: Path, name: str) -> list[Any]:
+    with shardio.open(out) as dataset:
+        return [sample[name] for sample in dataset]
+
+
 def texts(out: Path) -> list[str]:
-    return [sample["text"] for sample in shardio.open(out)]
+    return column(out, "text")
 
 
 def outcomes(report: ConversionReport) -> dict[str, str]:

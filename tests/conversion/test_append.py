@@ -30,6 +30,7 @@ from tests.lines import (
     OLD,
     Lines,
     append,
+    column,
     contents,
     convert,
     during,
@@ -61,10 +62,6 @@ def whole(lines: Path, out: Path, tmp_path: Path) -> dict[str, bytes]:
     shutil.copytree(out, tmp_path / "whole")
     append(lines, tmp_path / "whole")
     return contents(tmp_path / "whole")
-
-
-def labels(out: Path) -> list[int]:
-    return [int(sample["label"]) for sample in shardio.open(out)]
 
 
 # What comes of it.
@@ -110,7 +107,7 @@ def test_only_inputs_without_samples_are_converted(lines: Path, out: Path, read:
 def test_classes_keep_their_numbers_and_new_ones_follow(lines: Path, out: Path) -> None:
     report = append(lines, out)
     assert shardio.open(out).classes == ("a", "b", "c", "d", "bb", "e", "z") == report.classes
-    assert labels(out) == [0, 0, 1, 2, 2, 2, -1] + [0, 4, 4, 6]
+    assert column(out, "label") == [0, 0, 1, 2, 2, 2, -1] + [0, 4, 4, 6]
     assert {one.name: one.label for one in report.inputs}["bb/6.txt"] == 4
 
 
@@ -118,7 +115,7 @@ def test_labels_from_a_file_keep_the_class_numbers(lines: Path, out: Path, tmp_p
     (tmp_path / "labels.csv").write_text("path,label\nz/8.txt,new\na/0.txt,c\na/1.txt,b\n")
     append(lines, out, labels=tmp_path / "labels.csv")
     assert shardio.open(out).classes == ("a", "b", "c", "d", "new")
-    assert labels(out)[7:] == [2, -1, -1, 4]
+    assert column(out, "label")[7:] == [2, -1, -1, 4]
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -288,7 +285,7 @@ def test_labels_without_class_names_are_not_mixed_with_classes(lines: Path, tmp_
     with pytest.raises(InvalidArgument, match="has no class names, while the source has 'a', 'b'"):
         append(lines, tmp_path / "out", kind="lines")
     append(lines / "a", tmp_path / "out", kind="lines")
-    assert labels(tmp_path / "out") == [5, -1, -1]
+    assert column(tmp_path / "out", "label") == [5, -1, -1]
 
 
 def test_an_append_needs_a_dataset(lines: Path, tmp_path: Path) -> None:
@@ -428,7 +425,7 @@ def test_classes_published_meanwhile_are_a_conflict(lines: Path, out: Path) -> N
     ):
         append(lines, out, progress=meanwhile)
     append(lines, out, resume=True)
-    assert labels(out)[7:] == [0, 5, 5, 7] and texts(out) == OLD + NEW
+    assert column(out, "label")[7:] == [0, 5, 5, 7] and texts(out) == OLD + NEW
 
 
 @pytest.mark.parametrize("of", ["files", "samples"])
@@ -459,16 +456,12 @@ def numbers(tmp_path: Path) -> Path:
     return tmp_path / "numbers"
 
 
-def values(out: Path) -> list[int]:
-    return [int(sample["n"]) for sample in shardio.open(out)]
-
-
 def test_samples_are_appended_with_the_schema_of_the_dataset(numbers: Path) -> None:
     compute_stats(numbers)
     more = ({"n": n, "t": str(n)} for n in range(5, 9))
     report = shardio.convert(more, numbers, append=True, shard_bytes=8)
     assert (report.n_samples, report.n_samples_before, report.generation) == (4, 5, 3)
-    assert values(numbers) == [*range(9)] and report.stats_dropped
+    assert column(numbers, "n") == [*range(9)] and report.stats_dropped
     with shardio.open(numbers) as dataset:
         assert dataset.operation == {"name": "append", "options": {"shard_bytes": 8}}
         assert len(dataset.shards) == 5 and dataset.stats == {}
@@ -496,7 +489,7 @@ def test_a_given_schema_must_equal_that_of_the_dataset(numbers: Path) -> None:
         shardio.convert([{"n": 7, "t": "7"}], numbers, append=True, schema=other)
     same = shardio.open(numbers).schema
     shardio.convert([{"n": 5, "t": "5"}], numbers, append=True, schema=same)
-    assert values(numbers) == [*range(6)]
+    assert column(numbers, "n") == [*range(6)]
 
 
 def test_samples_follow_those_that_others_append_meanwhile(numbers: Path) -> None:
@@ -506,7 +499,7 @@ def test_samples_follow_those_that_others_append_meanwhile(numbers: Path) -> Non
         split(numbers, {"train": 1.0})
 
     report = shardio.convert(samples(), numbers, append=True)
-    assert values(numbers) == [*range(7)] and report.generation == 4
+    assert column(numbers, "n") == [*range(7)] and report.generation == 4
     assert shardio.open(numbers).subsets == {"train": 6}
 
 

@@ -17,7 +17,7 @@ from shardio import ShardWriter
 from shardio.conversion import execution
 from shardio.conversion.execution import group_small
 from shardio.maintenance import verify_dataset
-from tests.lines import contents
+from tests.lines import column, contents
 from tests.shards import EVERY_FIELD, every_field_sample, samples
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -30,11 +30,6 @@ def number(n: int, size: int = 300) -> dict[str, Any]:
 def shards_of(out: Path) -> list[Path]:
     with shardio.open(out) as dataset:
         return [out / shard.name for shard in dataset.shards]
-
-
-def numbers_of(out: Path) -> list[int]:
-    with shardio.open(out) as dataset:
-        return [int(sample["n"]) for sample in dataset]
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 12))
@@ -60,7 +55,7 @@ def test_small_samples_make_one_shard_for_any_number_of_workers(tmp_path: Path) 
         assert report.n_bytes == shards_of(out)[0].stat().st_size < 200_000
         assert sorted(os.listdir(out)) == ["000000-000.shard", "dataset.json", "generations"]
     assert found[0] == found[1] == found[2]
-    assert numbers_of(tmp_path / "0") == list(range(200))
+    assert column(tmp_path / "0", "n") == list(range(200))
     assert verify_dataset(tmp_path / "0", workers=0).findings == ()
 
 
@@ -73,7 +68,7 @@ def test_shard_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_byte
 
     out = tmp_path / "out"
     shardio.convert(range(64), out, samples=varying, workers=0, shard_bytes=shard_bytes)
-    assert numbers_of(out) == list(range(64))
+    assert column(out, "n") == list(range(64))
     sizes = [path.stat().st_size for path in shards_of(out)]
     least = min(200_000, shard_bytes // 2)
     assert len(sizes) < 30 and sum(size < least for size in sizes) <= 2
@@ -99,7 +94,7 @@ def test_an_append_merges_only_its_own_shards(tmp_path: Path) -> None:
     assert (report.n_samples, report.n_samples_before, report.generation) == (200, 100, 2)
     (old, new) = shards_of(out)
     assert before == {old: old.read_bytes()} and report.n_bytes == new.stat().st_size
-    assert numbers_of(out) == list(range(300))
+    assert column(out, "n") == list(range(300))
 
 
 def test_an_interrupted_merge_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

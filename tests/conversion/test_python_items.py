@@ -17,6 +17,7 @@ from shardio import Array, Bytes, Image, InvalidArgument, Json, List, Schema, Te
 from shardio.conversion import python_samples
 from shardio.errors import SchemaError, UnsupportedEnvironment
 from shardio.media import decode_image
+from tests.lines import column
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
 
@@ -26,11 +27,6 @@ PIL = pytest.importorskip("PIL.Image", reason="pictures are Pillow's")
 def numbers(n: int) -> Iterator[dict[str, Any]]:
     for k in range(n):
         yield {"n": n, "square": np.full(2, k * k, np.float32)}
-
-
-def column(out: Path, name: str) -> list[Any]:
-    with shardio.open(out) as dataset:
-        return [sample[name] for sample in dataset]
 
 
 def of_shard(out: Path) -> dict[str, bytes]:
