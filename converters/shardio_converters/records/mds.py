@@ -197,7 +197,15 @@ def _open_shard(
         n_bytes = None
     else:
         n_bytes = os.fstat(file.fileno()).st_size
-    return _open(file, n_bytes)
+    n_samples = int.from_bytes(_read(file, 4, n_bytes), "little")
+    offsets = np.frombuffer(_read(file, 4 * (n_samples + 1), n_bytes), _U32).astype(np.int64)
+    start = 4 + offsets.size * 4
+    if offsets[0] < start or (np.diff(offsets) < 0).any() or offsets[0] - start > _MAX_TEXT:
+        raise MediaError("the offsets of samples do not increase from the end of the table")
+    if n_bytes not in (None, int(offsets[-1])):
+        raise MediaError(f"expected {int(offsets[-1]):,} bytes, found {n_bytes:,}")
+    columns = _columns(_read(file, int(offsets[0]) - start, n_bytes))
+    return columns, _rows(file, columns, np.diff(offsets), n_bytes)
 
 
 def _check_index(path: str) -> int:
@@ -280,18 +288,6 @@ def _digest(file: IO[bytes], algorithm: str) -> str | None:
         return hashlib.file_digest(file, make).hexdigest()  # type: ignore[arg-type]  # reads as files do
     except (ValueError, TypeError, AttributeError):
         return None
-
-
-def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    n_samples = int.from_bytes(_read(file, 4, n_bytes), "little")
-    offsets = np.frombuffer(_read(file, 4 * (n_samples + 1), n_bytes), _U32).astype(np.int64)
-    start = 4 + offsets.size * 4
-    if offsets[0] < start or (np.diff(offsets) < 0).any() or offsets[0] - start > _MAX_TEXT:
-        raise MediaError("the offsets of samples do not increase from the end of the table")
-    if n_bytes not in (None, int(offsets[-1])):
-        raise MediaError(f"expected {int(offsets[-1]):,} bytes, found {n_bytes:,}")
-    columns = _columns(_read(file, int(offsets[0]) - start, n_bytes))
-    return columns, _rows(file, columns, np.diff(offsets), n_bytes)
 
 
 def _columns(content: bytes) -> list[MdsColumn]:
