@@ -374,7 +374,7 @@ NO_FIELDS = {
     "n" * 300: f"field '{'n' * 40}…': a name has at most 255 bytes, found 300",
     "a.b": "field 'a' stands beside field 'a.b'",
     "x..y": "field 'x..y': a part of a dotted name is empty",
-    "x\n": "field 'x\\n': at most 255 bytes of printable characters are allowed",
+    "x\n": "field 'x\\n': only printable characters are allowed",
 }
 
 
