@@ -91,14 +91,21 @@ def covered(asked: list[tuple[int, int]]) -> set[int]:
 
 
 def test_what_is_missing_is_asked_for_to_the_page(dataset: ShardDataset, kernel: Kernel) -> None:
-    places = Run(dataset).step(FULL, 0)
+    run = Run(dataset)
+    with mock.patch.object(ColumnGather, "disable_readahead") as disable:
+        places = run.step(FULL, 0)
+    assert disable.called  # the kernel's own read-ahead would push out what was asked for
     assert kernel.n_probes == 1  # one that is missing suffices
     assert covered(kernel.asked) == places
+    places |= set().union(*(run.step(FULL, step) for step in range(1, STEPS)))
+    assert covered(kernel.asked) == places
+    assert len(kernel.asked) < len(places)  # neighbours are asked for at once
 
 
 def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(
-    dataset: ShardDataset, kernel: Kernel
+    dataset: ShardDataset, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(readahead, "MAX_SKIPPED", 7)
     kernel.answer = True
     run = Run(dataset)
     probed = []
@@ -110,7 +117,7 @@ def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(
     assert kernel.n_probes == readahead.N_PROBED * sum(probed)
     assert probed[: readahead.HITS_UNTIL_WARM] == [True] * readahead.HITS_UNTIL_WARM
     places = [i for i, each in enumerate(probed) if each][readahead.HITS_UNTIL_WARM - 1 :]
-    assert np.diff(places).tolist() == [2, 4, 8, 16]
+    assert np.diff(places).tolist() == [2, 4, 8, 8, 8, 8, 8]
 
 
 def test_a_system_that_does_not_tell_is_asked_once(dataset: ShardDataset, kernel: Kernel) -> None:
@@ -161,9 +168,29 @@ def test_a_new_window_is_probed_whatever_the_last_one_was(
     kernel.answer = True
     run = Run(dataset)
     for step in range(3 * 128 // BATCH):
+        if step == 128 // BATCH:
+            kernel.n_probes = 0
         run.step(WINDOWED, step)
+    assert kernel.n_probes == 2 * 6 * readahead.N_PROBED  # 4 in a row, and then fewer
     kernel.answer = False
     places = run.step(WINDOWED, 3 * 128 // BATCH)
+    assert places <= covered(kernel.asked)
+
+
+def test_what_was_pushed_out_while_all_was_there_is_asked_for_again(
+    dataset: ShardDataset, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readahead, "available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(readahead, "WIDE_BYTES", 2 * ROW)
+    run = Run(dataset)
+    for step in range(STEPS // 2 + readahead.HITS_UNTIL_WARM):
+        kernel.answer = step >= STEPS // 2
+        run.step(FULL, step)
+    del kernel.asked[:]
+    kernel.answer = False
+    first = STEPS // 2 + readahead.HITS_UNTIL_WARM
+    run.step(FULL, first)  # without a probe
+    places = set().union(*(run.step(FULL, step) for step in range(first + 1, STEPS)))
     assert places <= covered(kernel.asked)
 
 

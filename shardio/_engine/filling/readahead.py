@@ -102,6 +102,8 @@ class ReadAhead:
                 self._wait = self._next_pause
                 self._next_pause = min(2 * self._next_pause + 1, MAX_SKIPPED)
         else:
+            if not self._is_cold:
+                self._asked.clear()  # earlier requests were evicted, or were for another epoch
             self._is_cold, self._n_hits, self._next_pause = True, 0, 1
             if not (self._fits or self._is_scattered):
                 self._expect_scattered()
