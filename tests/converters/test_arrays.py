@@ -53,9 +53,7 @@ def test_rows_of_a_single_file_are_samples(form: str, dtype: str, tmp_path: Path
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(3, 300_000), (1_000, 1_000)])
-def test_rows_that_are_read_in_blocks_are_all_there(
-    shape: tuple[int, int], order: Any, tmp_path: Path
-) -> None:
+def test_rows_read_in_blocks_are_all(shape: tuple[int, int], order: Any, tmp_path: Path) -> None:
     made = np.arange(shape[0] * shape[1], dtype="int32").reshape(shape, order=order)
     np.save(tmp_path / "one.npy", made)
     assert convert(tmp_path / "one.npy", tmp_path / "out").n_samples == shape[0]
@@ -138,9 +136,7 @@ def test_bfloat16_is_its_bits(tmp_path: Path) -> None:
         (tensors({"a": {"dtype": "U8"}}, b"1"), "the header is damaged"),
     ],
 )
-def test_damaged_tensors_are_listed(
-    content: bytes, reason: str, root: Path, tmp_path: Path
-) -> None:
+def test_damaged_tensors_listed(content: bytes, reason: str, root: Path, tmp_path: Path) -> None:
     (root / "a" / "bad.safetensors").write_bytes(content)
     (root / "b" / "good.safetensors").write_bytes(tensors({"a": entry(0, 4)}, b"1234"))
     report = convert(root, tmp_path / "out")
@@ -148,7 +144,7 @@ def test_damaged_tensors_are_listed(
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
-def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
+def test_what_no_dataset_can_hold(root: Path, tmp_path: Path) -> None:
     whole = npy(np.arange(8))
     files = {
         "object.npy": (npy(np.array([{}, None], object)), "pickle, which can run any code"),
@@ -230,9 +226,7 @@ def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_npy_of_no_characters_or_no_dtype_is_refused(
-    tmp_path: Path, old: bytes, new: bytes, reason: str
-) -> None:
+def test_a_npy_with_impossible_header(tmp_path: Path, old: bytes, new: bytes, reason: str) -> None:
     content = npy(np.array(["a", "bc"]))
     n_more = len(new) - len(old)
     changed = content.replace(b" " * n_more + b"\n", b"\n", 1).replace(old, new, 1)

@@ -267,9 +267,7 @@ class Array2DType(pa.ExtensionType):  # type: ignore[misc, name-defined]
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_arrays_of_hugging_face_are_read_while_their_types_are_registered(
-    name: str, tmp_path: Path
-) -> None:
+def test_arrays_of_hugging_face_while_types_are_registered(name: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "x": [[[i, 1, 2], [3, 4, 5]] for i in range(3)],
         "y": [[[[i, i], [i, i]]] * i for i in range(3)],
@@ -304,9 +302,7 @@ def test_parquet_of_hugging_face_has_its_pictures_and_classes(tmp_path: Path) ->
         convert(MADE / "plain.parquet", tmp_path / "two", labels=labels)
 
 
-def test_what_a_saved_data_set_does_not_list_is_left_out_and_what_is_missing_is_told(
-    tmp_path: Path,
-) -> None:
+def test_what_a_saved_data_set_lists_is_what_is_read(tmp_path: Path) -> None:
     root = shutil.copytree(MADE / "saved" / "train", tmp_path / "in")
     shutil.copy(root / "data-00000-of-00002.arrow", root / "cache-1234.arrow")
     (root / "data-00001-of-00002.arrow").unlink()
@@ -396,9 +392,7 @@ def test_names_that_are_no_fields_are_told_with_the_reason(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_column_and_a_struct_that_would_be_one_field_are_refused(
-    name: str, tmp_path: Path
-) -> None:
+def test_columns_that_would_be_one_field_are_refused(name: str, tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
     twins = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["b", "b"])

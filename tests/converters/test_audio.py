@@ -53,9 +53,7 @@ def test_every_file_with_sound_is_a_sample(root: Path, tmp_path: Path) -> None:
     assert details["b/six.mkv"]["streams"] == 2
 
 
-def test_the_command_says_what_became_of_sound(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "b" / "six.mkv").unlink()
     (root / "b" / "silent.mp4").unlink()  # without a video the names tell what it is
     assert main(["convert", str(root), str(tmp_path / "out"), "--workers", "0"]) == 1

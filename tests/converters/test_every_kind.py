@@ -65,9 +65,7 @@ def test_where_labels_are_the_files_own_folders_are_no_classes(suffix: str, tmp_
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_a_file_whose_names_no_sample_can_have_beside_those_of_earlier_files_is_broken(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_a_file_whose_names_clash_with_earlier_ones_is_broken(suffix: str, tmp_path: Path) -> None:
     write(tmp_path / "in", suffix, 0, ["x"])
     write(tmp_path / "in", suffix, 1, ["x.cls.y" if suffix == "tar" else "x.y"])
     report = convert(tmp_path / "in", tmp_path / "out")
@@ -129,9 +127,7 @@ def test_an_append_takes_files_with_the_fields_of_the_dataset(suffix: str, tmp_p
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_the_command_says_what_became_of_the_files(
-    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "in", suffix, 0, ["x", "y"])
     (tmp_path / "in" / "notes.md").write_text("notes")
     assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"]) == 0

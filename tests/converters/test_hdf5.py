@@ -185,9 +185,7 @@ UNSTORABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "reason"), UNSTORABLE.values(), ids=UNSTORABLE)
-def test_what_no_dataset_can_hold_is_refused_with_the_reason(
-    make: Any, reason: str, root: Path, tmp_path: Path
-) -> None:
+def test_what_no_dataset_can_hold(make: Any, reason: str, root: Path, tmp_path: Path) -> None:
     with h5py.File(root / "a" / "good.h5", "w") as file:
         file["x"] = np.arange(3)
     with h5py.File(root / "other.h5", "w") as file:

@@ -44,9 +44,7 @@ convert = partial(convert_folder, kind="images")
 FINE = ["cats/a.jpg", "cats/b.png", "dogs/turned.jpg", "dogs/unnamed", "top.gif"]
 
 
-def test_originals_are_the_files_byte_for_byte_and_every_file_is_accounted_for(
-    root: Path, tmp_path: Path
-) -> None:
+def test_originals_are_the_files_and_all_are_counted(root: Path, tmp_path: Path) -> None:
     report = convert(root, tmp_path / "out")
     assert report.counts == {"converted": 5, "broken": 3, "unsupported": 1}
     assert [one.name for one in report.broken] == ["cats/cut.jpg", "dogs/bits.png", "empty.jpeg"]
@@ -66,9 +64,7 @@ def test_originals_are_the_files_byte_for_byte_and_every_file_is_accounted_for(
 
 
 @pytest.mark.parametrize("size", [None, 16])
-def test_raw_holds_the_pixels_as_shown_cropped_square_where_a_size_is_given(
-    root: Path, tmp_path: Path, size: int | None
-) -> None:
+def test_raw_holds_the_pixels_as_shown(root: Path, tmp_path: Path, size: int | None) -> None:
     convert(root, tmp_path / "out", store="raw", size=size)
     with shardio.open(tmp_path / "out") as dataset:
         assert str(dataset.schema["image"]) == str(Images(store="raw", size=size).schema()["image"])

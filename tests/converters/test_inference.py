@@ -75,9 +75,7 @@ COLUMNS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_columns_of_tables_have_the_values_that_pyarrow_reads_of_all_of_them(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_columns_of_several_files_are_those_of_pyarrow(suffix: str, tmp_path: Path) -> None:
     files = [{name: arrays[n] for name, arrays in COLUMNS.items()} for n in range(3)]
     (tmp_path / "in").mkdir()
     for n, columns in enumerate(files):
@@ -130,9 +128,7 @@ def test_a_whole_number_that_no_float_is_breaks_its_file(suffix: str, tmp_path: 
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
 @pytest.mark.parametrize("rows", [True, False])
-def test_arrays_of_several_files_have_the_numbers_of_each(
-    suffix: str, tmp_path: Path, *, rows: bool
-) -> None:
+def test_arrays_of_several_files(suffix: str, tmp_path: Path, *, rows: bool) -> None:
     (tmp_path / "in").mkdir()
     files: list[dict[str, Any]] = [
         {"x": np.arange(6).reshape(2, 3), "y": np.arange(2, dtype="uint8")},

@@ -207,9 +207,7 @@ BETWEEN_FRAMES[20] += 0.07
         ),
     ],
 )
-def test_a_broken_episode_is_named_and_the_others_can_be_kept(
-    harm: Harm, reason: str, arm: Path, tmp_path: Path
-) -> None:
+def test_a_broken_episode_is_named(harm: Harm, reason: str, arm: Path, tmp_path: Path) -> None:
     harm(arm)
     report = convert(arm, tmp_path / "out", keep_partial=True)
     (broken,) = report.broken
@@ -286,9 +284,7 @@ def test_a_damaged_file_is_named(harm: Harm, reason: str, arm: Path, tmp_path: P
         ({"data_path": "data/gone"}, "data/gone, which has 3 of the episodes, is missing"),
     ],
 )
-def test_what_a_description_says_is_checked(
-    said: dict[str, Any], reason: str, arm: Path, tmp_path: Path
-) -> None:
+def test_descriptions_checked(said: dict[str, Any], reason: str, arm: Path, tmp_path: Path) -> None:
     shutil.copytree(arm, tmp_path / "in" / "fine")
     shutil.copytree(arm, tmp_path / "in" / "odd")
     change_info(tmp_path / "in" / "odd", **said)

@@ -371,9 +371,7 @@ def write_array_record(path: Path, records: list[bytes], options: str = "group_s
 
 
 @pytest.mark.parametrize("options", ["group_size:1", "group_size:7,uncompressed"])
-def test_records_of_an_arrayrecord_are_those_its_library_reads(
-    options: str, tmp_path: Path
-) -> None:
+def test_an_arrayrecord_is_what_its_library_reads(options: str, tmp_path: Path) -> None:
     records = [bytes([n]) * (n * 50) for n in range(60)]
     path = tmp_path / "\u00e9.array_record-00000-of-00001"
     write_array_record(path, records, options)
@@ -383,9 +381,7 @@ def test_records_of_an_arrayrecord_are_those_its_library_reads(
         assert [sample["record"] for sample in dataset] == records
 
 
-def test_an_arrayrecord_that_was_not_written_to_its_end_is_broken(
-    root: Path, tmp_path: Path
-) -> None:
+def test_an_incomplete_arrayrecord_is_broken(root: Path, tmp_path: Path) -> None:
     write_array_record(root / "a" / "good.array_record", [b"x" * 100] * 500)
     whole = (root / "a" / "good.array_record").read_bytes()
     flipped = bytearray(whole)

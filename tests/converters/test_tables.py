@@ -101,9 +101,7 @@ def test_rows_of_json_lines_are_those_that_json_reads(root: Path, tmp_path: Path
         (['"1\n2"', "3"], "text"),
     ],
 )
-def test_a_column_of_csv_is_what_all_its_cells_are(
-    cells: list[str], word: str, tmp_path: Path
-) -> None:
+def test_a_column_of_csv_fits_all_its_cells(cells: list[str], word: str, tmp_path: Path) -> None:
     text = "".join(f"a,{cell}\n" for cell in cells)
     assert told(f"id,x\n{text}", tmp_path)["x"] == word
     many = "a,1\n" * 300  # a block of its own
@@ -142,9 +140,7 @@ def test_a_column_of_csv_is_what_all_its_cells_are(
         ([{str(n): n} for n in range(300)], "json"),
     ],
 )
-def test_a_column_of_json_lines_is_what_all_its_values_are(
-    values: list[Any], word: str, tmp_path: Path
-) -> None:
+def test_a_column_of_json_lines_fits_all(values: list[Any], word: str, tmp_path: Path) -> None:
     text = "".join(json.dumps({"id": 0, "x": value}) + "\n" for value in values)
     assert told(text, tmp_path, "t.jsonl")["x"] == word
 
@@ -357,9 +353,7 @@ def test_files_that_a_table_names_become_values(pictures: Path, tmp_path: Path) 
         ("t.csv/../images/1.txt", "not a file of the source"),
     ],
 )
-def test_what_no_table_may_name_is_refused(
-    name: str, reason: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_what_no_table_may_name(name: str, reason: str, pictures: Path, tmp_path: Path) -> None:
     write(tmp_path, {"secret.png": b"secret"})
     write(pictures, {"train/t.csv": f"file\nimages/1.png\n{name}\n"})
     report = convert(pictures, tmp_path / "out", kind="tables", fields={"file": "file"})

@@ -52,9 +52,7 @@ def test_the_converter_in_the_readme_has_30_lines() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= MAX_LINES
 
 
-def test_the_command_runs_an_installed_converter_in_workers(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_command_runs_an_installed_converter(installed: Path, tmp_path: Path) -> None:
     source = tmp_path / "texts"
     for name, text in {"a/1.txt": "one\nit\n", "b/2.txt": "three\nfour\n", "b/no": "x"}.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ def llm_c(tokens: Any, *, magic: int = 20240520, version: int = 1, n_tokens: int
 
 @pytest.mark.parametrize("dtype", module.DTYPES)
 @pytest.mark.parametrize("block", [1, 3, 7, 1 << 20])
-def test_rows_have_so_many_tokens_and_the_last_one_what_is_left(
+def test_rows_of_tokens(
     block: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK_TOKENS", block)

@@ -53,9 +53,7 @@ def epoch(folder: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("store", ["jpeg", "h264", "packets"])
-def test_the_packets_of_the_source_stay_as_they_are(
-    root: Path, out: Callable[[str], Path], store: str
-) -> None:
+def test_the_sources_packets_are_kept(root: Path, out: Callable[[str], Path], store: str) -> None:
     with shardio.open(out(store)) as dataset:
         assert dataset.schema["audio"] == Audio(optional=True)
         for sample in dataset:
@@ -70,7 +68,7 @@ def test_the_packets_of_the_source_stay_as_they_are(
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_a_click_is_heard_when_the_flash_is_seen(out: Callable[[str], Path], store: str) -> None:
+def test_clicks_are_heard_with_flashes(out: Callable[[str], Path], store: str) -> None:
     found = epoch(out(store))
     pictures = found["frames"]
     assert found["audio"].shape == (31, CLIP_SAMPLES, 1)
@@ -157,9 +155,7 @@ def test_a_sound_that_breaks_makes_its_file_broken(tmp_path: Path) -> None:
             assert dataset[0]["audio"] is None
 
 
-def test_the_report_says_which_files_have_sound(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_sound_report(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--store", "packets", "--frames", "5", "--audio", "--workers", "0"]
     assert main(["convert", str(root), str(tmp_path / "out"), *options]) == 0
     told = capsys.readouterr().out

@@ -70,9 +70,7 @@ def one(path: Path, out: Path, **options: Any) -> tuple[shardio.ConversionReport
 
 
 @pytest.mark.parametrize("store", ["jpeg", "h264", "packets"])
-def test_the_clips_of_the_default_view_are_those_that_raw_holds(
-    out: Callable[[str], Path], store: str
-) -> None:
+def test_the_default_view_has_the_clips_of_raw(out: Callable[[str], Path], store: str) -> None:
     with shardio.open(out("raw")) as raw, shardio.open(out(store)) as dataset:
         assert dict(dataset.view) == {
             "kind": "clips",
@@ -104,9 +102,7 @@ def test_the_clips_of_the_default_view_are_those_that_raw_holds(
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_frames_keep_the_times_of_a_file_that_lacks_the_first_ones(
-    tmp_path: Path, store: str
-) -> None:
+def test_frames_keep_times_where_the_first_lack(tmp_path: Path, store: str) -> None:
     path = write_cut(tmp_path / "a.mkv", scene(30), 10, codec_options={"bf": "3"})
     out = tmp_path / "out"
     report = shardio.convert(path, out, workers=0, store=store, **{**SMALL, "frames": 30})
@@ -131,16 +127,12 @@ def batches(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("store", STORES[1:])
-def test_every_store_has_the_same_clips_in_the_same_order(
-    out: Callable[[str], Path], store: str
-) -> None:
+def test_every_store_has_the_same_clips(out: Callable[[str], Path], store: str) -> None:
     expected = batches(out("raw"))
     assert len(expected) > 3 and batches(out(store)) == expected
 
 
-def test_a_video_that_is_encoded_has_the_size_asked_for_and_packets_have_their_own(
-    out: Callable[[str], Path],
-) -> None:
+def test_encoded_videos_have_the_size_asked_for(out: Callable[[str], Path]) -> None:
     sizes = {}
     for store in ("jpeg", "h264", "packets"):
         with shardio.open(out(store)) as dataset:
@@ -210,9 +202,7 @@ def test_options_that_say_the_same_are_the_same() -> None:
     assert Videos(fps="12.50") == Videos(fps=12.5) == Videos(fps="25/2")
 
 
-def test_gop_says_where_keyframes_are_and_quality_how_many_bytes(
-    root: Path, tmp_path: Path
-) -> None:
+def test_gop_places_keyframes_and_quality_decides_bytes(root: Path, tmp_path: Path) -> None:
     path = root / "a" / "one.mp4"
     _, fine = one(path, tmp_path / "fine", store="h264", gop=7, quality=10)
     _, coarse = one(path, tmp_path / "coarse", store="h264", gop=10, quality=40)
@@ -287,9 +277,7 @@ def test_damage_that_only_decoding_shows_is_found_where_frames_are_decoded(tmp_p
 
 
 @pytest.mark.parametrize("store", ["jpeg", "h264"])
-def test_of_a_video_that_breaks_midway_what_is_before_is_kept_if_it_is_asked_for(
-    tmp_path: Path, store: str
-) -> None:
+def test_what_precedes_a_break_is_kept_if_asked_for(tmp_path: Path, store: str) -> None:
     path = write_video(tmp_path / "a.mkv", scene(60), codec_options={"g": "10", "bf": "0"})
     path.write_bytes(path.read_bytes()[:-3000])
     for keeps in (False, True):
@@ -315,18 +303,14 @@ def test_the_view_stays_through_surgery(out: Callable[[str], Path], tmp_path: Pa
             assert dataset.view == before.view
 
 
-def test_where_no_encoder_is_that_is_an_error_which_names_the_stores_that_need_none(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_encoder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(encoding._ENCODERS, "h264", ("libnone", {}))
     with pytest.raises(UnsupportedEnvironment, match="no encoder libnone here.*; --store raw "):
         shardio.convert(root / "a", tmp_path / "out", workers=0, **SMALL)
     assert not (tmp_path / "out").exists()
 
 
-def test_packets_of_real_files_differ_from_raw_in_what_only_decoding_shows(
-    media_root: Path, tmp_path: Path
-) -> None:
+def test_packets_of_real_files_beside_raw(media_root: Path, tmp_path: Path) -> None:
     root = with_the_broken(media_root, tmp_path / "all")
     report = shardio.convert(root, tmp_path / "out", store="packets")
     assert report.counts == {"converted": 14, "empty": 5, "broken": 6}

@@ -85,9 +85,7 @@ class FakeVideo:
     stride=st.integers(1, 5),
     step=st.integers(1, 12) | st.none(),
 )
-def test_clips_are_those_of_the_definition(
-    n_frames: int, frames: int, stride: int, step: int | None
-) -> None:
+def test_clips_are_as_defined(n_frames: int, frames: int, stride: int, step: int | None) -> None:
     every = frames * stride if step is None else step
     span = (frames - 1) * stride + 1
     starts = [start for start in range(0, n_frames, every) if start + span <= n_frames]
@@ -173,9 +171,7 @@ def test_a_folder_converts_to_the_clips_of_a_plain_decode(tmp_path: Path) -> Non
     assert check_against_plain_decode(root, shardio.open(tmp_path / "out")) == 5
 
 
-def test_real_broken_files_are_listed_and_the_others_are_the_clips_of_a_plain_decode(
-    media_root: Path, tmp_path: Path
-) -> None:
+def test_real_files_are_plain_decodes_or_listed(media_root: Path, tmp_path: Path) -> None:
     root = with_the_broken(media_root, tmp_path / "all")
     report = shardio.convert(root, tmp_path / "out", store="raw")
     assert [Path(source.name).name for source in report.broken] == (

@@ -88,9 +88,7 @@ def test_some_bits_of_media_and_of_all_that_says_where_they_are(name: str, tmp_p
     assert victim.n_refused == len(places)
 
 
-def test_an_intact_shard_has_no_findings_and_is_read_whole(
-    small: bytearray, tmp_path: Path
-) -> None:
+def test_an_intact_shard_has_no_findings(small: bytearray, tmp_path: Path) -> None:
     assert codes_of(small) == []
     path = tmp_path / "s.shard"
     path.write_bytes(small)
@@ -99,9 +97,7 @@ def test_an_intact_shard_has_no_findings_and_is_read_whole(
     assert all(map(same_sample, found, small_samples())) and len(found) == len(small_samples())
 
 
-def test_every_bit_of_headers_and_table_and_one_of_every_byte_with_a_meaning(
-    small: bytearray, tmp_path: Path
-) -> None:
+def test_every_bit_of_headers_and_one_of_every_byte(small: bytearray, tmp_path: Path) -> None:
     victim = Victim(tmp_path / "s.shard", small, small_samples())
     complaints = {bit: victim.complaint_about_flip(bit) for bit in meaningful_bits(small)}
     victim.close()
@@ -109,9 +105,7 @@ def test_every_bit_of_headers_and_table_and_one_of_every_byte_with_a_meaning(
     assert victim.n_refused > 0.9 * len(complaints)  # the rest: zeros between rows and records
 
 
-def test_a_flipped_bit_in_every_byte_of_the_header_pages_padding(
-    small: bytearray, tmp_path: Path
-) -> None:
+def test_a_bit_in_every_byte_of_the_header_padding(small: bytearray, tmp_path: Path) -> None:
     victim = Victim(tmp_path / "s.shard", small, small_samples())
     bits = [8 * at + at % 8 for part in padding_bytes(small, of_headers=True) for at in part]
     complaints = {bit: victim.complaint_about_flip(bit) for bit in bits}
@@ -120,9 +114,7 @@ def test_a_flipped_bit_in_every_byte_of_the_header_pages_padding(
     assert victim.n_refused == len(bits) == 2 * (PAGE - N_HEADER)
 
 
-def test_the_audit_finds_and_places_a_flipped_bit_in_every_byte_of_all_other_padding(
-    small: bytearray,
-) -> None:
+def test_the_audit_places_a_bit_in_every_byte_of_other_padding(small: bytearray) -> None:
     # One byte of each part at a time: verification finds the first one in each part.
     parts, damaged = padding_bytes(small, of_headers=False), bytearray(small)
     for flipped in itertools.zip_longest(*parts):
@@ -137,9 +129,7 @@ def test_the_audit_finds_and_places_a_flipped_bit_in_every_byte_of_all_other_pad
 
 
 @pytest.mark.parametrize("verify", ["first", "always", "off"])
-def test_a_reader_returns_the_same_whatever_is_in_the_padding(
-    small: bytearray, tmp_path: Path, verify: Verify
-) -> None:
+def test_padding_changes_nothing_read(small: bytearray, tmp_path: Path, verify: Verify) -> None:
     for turn in range(8):
         damaged = bytearray(small)
         for at in itertools.chain(*padding_bytes(small, of_headers=False)):
@@ -149,9 +139,7 @@ def test_a_reader_returns_the_same_whatever_is_in_the_padding(
         victim.close()
 
 
-def test_with_verification_always_a_flipped_bit_gives_no_other_data_either(
-    small: bytearray, tmp_path: Path
-) -> None:
+def test_a_flipped_bit_with_verification_always(small: bytearray, tmp_path: Path) -> None:
     victim = Victim(tmp_path / "s.shard", small, small_samples())
     sections = [bit for bit in meaningful_bits(small) if PAGE * 8 <= bit]
     complaints = {bit: victim.complaint_about_flip(bit, "always") for bit in sections[::5]}
@@ -159,9 +147,7 @@ def test_with_verification_always_a_flipped_bit_gives_no_other_data_either(
     assert {bit: text for bit, text in complaints.items() if text} == {}
 
 
-def test_without_verification_a_flipped_bit_still_raises_nothing_but_errors_of_shardio(
-    small: bytearray, tmp_path: Path
-) -> None:
+def test_a_flipped_bit_without_verification(small: bytearray, tmp_path: Path) -> None:
     victim, n_refused = Victim(tmp_path / "s.shard", small, small_samples()), 0
     for bit in meaningful_bits(small)[::3]:
         victim.flip(bit)
@@ -191,9 +177,7 @@ def test_a_shard_cut_short_is_refused_at_every_length(small: bytearray, tmp_path
 
 @pytest.mark.parametrize("n_bytes", [1, 100, 4095, 4096, 8192])
 @pytest.mark.parametrize("byte", [0, 7])
-def test_bytes_after_the_end_are_refused(
-    small: bytearray, tmp_path: Path, n_bytes: int, byte: int
-) -> None:
+def test_bytes_after_the_end(small: bytearray, tmp_path: Path, n_bytes: int, byte: int) -> None:
     path = tmp_path / "s.shard"
     path.write_bytes(bytes(small) + bytes([byte]) * n_bytes)
     assert "bytes after its end" in str(read_everything(path))

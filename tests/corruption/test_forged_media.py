@@ -179,9 +179,7 @@ def test_media_that_break_a_rule_are_refused_when_they_are_read(
 
 
 @pytest.mark.parametrize(("change", "code"), **table(STRUCTURE_MEDIA))
-def test_tables_that_the_schema_does_not_ask_for_are_refused_at_open(
-    media: bytearray, tmp_path: Path, change: Change, code: str
-) -> None:
+def test_tables_without_need(media: bytearray, tmp_path: Path, change: Change, code: str) -> None:
     forgery = Forgery.of(media)
     change(forgery)
     assert_refused(tmp_path / "m.shard", forgery.seal(), code)
@@ -219,9 +217,7 @@ VERIFIED_MEDIA: list[tuple[str, Change, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "codes"), **table(VERIFIED_MEDIA))
-def test_what_a_reader_of_media_need_not_see_is_found_by_the_verify(
-    media: bytearray, tmp_path: Path, change: Change, codes: list[str]
-) -> None:
+def test_a_verify_finds(media: bytearray, tmp_path: Path, change: Change, codes: list[str]) -> None:
     forgery = Forgery.of(media)
     change(forgery)
     content = forgery.seal()
@@ -234,9 +230,7 @@ def test_a_forgery_of_media_that_changes_nothing_is_the_same_shard(media: bytear
     assert Forgery.of(media).seal() == media
 
 
-def test_a_chunk_whose_stored_hash_is_another_is_refused_when_it_is_read(
-    media: bytearray, tmp_path: Path
-) -> None:
+def test_a_chunk_with_another_hash_is_refused_when_read(media: bytearray, tmp_path: Path) -> None:
     forgery = Forgery.of(media)
     forgery.rehash_chunks = False
     forgery.change(CHUNKS, 4 * 8, bytes(8))  # the second of the last video

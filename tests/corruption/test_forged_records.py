@@ -135,9 +135,7 @@ def test_a_record_that_breaks_a_rule_is_refused_when_it_is_read(
     assert error.field and error.sample is not None and error.offset
 
 
-def test_a_refused_record_is_named_with_file_field_sample_and_offset(
-    sound: bytearray, tmp_path: Path
-) -> None:
+def test_a_refused_record_is_named_with_its_place(sound: bytearray, tmp_path: Path) -> None:
     forgery = Forgery.of(sound)
     forgery.change_record("note", 2, b"\xff" * 10)
     content = forgery.seal()
@@ -210,9 +208,7 @@ VERIFIED: list[tuple[str, Change, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "codes"), **table(VERIFIED))
-def test_what_a_reader_need_not_see_is_found_by_the_verify(
-    sound: bytearray, tmp_path: Path, change: Change, codes: list[str]
-) -> None:
+def test_a_verify_finds(sound: bytearray, tmp_path: Path, change: Change, codes: list[str]) -> None:
     forgery = Forgery.of(sound)
     change(forgery)
     content = forgery.seal()
@@ -221,9 +217,7 @@ def test_what_a_reader_need_not_see_is_found_by_the_verify(
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (None,)], ids=repr)
-def test_a_bool_of_2_in_a_list_is_found_by_the_verify(
-    tmp_path: Path, shape: tuple[int | None, ...]
-) -> None:
+def test_a_verify_finds_a_2_in_bools(tmp_path: Path, shape: tuple[int | None, ...]) -> None:
     flags = np.ones([d or 3 for d in shape], np.bool_)
     schema = Schema({"flags": List(Array("bool", shape))})
     forgery = Forgery.of(content_of(tmp_path / "f.shard", schema, [{"flags": [flags, flags]}]))
@@ -239,17 +233,13 @@ def test_a_bool_of_2_in_a_list_is_found_by_the_verify(
         *(b"[NaN]", b"[Infinity]", b"1.50", b" 1", b"1e2"),
     ],
 )
-def test_json_in_another_than_its_one_form_is_found_by_the_verify(
-    sound: bytearray, text: bytes
-) -> None:
+def test_a_verify_finds_json_in_another_form(sound: bytearray, text: bytes) -> None:
     forgery = Forgery.of(sound)
     _insert(forgery, "meta", 3, text)
     assert codes_of(forgery.seal()) == ["value"]
 
 
-def test_a_column_whose_hash_is_not_that_of_its_rows_is_refused_when_read(
-    sound: bytearray, tmp_path: Path
-) -> None:
+def test_a_column_with_another_hash_is_refused_when_read(sound: bytearray, tmp_path: Path) -> None:
     forgery = Forgery.of(sound)
     forgery.change(forgery.column("long", Kind.COLUMN_HASHES), 8, bytes(8))
     error = read_bytes(tmp_path, forgery.seal())
@@ -258,9 +248,7 @@ def test_a_column_whose_hash_is_not_that_of_its_rows_is_refused_when_read(
     assert codes_of(forgery.seal()) == ["checksum"]
 
 
-def test_random_forgeries_of_index_and_shapes_end_in_errors_of_shardio_only(
-    sound: bytearray, tmp_path: Path
-) -> None:
+def test_random_forgeries_end_in_errors_of_shardio_only(sound: bytearray, tmp_path: Path) -> None:
     rng, n_refused = np.random.default_rng(0), 0
     for _ in range(200):
         forgery = Forgery.of(sound)

@@ -57,9 +57,7 @@ def test_random_shards_are_damaged_until_the_time_is_over(
     assert found is not None and found[1] == found[2] != "0"
 
 
-def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_crafted_shard_is_listed_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert load_tool("list_crafted").main() == 0
     counted = capsys.readouterr().out.splitlines()[-1].partition(" ")[0]
     assert f"{counted} as" in TRUST.read_text("utf-8").replace("\n", " ")

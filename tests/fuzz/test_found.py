@@ -20,9 +20,7 @@ from tests.fuzz.parts import Parts
 
 
 @pytest.mark.parametrize("file_size", [0, 1, PAGE - 1, 1 << 46, (1 << 64) - 1])
-def test_repair_makes_no_file_of_a_size_that_only_the_header_claims(
-    tmp_path: Path, file_size: int
-) -> None:
+def test_repair_makes_no_file_of_a_claimed_size(tmp_path: Path, file_size: int) -> None:
     parts = Parts.of(seeds.shards()["small"])
     parts.header["file_size"] = file_size
     (tmp_path / "s.shard").write_bytes(parts.seal())
@@ -39,9 +37,7 @@ def test_repair_of_less_than_a_page_says_that_it_is_too_short(tmp_path: Path, n_
 
 @pytest.mark.parametrize("key", ["settings", "units", "replaces", "appends"])
 @pytest.mark.parametrize("value", [None, 1.5, "text"])
-def test_a_plan_of_a_conversion_that_says_something_else_is_corrupt(
-    tmp_path: Path, key: str, value: object
-) -> None:
+def test_a_conversions_plan_is_checked(tmp_path: Path, key: str, value: object) -> None:
     does = {"replaces": False, "appends": False}
     plan: dict[str, Any] = {"version": 2, "settings": {}, "units": [], **does}
     (tmp_path / PLAN_FILE).write_bytes(to_checksummed_json(plan))
@@ -54,9 +50,7 @@ def test_a_plan_of_a_conversion_that_says_something_else_is_corrupt(
 @pytest.mark.parametrize(
     "name", ["a\0.shard", "../elsewhere.shard", "{0}/elsewhere.shard", 7, None, {}]
 )
-def test_a_unit_whose_record_names_no_file_in_its_folder_is_converted_anew(
-    tmp_path: Path, name: object
-) -> None:
+def test_a_unit_that_names_no_file_is_converted_anew(tmp_path: Path, name: object) -> None:
     folder = tmp_path / "unit"
     folder.mkdir()
     (tmp_path / "elsewhere.shard").write_bytes(seeds.shards()["small"])
@@ -72,9 +66,7 @@ def test_a_unit_whose_record_names_no_file_in_its_folder_is_converted_anew(
     assert read_record(folder, Unit(0, 0, ())) is not None
 
 
-def test_a_bool_that_is_neither_0_nor_1_is_not_written_and_not_laundered_by_repair(
-    tmp_path: Path,
-) -> None:
+def test_a_bool_that_is_none_is_not_laundered_by_repair(tmp_path: Path) -> None:
     schema = Schema({"flag": Array("bool", (2,)), "mask": List(Array("bool", (None,)))})
     broken = np.array([1, 2, 0], np.uint8).view(np.bool_)
     with ShardWriter(tmp_path / "w.shard", schema) as writer:
@@ -94,9 +86,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_not_written_and_not_laundered_by_repa
 
 
 @pytest.mark.parametrize("field", [0, 1, 26_219, 65_535])
-def test_a_section_of_a_kind_to_come_is_skipped_whatever_field_it_names(
-    tmp_path: Path, field: int
-) -> None:
+def test_a_section_of_a_kind_to_come_is_skipped(tmp_path: Path, field: int) -> None:
     parts = Parts.of(seeds.shards()["small"])
     parts.sections.insert(-1, Section(40_000, field, 0, 0, 32, 4, 8, 0))  # the schema is last
     parts.contents.insert(-1, bytes(range(32)))
@@ -112,9 +102,7 @@ def test_a_section_of_a_kind_to_come_is_skipped_whatever_field_it_names(
     assert [finding.code for finding in verify_shard(path)] == ["checksum"]
 
 
-def test_an_optional_column_takes_no_memory_for_rows_that_only_the_schema_claims(
-    tmp_path: Path,
-) -> None:
+def test_an_optional_column_takes_no_memory_for_claimed_rows(tmp_path: Path) -> None:
     schema = Schema({"n": Array("int64"), "x": Array("uint8", (1 << 44,), optional=True)})
     with ShardWriter(tmp_path / "s.shard", schema):
         pass

@@ -53,9 +53,7 @@ def tool() -> ModuleType:
 # --- shardio ------------------------------------------------------------------------------------
 
 
-def test_no_input_of_a_slice_with_every_target_family_and_many_outcomes_shows_a_defect(
-    fed: dict[str, Target], judge: Judge
-) -> None:
+def test_a_slice_of_inputs_shows_no_defect(fed: dict[str, Target], judge: Judge) -> None:
     inputs = list(itertools.islice(Inputs(fed, 0), N_SLICE))
     assert {name for name, _, _ in inputs} == set(TARGETS)
     families = {*"documents schemas values labels journal parts files".split()}
@@ -68,9 +66,7 @@ def test_no_input_of_a_slice_with_every_target_family_and_many_outcomes_shows_a_
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_input_that_is_kept_shows_a_defect(
-    fed: dict[str, Target], judge: Judge, target: str
-) -> None:
+def test_no_kept_input_shows_a_defect(fed: dict[str, Target], judge: Judge, target: str) -> None:
     kept = [(name, content) for owner, name, content in corpus() if owner == target]
     assert len(kept) >= 2
     for name, content in kept:
@@ -144,9 +140,7 @@ def short(content: bytes) -> str:
         (short, "InsufficientMemory", "needs too much"),
     ],
 )
-def test_what_is_not_promised_is_a_problem(
-    judge: Judge, target: Target, outcome: str, text: str
-) -> None:
+def test_what_is_no_promised_outcome(judge: Judge, target: Target, outcome: str, text: str) -> None:
     verdict = judge.judge(target, b"?")
     assert verdict.outcome == outcome
     assert verdict.problem is not None and text in verdict.problem
@@ -277,9 +271,7 @@ def run_dying(tool: ModuleType, tmp_path: Path, end: str) -> Any:
 
 
 @pytest.mark.parametrize("number", [11, 15])
-def test_an_input_that_kills_its_process_is_kept_and_feeding_goes_on(
-    tool: ModuleType, tmp_path: Path, number: int
-) -> None:
+def test_an_input_that_kills_is_kept(tool: ModuleType, tmp_path: Path, number: int) -> None:
     run = run_dying(tool, tmp_path, f"os.kill(os.getpid(), {number})")
     assert len(run.tallies) == 2
     if number == 15:  # somebody else ended the process

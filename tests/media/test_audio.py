@@ -54,9 +54,7 @@ def write(
         ("a.mka", "libopus", 0.06),
     ],
 )
-def test_any_span_is_what_was_encoded_there(
-    tmp_path: Path, name: str, codec: str, apart: float
-) -> None:
+def test_any_span_is_what_was_encoded(tmp_path: Path, name: str, codec: str, apart: float) -> None:
     stream = demux(str(write(tmp_path / name, codec)), "audio")
     assert (stream.width, stream.height) == (1, 48_000)
     assert 0 <= stream.n_frames - len(WAVE) < 1200  # AAC fills its last packet
@@ -72,9 +70,7 @@ def test_any_span_is_what_was_encoded_there(
 @pytest.mark.parametrize(
     ("name", "codec"), [("a.m4a", "aac"), ("a.mp3", "libmp3lame"), ("a.ogg", "libopus")]
 )
-def test_a_span_has_the_same_values_whatever_was_decoded_before(
-    tmp_path: Path, name: str, codec: str
-) -> None:
+def test_a_span_is_the_same_whatever_came_before(tmp_path: Path, name: str, codec: str) -> None:
     noise = np.random.default_rng(0).normal(0, 0.02, 48_000).astype(np.float32)
     stream = demux(str(write(tmp_path / name, codec, noise)), "audio")
     with AudioDecoder() as fresh:
@@ -110,9 +106,7 @@ def test_behind_the_end_lies_silence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 48_000])
 @pytest.mark.parametrize("channels", [1, 2, None])
-def test_what_is_resampled_is_what_pyav_makes_of_the_file(
-    tmp_path: Path, rate: int, channels: int | None
-) -> None:
+def test_resampling_is_that_of_pyav(tmp_path: Path, rate: int, channels: int | None) -> None:
     path = write_flash(tmp_path / "a.mkv", codec="flac", rate=44_100, layouts=("5.1",))
     layout = {1: "mono", 2: "stereo", None: "5.1"}[channels]
     resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate)
@@ -174,9 +168,7 @@ def test_a_gap_is_silent_and_takes_its_time(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["aac", "ac3", "flac", "libopus", "libmp3lame", "pcm_s16le"])
-def test_sound_that_begins_below_0_in_matroska_stays_beside_its_pictures(
-    tmp_path: Path, codec: str
-) -> None:
+def test_sound_below_0_in_matroska_stays_beside_pictures(tmp_path: Path, codec: str) -> None:
     """FFmpeg counts back by whole milliseconds there: 16 of them late after 50 packets."""
     wave = 0.5 * np.sin(np.arange(96_000) ** 2 / 3e6)  # no two spans are alike
     paths = tmp_path / "whole.mkv", tmp_path / "cut.mkv"

@@ -84,9 +84,7 @@ def test_times_that_go_back_are_refused() -> None:
         ("a.ts", "aac", 48_000),
     ],
 )
-def test_a_click_is_heard_when_the_flash_is_seen(
-    tmp_path: Path, name: str, codec: str, rate: int
-) -> None:
+def test_clicks_are_heard_with_flashes(tmp_path: Path, name: str, codec: str, rate: int) -> None:
     path = write_flash(tmp_path / name, codec=codec, rate=rate)
     assert click_at(demux(str(path), "audio")) == flash_at(demux(str(path)))
 
@@ -161,9 +159,7 @@ def test_where_nothing_is_heard_there_is_no_part(tmp_path: Path) -> None:
         ({"begin": "1:0"}, "begin is '1:0': expected seconds"),
     ],
 )
-def test_parameters_that_cannot_be_are_refused(
-    tmp_path: Path, parameters: dict[str, object], words: str
-) -> None:
+def test_impossible_parameters(tmp_path: Path, parameters: dict[str, object], words: str) -> None:
     sound = demux(str(write_sound(tmp_path / "a.wav")), "audio")
     forged = replace(sound, parameters={**sound.parameters, **parameters})
     with AudioDecoder() as decoder, pytest.raises(MediaError, match=words):

@@ -103,9 +103,7 @@ def test_every_part_is_cut_from_the_same_picture(stream: EncodedStream) -> None:
     assert np.array_equal(decode(stream, [17], (64, 64, 3), crop=right), whole[:, :, 32:])
 
 
-def test_clips_that_are_decoded_together_are_cropped_each_in_its_place(
-    stream: EncodedStream,
-) -> None:
+def test_clips_decoded_together_are_cropped_each_in_its_place(stream: EncodedStream) -> None:
     crops: list[CropPosition | None] = [
         CropPosition(0, 0.5),
         None,
@@ -151,9 +149,7 @@ def test_planes_are_turned_as_rgb_is(tmp_path: Path, rotation: int) -> None:
     assert np.quantile(np.abs(planes[:, :48] - luma), 0.98) <= 2
 
 
-def test_planes_are_of_bt601_and_limited_whatever_the_file_has(
-    stream: EncodedStream, tmp_path: Path
-) -> None:
+def test_planes_are_always_of_bt601_and_limited(stream: EncodedStream, tmp_path: Path) -> None:
     plain = decode(stream, [5], (96, 64), pixels="yuv420")
     path = write_video(tmp_path / "a.mp4", scene(9), matrix=1, full_range=True)
     same = decode(demux(str(path)), [5], (96, 64), pixels="yuv420")
@@ -171,9 +167,7 @@ def test_planes_that_fit_are_copied_as_they_were_decoded(tmp_path: Path) -> None
         assert np.array_equal(planes[64:, 48:].ravel(), plain[80:].ravel())
 
 
-def test_clips_that_are_decoded_together_share_their_groups(
-    stream: EncodedStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clips_share_their_groups(stream: EncodedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
     def counting(number: int, *rest: Any, **named: Any) -> Any:
@@ -195,9 +189,7 @@ def test_clips_that_are_decoded_together_share_their_groups(
     assert sent[0] in (0, 1) and len(sent) < 11 and len(set(sent) & set(spare.tolist())) <= 1
 
 
-def test_decoders_are_kept_per_configuration_and_bounded(
-    stream: EncodedStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoders_kept_are_bounded(stream: EncodedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
     def counting(parameters: Any, extradata: bytes) -> Any:
@@ -233,9 +225,7 @@ def test_a_decoder_goes_on_after_damage(stream: EncodedStream) -> None:
             assert np.array_equal(out, wanted)
 
 
-def test_damage_that_reads_as_parameters_does_not_change_what_is_decoded_after_it(
-    stream: EncodedStream, tmp_path: Path
-) -> None:
+def test_damage_read_as_parameters_stays_alone(stream: EncodedStream, tmp_path: Path) -> None:
     other = {"x264-params": "chroma-qp-offset=10:bframes=3:keyint=12"}
     extradata = demux(str(write_video(tmp_path / "a.mp4", scene(2), codec_options=other))).extradata
     at = 9 + int.from_bytes(extradata[6:8], "big")  # behind the sequence's parameters, and a count
@@ -277,9 +267,7 @@ def with_parameters_within(one: EncodedStream, other: EncodedStream, units: byte
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265"])
-def test_parameters_that_change_within_a_stream_change_no_other_frames(
-    codec: str, tmp_path: Path
-) -> None:
+def test_parameters_that_change_change_no_other_frames(codec: str, tmp_path: Path) -> None:
     made = []
     for name, offset in (("a", 0), ("b", 0), ("c", 10)):
         settings = {
@@ -342,15 +330,11 @@ def test_a_packet_tells_whether_it_changes_parameters(tmp_path: Path) -> None:
         ("av1", b"\x81", b""),
     ],
 )
-def test_parameter_sets_are_read_from_what_precedes_a_stream(
-    codec: str, extradata: bytes, expected: bytes
-) -> None:
+def test_parameter_sets_of_extradata(codec: str, extradata: bytes, expected: bytes) -> None:
     assert parameter_sets(codec, extradata) == expected
 
 
-def test_a_stream_that_is_refreshed_bit_by_bit_is_decoded_from_an_earlier_keyframe(
-    tmp_path: Path,
-) -> None:
+def test_a_refreshed_stream_is_decoded_from_an_earlier_keyframe(tmp_path: Path) -> None:
     options = {"g": "10", "bf": "0", "x264-params": "intra-refresh=1:keyint=10"}
     path = write_video(tmp_path / "a.mts", scene(60), container="mpegts", codec_options=options)
     whole = demux(str(path), check=True)
@@ -380,9 +364,7 @@ def test_a_stream_that_is_refreshed_bit_by_bit_is_decoded_from_an_earlier_keyfra
         ({"codec": "h264", "lead_in": "xyz"}, "lead_in is not hexadecimal text"),
     ],
 )
-def test_parameters_that_a_hostile_writer_might_store_are_refused(
-    stream: EncodedStream, parameters: dict[str, Any], reason: str
-) -> None:
+def test_hostile_parameters(stream: EncodedStream, parameters: dict[str, Any], reason: str) -> None:
     with pytest.raises(MediaError, match=reason):
         decode(replace(stream, parameters=parameters), [0], (16, 16, 3))
 

@@ -46,9 +46,7 @@ PICTURES = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "AVIF"]
         (b"\0\0\0\x1cftypavif", False, True),
     ],
 )
-def test_files_are_known_by_their_first_bytes(
-    head: bytes, is_media: object, is_image: object
-) -> None:
+def test_files_known_by_first_bytes(head: bytes, is_media: object, is_image: object) -> None:
     assert (has_media_signature(head), has_image_signature(head)) == (is_media, is_image)
 
 
@@ -73,9 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".avi", ".gif", ".wav"])
-def test_a_whole_file_misses_nothing_and_every_cut_is_seen(
-    whole: dict[str, bytes], suffix: str
-) -> None:
+def test_a_whole_file_is_whole_and_cuts_are_seen(whole: dict[str, bytes], suffix: str) -> None:
     content = whole[suffix]
     assert missing_bytes(io.BytesIO(content)) == 0
     for kept in range(64, len(content) - 1, max(1, len(content) // 97)):

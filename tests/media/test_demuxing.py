@@ -118,9 +118,7 @@ def test_every_frame_by_packets_is_that_of_the_file(variant: str, tmp_path: Path
         pytest.param(VARIANTS["VP9"][1], id="VP9"),
     ],
 )
-def test_frames_before_0_in_matroska_leave_the_times_of_others_alone(
-    options: dict[str, Any], n_before: int, tmp_path: Path
-) -> None:
+def test_frames_before_matroska_0(options: dict[str, Any], n_before: int, tmp_path: Path) -> None:
     """FFmpeg drops times below 0: frames that have one are counted back from the first at 0."""
     n_frames = n_before + 4
     path = write_cut(tmp_path / "a.mkv", scene(n_frames), n_before, rate=24, **options)
@@ -134,9 +132,7 @@ def test_frames_before_0_in_matroska_leave_the_times_of_others_alone(
     assert_same_as_the_file(stream, path)
 
 
-def test_where_no_time_is_known_the_order_is_that_of_presentation_without_a_check_too(
-    tmp_path: Path,
-) -> None:
+def test_where_no_time_is_known_the_order_is_that_shown(tmp_path: Path) -> None:
     paths = (
         made("no container", tmp_path),
         write_cut(tmp_path / "b.mkv", scene(30), 12, codec_options=B_FRAMES),
@@ -225,9 +221,7 @@ IDR, TSA_N, TSA_R = 19, 2, 3  # HEVC's types of a keyframe, and of pictures that
         ([(IDR, 0), (TSA_N, 1), (TSA_R, 2)], [False, False, False]),  # the last may need the second
     ],
 )
-def test_only_pictures_of_the_highest_hevc_layer_are_disposable(
-    pictures: list[tuple[int, int]], expected: list[bool]
-) -> None:
+def test_disposable_pictures_of_hevc(pictures: list[tuple[int, int]], expected: list[bool]) -> None:
     parts = [b"\0\0\1" + bytes([kind << 1, layer + 1]) + b"..." for kind, layer in pictures]
     found = disposable_packets("hevc", b"", b"".join(parts), [len(part) for part in parts])
     assert found.tolist() == expected
@@ -275,9 +269,7 @@ def damaged(folder: Path) -> Path:
     return path
 
 
-def test_damage_in_the_middle_is_found_by_a_check_and_by_the_clips_that_touch_it(
-    tmp_path: Path,
-) -> None:
+def test_damage_in_the_middle_is_found_by_check_and_clips(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     with pytest.raises(MediaError, match=r"a\.mp4: (breaks at )?packet \d+"):
         demux(str(path), check=True)

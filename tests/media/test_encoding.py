@@ -46,9 +46,7 @@ def test_av1_leaves_the_scheduling_of_the_process_as_it_was() -> None:
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
 @pytest.mark.parametrize("gop", [4, 16])
-def test_every_gop_frames_there_is_a_keyframe_before_which_nothing_is_shown(
-    codec: str, gop: int
-) -> None:
+def test_every_gop_frames_a_closed_group_begins(codec: str, gop: int) -> None:
     stream = encode(pictures(), 64, 48, BASE, gop=gop, codec=codec)
     keys = np.flatnonzero(packet_flags(stream.packets) & PacketFlag.KEY)
     assert keys.tolist() == list(range(0, 20, gop))

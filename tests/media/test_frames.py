@@ -57,9 +57,7 @@ def expected_rgb(y: int, u: int, v: int, matrix: int, color_range: int) -> list[
 @pytest.mark.parametrize("color_range", [0, LIMITED, FULL])
 @pytest.mark.parametrize("matrix", COEFFICIENTS)
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv444p", "yuv420p10le"])
-def test_range_matrix_and_depth_are_those_that_the_frame_names(
-    pixel_format: str, matrix: int, color_range: int
-) -> None:
+def test_range_matrix_and_depth_of_frames(pixel_format: str, matrix: int, color_range: int) -> None:
     writer = FrameWriter((32, 32), Fraction(1))
     for yuv in ((235, 128, 128), (120, 90, 180), (60, 200, 90), (16, 128, 128)):
         frame = flat(*yuv, pixel_format)
@@ -89,16 +87,12 @@ def test_a_matrix_that_swscale_does_not_know_is_an_error() -> None:
         (101, 75, Fraction(1), (151, 112)),
     ],
 )
-def test_the_short_side_is_fitted_with_square_pixels(
-    width: int, height: int, aspect: Fraction, to: tuple[int, int]
-) -> None:
+def test_short_sides_fit(width: int, height: int, aspect: Fraction, to: tuple[int, int]) -> None:
     assert covering_size(width * (aspect or Fraction(1)), Fraction(height), (112, 112)) == to
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 512))
-def test_neither_side_ends_below_the_size_and_one_equals_it(
-    width: int, height: int, size: int
-) -> None:
+def test_no_side_is_below_the_size_and_one_is_it(width: int, height: int, size: int) -> None:
     assert min(covering_size(Fraction(width), Fraction(height), (size, size))) == size
 
 
@@ -235,7 +229,7 @@ def looks() -> list[av.VideoFrame]:
 @pytest.mark.parametrize("crop", [None, CropPosition(0.4, 0.9), CropPosition(0.1, 0)])
 @pytest.mark.parametrize("size", [(48, 64), (40, 48), (30, 40), (96, 96)])
 @pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
-def test_a_writer_converts_each_frame_as_if_it_were_the_first(
+def test_every_frame_as_the_first(
     pixels: str, size: tuple[int, int], crop: CropPosition | None
 ) -> None:
     turned = matrix_bytes(0, 1, -1, 0)

@@ -374,9 +374,7 @@ def test_what_is_no_picture_is_neither_encoded_nor_resized(pixels: Any, options:
 
 @pytest.mark.parametrize("function", [probe, decode_image])
 @pytest.mark.parametrize("data", [b"", b"\xff", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg/>", bytes(99)])
-def test_what_is_no_picture_says_what_it_begins_with(
-    function: Callable[[bytes], object], data: bytes
-) -> None:
+def test_what_is_no_picture_is_described(function: Callable[[bytes], object], data: bytes) -> None:
     with pytest.raises(MediaError, match=f"begin with {data[:12].hex(' ') or 'nothing'}"):
         function(data)
 

@@ -99,9 +99,7 @@ def test_frames_of_a_video_fill_a_row(video: Path) -> None:
         (None, {}, "frames x height x width x 3, found"),
     ],
 )
-def test_what_is_no_clip_of_a_video_is_refused(
-    video: Path, out: Any, options: dict[str, Any], said: str
-) -> None:
+def test_what_is_no_clip(video: Path, out: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         load_clip(video, out, **options)
 

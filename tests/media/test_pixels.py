@@ -66,9 +66,7 @@ def block(order: str, kind: int, value: bytes, tag: int = 0x0112) -> bytes:
         (b"II*\0\xff\xff\xff\xff", 1),
     ],
 )
-def test_the_orientation_is_read_from_either_byte_order_or_is_upright(
-    data: bytes, expected: int
-) -> None:
+def test_the_orientation_in_either_byte_order(data: bytes, expected: int) -> None:
     assert pixels.exif_orientation(data) == expected
 
 

@@ -28,9 +28,7 @@ def test_times_that_rise_stay_as_they_are(steps: list[int]) -> None:
 
 
 @given(st.permutations(range(100)), st.integers(1, REORDER_WINDOW))
-def test_times_within_the_window_are_sorted_and_frames_keep_their_order(
-    order: list[int], reach: int
-) -> None:
+def test_times_within_the_window_are_sorted(order: list[int], reach: int) -> None:
     # Sorting runs of `reach` by another key moves no time further than the window looks.
     times = [
         time
@@ -75,9 +73,7 @@ def test_frames_flow_before_the_stream_ends() -> None:
     st.fractions(1, 100, max_denominator=999),
     st.integers(-500, 500),
 )
-def test_times_that_are_missing_are_those_of_the_rate(
-    are_known: list[bool], interval: Fraction, begin: int
-) -> None:
+def test_missing_times_follow_rate(are_known: list[bool], interval: Fraction, begin: int) -> None:
     """Whichever are missing, and however the durations of the container are rounded."""
     times = [begin + round_to_tick(n * interval) for n in range(len(are_known))]
     known = [time if is_known else None for time, is_known in zip(times, are_known, strict=True)]
@@ -110,9 +106,7 @@ def test_known_times_stay_whatever_the_durations_say(frames: list[tuple[int, boo
         ([], [], []),
     ],
 )
-def test_missing_times_are_counted_from_those_that_are_known(
-    times: list[int | None], durations: list[int], found: list[int]
-) -> None:
+def test_missing_times(times: list[int | None], durations: list[int], found: list[int]) -> None:
     assert fill_missing_times(times, durations, Fraction(40)) == found
 
 

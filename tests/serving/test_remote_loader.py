@@ -179,9 +179,7 @@ def test_the_bar_counts_batches_and_the_figures_add_up(loader: RemoteLoader) -> 
     assert stats.latest.n_bytes > 4 * 6912 and stats.total.n_restarts == 0
 
 
-def test_epochs_after_an_interrupt(
-    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_interrupt(path: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
     receive = Link.receive
 

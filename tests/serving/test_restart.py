@@ -201,9 +201,7 @@ def _hears(patch: pytest.MonkeyPatch, told: Callable[[dict[str, Any]], dict[str,
 
 
 @pytest.mark.parametrize("kind", ["opened", "begun", "batch", "end"])
-def test_an_answer_that_does_not_come_from_a_server_that_is_there_is_overdue(
-    edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_an_overdue_answer(edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     _hears(monkeypatch, lambda head: {} if head["kind"] == kind else head)
     with pytest.raises(BatchTimeout, match="did not come from"):
         with shardio.connect(edges.address, 4, fields=["label"], timeout_s=0.1, **HOW) as far:

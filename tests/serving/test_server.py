@@ -70,9 +70,7 @@ def test_what_no_client_could_use_is_refused_at_once(
         make_server(path, bind or server.address, **options)  # of the other server: in use
 
 
-def test_without_zeromq_it_is_named(
-    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_zeromq(path: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
     for make in (
         lambda: make_server(path, FREE),
@@ -311,9 +309,7 @@ def test_untaken_bytes_are_few(path: str, server: Server, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("lie", ["credit", "iterate"])
-def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
-    path: str, lie: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_client_has_no_memory(path: str, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.serving.session.MAX_UNTAKEN_BYTES", 50_000)
     kept, said = list[Any](), queue.Queue[str]()
 
@@ -353,9 +349,7 @@ def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
     session.join(PATIENCE_S)
 
 
-def test_a_missing_thread_is_told(
-    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_thread(path: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

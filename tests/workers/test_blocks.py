@@ -85,9 +85,7 @@ def test_memory_that_others_took_meanwhile_is_memory_short_and_leaves_no_descrip
 
 
 @pytest.mark.usefixtures("swept")
-def test_a_block_that_cannot_be_mapped_leaves_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unmappable_block_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     before = n_descriptors()
     monkeypatch.setattr(mmap, "mmap", refusing(errno.ENOMEM))
     with pytest.raises(InsufficientMemory, match="the map of a block"):

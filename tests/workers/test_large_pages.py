@@ -106,9 +106,7 @@ def test_every_whole_large_page_of_a_block_is_one(n_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EBUSY])
-def test_without_large_pages_a_block_is_what_it_was(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_block_without_large_pages(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Refusing, "number", number)
     monkeypatch.setattr(mmap, "mmap", Refusing)
     block = Block(0, LARGE_BYTES + 5)
@@ -150,9 +148,7 @@ assert os.pread(block.fd, 1, n_bytes - 1) == b"\\7"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_block_is_mapped_where_there_are_addresses_but_not_the_number_of_maps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_block_is_mapped_without_the_number_of_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> NoReturn:
         raise InsufficientMemory("no address range is left in this process")
 

@@ -90,9 +90,7 @@ def test_strict_overcommit_caps_at_what_is_not_yet_committed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_group_leaves_its_limit_less_its_use_plus_its_page_cache(
-    tmp_path: Path, version: int
-) -> None:
+def test_a_group_leaves_its_limit_less_use_plus_cache(tmp_path: Path, version: int) -> None:
     group = in_v1("/job") if version == 1 else in_v2("/job")
     figures = (v1 if version == 1 else v2)("/job", 200 * MIB, 150 * MIB, 40 * MIB)
     assert least(write(tmp_path, machine() | group | figures)) == 90 * MIB
@@ -132,15 +130,11 @@ def test_the_tightest_level_above_the_process_counts(tmp_path: Path, version: in
         ),
     ],
 )
-def test_the_limits_of_the_groups_of_this_process_count(
-    tmp_path: Path, files: dict[str, object], n_mib: int
-) -> None:
+def test_limits_of_own_groups(tmp_path: Path, files: dict[str, object], n_mib: int) -> None:
     assert least(write(tmp_path, machine() | files)) == n_mib * MIB
 
 
-def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_demand_above_the_limits_names_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "limits", lambda: [MemoryLimit(9 * MIB, "a box"), MemoryLimit(3 * MIB, "b")]
     )
@@ -153,9 +147,7 @@ def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
         require(4 * MIB, "4 blocks")
 
 
-def test_where_nothing_is_known_the_size_of_the_machine_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_machines_size_counts_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "limits", list[MemoryLimit])
     n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert available_bytes() == n_bytes
@@ -195,9 +187,7 @@ def test_a_limit_of_the_address_space_counts_with_what_is_mapped_already() -> No
         (1, "200000", 2),
     ],
 )
-def test_a_quota_counts_as_the_next_whole_number(
-    tmp_path: Path, version: int, quota: str, expected: int | None
-) -> None:
+def test_quotas_round_up(tmp_path: Path, version: int, quota: str, expected: int | None) -> None:
     if version == 2:
         files = in_v2("/a/b") | {"sys/fs/cgroup/a/b/cpu.max": quota}
     else:

@@ -57,9 +57,7 @@ def sent_by(channel: Channel, samples: Iterable[Any], *, may_skip: bool = False)
     return sent
 
 
-def test_a_large_sample_waits_for_a_block_until_main_has_gone(
-    ends: tuple[socket.socket, Channel],
-) -> None:
+def test_a_large_sample_waits_until_main_has_gone(ends: tuple[socket.socket, Channel]) -> None:
     main, channel = ends
     main.shutdown(socket.SHUT_WR)
     for has_gone in (False, True):

@@ -80,18 +80,14 @@ def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
 
 
 @given(st.integers(1, 4), st.integers(0, 12), st.data())
-def test_results_come_in_the_order_of_input_whatever_is_ready_first(
-    concurrency: int, n_items: int, data: st.DataObject
-) -> None:
+def test_results_come_in_order(concurrency: int, n_items: int, data: st.DataObject) -> None:
     stage = _stage(concurrency, in_order=True, function=_many)
     expected = [(item, i) for item in range(n_items) for i in range(item % 3)]
     assert _drive(stage, n_items, data.draw) == expected
 
 
 @given(st.integers(1, 4), st.integers(0, 12), st.data())
-def test_without_order_each_result_comes_once(
-    concurrency: int, n_items: int, data: st.DataObject
-) -> None:
+def test_results_without_order(concurrency: int, n_items: int, data: st.DataObject) -> None:
     stage = _stage(concurrency, function=_many)
     expected = [(item, i) for item in range(n_items) for i in range(item % 3)]
     assert sorted(_drive(stage, n_items, data.draw)) == expected

@@ -198,9 +198,7 @@ def _bury_one(flow: TaskPool) -> None:
         flow.wait(PATIENCE_S)
 
 
-def test_a_generator_that_waits_for_memory_when_its_worker_dies_goes_on_once(
-    tmp_path: Path,
-) -> None:
+def test_a_generator_waiting_for_memory_outlives_its_worker(tmp_path: Path) -> None:
     def count_up(item: int) -> ResultChunks:
         (tmp_path / str(item)).touch()
         while item and not (tmp_path / "go").exists():

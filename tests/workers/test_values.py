@@ -134,9 +134,7 @@ def _returning(result: Any, _: object) -> Any:
     return result
 
 
-def test_a_reducer_that_is_replaced_is_used_for_the_next_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_replaced_reducer_is_used_next(monkeypatch: pytest.MonkeyPatch) -> None:
     pickler, value = ValuePickler(1024), object()
     for found in ("one", "two"):
         reduced = (str, (found,))

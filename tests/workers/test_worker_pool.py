@@ -164,9 +164,7 @@ def test_all_messages_of_a_worker_come_before_its_death() -> None:
         ("os.abort()", (6, None)),
     ],
 )
-def test_an_end_without_an_exception_is_reported(
-    end: str, death: tuple[int | None, int | None]
-) -> None:
+def test_an_end_without_exception(end: str, death: tuple[int | None, int | None]) -> None:
     with WorkerPool(1, lambda channel: exec(end, {"os": os})) as pool:
         (died,) = _until_dead(pool)
         assert isinstance(died, WorkerExit)
@@ -186,9 +184,7 @@ def test_an_end_without_an_exception_is_reported(
         ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
     ],
 )
-def test_an_exception_is_reported_with_its_traceback_before_the_death(
-    end: str, last_line: str
-) -> None:
+def test_an_exception_comes_with_its_traceback(end: str, last_line: str) -> None:
     with WorkerPool(1, lambda channel: exec(end, {"sys": __import__("sys")})) as pool:
         failed, died = _until_dead(pool)
     assert isinstance(failed, Failed)

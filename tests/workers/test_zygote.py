@@ -55,9 +55,7 @@ def _asked(
 
 
 @pytest.mark.usefixtures("warm_zygote")
-def test_a_worker_has_mains_surroundings_of_the_moment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_has_mains_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHARDIO_TEST_LATE", "\udcff set after the zygote started")
     monkeypatch.delenv("PATH")
@@ -74,9 +72,7 @@ def test_a_worker_has_mains_surroundings_of_the_moment(
 
 
 @pytest.mark.usefixtures("warm_zygote")
-def test_a_deleted_working_folder_keeps_no_worker_from_starting(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_workers_start_in_a_deleted_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)

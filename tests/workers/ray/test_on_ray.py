@@ -45,9 +45,7 @@ def convert_there(nodes: Nodes, root: Path, out: Path, **options: Any) -> Any:
 # Conversion.
 
 
-def test_the_bytes_are_those_of_one_machine_whatever_the_inputs_do(
-    nodes: Nodes, lines: Path, tmp_path: Path
-) -> None:
+def test_the_bytes_are_those_of_one_machine(nodes: Nodes, lines: Path, tmp_path: Path) -> None:
     write(lines, {"e/kills.txt": "eight kill nine", "e/breaks.txt": "ten !", "z.txt": "eleven"})
     here = convert(lines, tmp_path / "here", workers=1)
     seen: list[Any] = []
@@ -108,9 +106,7 @@ sys.exit(cli.main(sys.argv[3:]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_who_gives_the_jobs_may_be_ended_and_another_goes_on(
-    nodes: Nodes, lines: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_another_goes_on(nodes: Nodes, lines: Path, tmp_path: Path, number: signal.Signals) -> None:
     reached, out = tmp_path / "reached", tmp_path / "out"
     write(lines, {"z.txt": f"stuck:{reached}"})
     paths = [str(ROOT / "tools"), str(tmp_path / "site")]
@@ -159,9 +155,7 @@ def test_verify_finds_the_same(nodes: Nodes, lines: Path, tmp_path: Path) -> Non
     assert len({finding.path for finding in found.findings}) == 2
 
 
-def test_a_process_there_keeps_the_function_and_is_given_gpus(
-    nodes: Nodes, lines: Path, tmp_path: Path
-) -> None:
+def test_a_process_keeps_the_function_and_gpus(nodes: Nodes, lines: Path, tmp_path: Path) -> None:
     out, calls = tmp_path / "out", list[int]()
     convert(lines, out)
 

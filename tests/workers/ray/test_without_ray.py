@@ -158,9 +158,7 @@ def test_jobs_are_done_in_any_order(ray: StandIn, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fate", [NodeDied("gone"), ObjectLost("with its machine"), Crashed("signal 9"), "silence"]
 )
-def test_a_job_that_is_lost_is_done_again(
-    ray: StandIn, tmp_path: Path, fate: RayError | str
-) -> None:
+def test_a_lost_job_is_done_again(ray: StandIn, tmp_path: Path, fate: RayError | str) -> None:
     ray.fates = [fate]
     assert squares(tmp_path) == ALL
     assert [each.value for each in ray.cancelled].count("silence") == (fate == "silence")
@@ -207,9 +205,7 @@ def test_a_job_that_is_lost_too_often_is_named(
         squares(tmp_path, 1)
 
 
-def test_a_job_is_not_blamed_for_machines_that_others_may_have_lost(
-    ray: StandIn, tmp_path: Path
-) -> None:
+def test_a_job_is_not_blamed_for_what_others_lost(ray: StandIn, tmp_path: Path) -> None:
     ray.n_alive = 100
     ray.fates.extend(["silence"] * 10 * ray_cluster.MAX_LOST)
     assert squares(tmp_path) == ALL
@@ -273,9 +269,7 @@ def test_an_error_that_cannot_travel_has_its_text_do_so(ray: StandIn, tmp_path: 
         next(opened.run(fail, lambda: (0, 0), str))
 
 
-def test_a_job_that_asks_its_process_to_end_is_told_with_its_place(
-    ray: StandIn, tmp_path: Path
-) -> None:
+def test_a_job_that_exits_is_told_with_its_place(ray: StandIn, tmp_path: Path) -> None:
     def leave(number: int) -> None:
         sys.exit(number)
 
@@ -322,9 +316,7 @@ def test_less_than_one_job_at_a_time_is_refused(ray: StandIn, tmp_path: Path) ->
         Cluster(Engine("ray"), sees=tmp_path, n_at_once=0)
 
 
-def test_a_conversion_with_losses_makes_the_same_bytes(
-    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_are_unseen(ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = install(tmp_path, monkeypatch)
     write(lines, {"e/breaks.txt": "eight !", "e/kills.txt": "nine kill"})
     ray.fates = [NodeDied("gone"), Crashed("signal 9"), "silence"]
@@ -362,9 +354,7 @@ def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
     assert sorted(begun) == ["b/readme", "d/5.txt"]
 
 
-def test_what_is_done_to_datasets_comes_to_the_same(
-    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maintenance(ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = install(tmp_path, monkeypatch)
     here, there = tmp_path / "here", tmp_path / "there"
     for out in (here, there):
