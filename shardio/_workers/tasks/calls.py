@@ -1,11 +1,10 @@
 """Call a function for one item after another, in a worker or in this process.
 
 A call is a header of 32 bytes and a pickled item; an answer is a header of 32 bytes and a small
-result. A larger result is written to the block that the call names; see `values`.
+result. A larger result is written to a block of shared memory, whose index the call contains.
 
 Results of a generator are requested chunk by chunk: a list, or a `FailedCall` if the generator has
-raised. Each result is pickled as soon as it is yielded, because the generator may then write to the
-same array again.
+raised. Each result is pickled before the generator resumes and may write to the same array again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from shardio._workers.tasks.values import pack_value, write_to_block
 from shardio.errors import InsufficientMemory, InvalidArgument
 
 # A chunk ends after _MAX results, after _MAX_BYTES of pickled results, after _MAX_NS, or after a
-# result with an array of at least _LARGE_BYTES, which is not copied.
+# result with an array of at least _LARGE_BYTES; such an array is not copied into the pickle.
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
@@ -76,12 +75,12 @@ class _Pickled:
 
 
 class ResultChunks:
-    """The remaining results of a generator, which messages call `name`."""
+    """The remaining results of a generator; `name` is the name of its function in messages."""
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
         self._pickler = ValuePickler(_LARGE_BYTES)
-        self.n_passed_over = 0  # the number of results to skip: an earlier worker has sent them
+        self.n_passed_over = 0  # the number of results to skip, because an earlier worker sent them
         self.is_over = False
 
     def take(self) -> list[Any] | FailedCall:
@@ -127,7 +126,7 @@ MAX_INLINE_BYTES: Final = 32 << 10
 class CallRequest(IntEnum):
     CALL = 1  # call the function with the item that follows the header
     BLOCK = 2  # receive a block, whose descriptor is attached
-    HELLO = 3  # receive the file for stacks, whose descriptor is attached
+    HELLO = 3  # receive the file for Python stacks, whose descriptor is attached
     GO_ON = 4  # send more results of a suspended generator
 
 
@@ -146,8 +145,9 @@ def call_for_main(
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.
 
-    The function returns a value, or `ResultChunks`, whose chunks are sent one by one. A block has
-    at most `most_bytes`. The channel's first descriptor is the step file.
+    The function returns a value, or `ResultChunks`, whose chunks are sent on request. A larger
+    result than `most_bytes` is an error. The channel's first descriptor is that of the step file,
+    in which a worker records what it is working on (see `stack_dumps`).
     """
     global _at_work
     yield_to_main()
@@ -169,11 +169,11 @@ def call_for_main(
             at_work[0] = at_work[1] = 0
 
 
-_at_work: npt.NDArray[np.uint64] | None = None  # this worker's step and part
+_at_work: npt.NDArray[np.uint64] | None = None  # the step and the part, each plus 1
 
 
 def note_part(part: int | None) -> None:
-    """Record which part of its item this worker is working on, in case it crashes."""
+    """Record the part of its item (an index) that this worker is working on, for crash reports."""
     if _at_work is not None:
         _at_work[1] = 0 if part is None else part + 1
 
@@ -222,7 +222,7 @@ class _Caller:
         return HEADER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _guarded(self, function: Callable[[], Any]) -> Any:
-        """Return the result of a function; if the function also returns in a fork, end the fork."""
+        """Call a function and return its result; if the function has forked, end the child."""
         try:
             return function()
         finally:
@@ -231,7 +231,7 @@ class _Caller:
 
 
 class SingleCaller:
-    """A context manager that one caller at a time may enter; a second caller gets an error."""
+    """A context manager for one caller at a time; a second caller gets InvalidArgument."""
 
     def __init__(self, refusal: str) -> None:
         self._refusal, self._lock = refusal, threading.Lock()

@@ -1,4 +1,4 @@
-"""Executors of the jobs of stages: threads, coroutines, worker processes, or concurrent.futures."""
+"""Executors of the jobs of `stage`: threads, coroutines, worker processes, concurrent.futures."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from shardio._workers.tasks.pipeline_runner import PipelineRunner
 
 SOURCE: Final = "source"
-_PATIENCE_S: Final = 5.0  # for the stacks of workers, which have one second to answer
+_PATIENCE_S: Final = 5.0  # the maximum time to wait for the stacks of workers
 
 
 class StageExecutor(ABC):
     @abstractmethod
     def wake(self) -> None:
-        """Look for jobs, because there may be a new job. Called under the runner's lock."""
+        """Start a thread or task for new jobs, if there are any. Called under the runner's lock."""
 
     @abstractmethod
     def close(self) -> None:
         """Start no more jobs; do not wait for running jobs. Called without the runner's lock."""
 
     def stacks(self) -> list[str]:
-        """Return the name and the stacks of each worker process. Called without the lock."""
+        """Return the name and stacks of each worker process. Called without the runner's lock."""
         return []
 
 
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Create the executor of every stage; `stages` has the steps, and None for the source.
+    """Create the executor of every stage; `stages` maps a stage to its step, the source to None.
 
     All async stages share an event loop. Stages of the same thread group share their threads.
     """
@@ -69,16 +69,16 @@ def create_executors(
 
 
 class ThreadExecutor(StageExecutor):
-    """An executor whose threads run the jobs of several stages, of the last stage first.
+    """An executor whose threads run the jobs of several stages; later stages come first.
 
-    Only one thread is woken or started at a time, and wakes another one if there are more jobs: if
-    the functions are quick, one thread runs all jobs.
+    Only one thread is woken or started at a time, and wakes another one if there are more jobs.
+    Thus, if the functions are quick, one thread runs all jobs.
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
-        # The locks on which idle threads wait. The thread that became idle last is woken first. A
-        # Condition takes 10 % more CPU time for 100,000 quick calls.
+        # Each idle thread waits on a lock. The thread that became idle last is woken first. With a
+        # Condition instead, 100,000 quick calls take 10 % more CPU time.
         self._idle: list[threading.Lock] = []
         self._is_waking = self._is_closed = False
         self._left: list[Any] = []
@@ -120,11 +120,11 @@ class ThreadExecutor(StageExecutor):
                     bell.acquire()
                 is_woken = job is None
                 del job  # an idle thread must not keep the user's objects alive
-        except BaseException as error:  # noqa: BLE001  # the loop raises this internal error
+        except BaseException as error:  # noqa: BLE001  # `runner.take` raises this internal error
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job; if there is none, return None, and `wake` releases `bell` later."""
+        """Return the next job, or None; `wake` or `close` then releases `bell` later."""
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -190,7 +190,7 @@ class AsyncExecutor(StageExecutor):
             self._loop.call_soon_threadsafe(self._begin)
 
     def close(self) -> None:
-        """Stop the event loop, which cancels all coroutines."""
+        """Stop the event loop; its thread then cancels all coroutines."""
         with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -201,7 +201,7 @@ class AsyncExecutor(StageExecutor):
             loop.run_forever()
             loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
-        except BaseException as error:  # noqa: BLE001  # the loop raises this internal error
+        except BaseException as error:  # noqa: BLE001  # `runner.take` raises this internal error
             self._runner.break_down(error)
         finally:
             loop.close()
@@ -231,7 +231,7 @@ class AsyncExecutor(StageExecutor):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._runner.break_down(error)  # the loop raises this internal error
+            self._runner.break_down(error)  # `runner.take` raises this internal error
 
     async def _perform(self, job: StageJob) -> None:
         call, start_ns = job.stage.call, now_ns()
@@ -254,7 +254,7 @@ class AsyncExecutor(StageExecutor):
         start_ns = now_ns()
         async for value in results:
             if not self._runner.give(job, (value,), now_ns() - start_ns):
-                # `_begin` will find the event, because it runs in this thread, too.
+                # `_begin` runs in this thread, too, so it cannot look for the event before.
                 job.results = asyncio.Event()
                 await job.results.wait()
             start_ns = now_ns()
@@ -318,7 +318,7 @@ class ProcessExecutor(StageExecutor):
                 finally:
                     with self._runner.lock:
                         self._task_pool = None
-        except BaseException as error:  # noqa: BLE001  # the loop raises the error
+        except BaseException as error:  # noqa: BLE001  # `runner.take` raises the error
             self._runner.break_down(error)
 
     def _drive(self, task_pool: TaskPool) -> None:
@@ -346,7 +346,7 @@ class ProcessExecutor(StageExecutor):
                 task_pool.go_on(job.results)
                 continue
             try:
-                # Set `results` to the index of the item, for requests of more results.
+                # `put` returns the item's index, by which more results are requested.
                 job.results = task_pool.put(job.item)
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item
@@ -398,7 +398,7 @@ class FutureExecutor(ThreadExecutor):
             self._runner.fail(job, error, 0)
             return
         self._futures.add(future)
-        if self._runner.is_closed:  # `close` may have cancelled the futures before this one
+        if self._runner.is_closed:  # `close` may have missed this future
             future.cancel()
         future.add_done_callback(partial(self._take, job))
 
@@ -417,7 +417,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the end of a job; `value` is the result of `_in_one`, or the last chunk."""
+    """Report the end of a job; `value` is the result of `_in_one`, or of the last chunk."""
     if not job.stage.call.yields_many:
         runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):
@@ -427,7 +427,7 @@ def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -
 
 
 def _in_one(call: UserCall, name: str, item: Any) -> Any:
-    """Return the result of a call; of a generator, a list of all results, or a `FailedCall`."""
+    """Return the result of a call; for a generator, a list of its results, or a `FailedCall`."""
     if not call.yields_many:
         return call.checked(item)
     found: list[Any] = []

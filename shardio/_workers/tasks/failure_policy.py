@@ -1,7 +1,7 @@
 """The policy for items that fail and for workers that crash (except MultiLoader's workers).
 
 A worker that crashes is replaced, and its items are tried again. An item that has crashed
-MAX_CRASHES workers is skipped if that is allowed, or else reported.
+MAX_CRASHES workers is skipped if skips are allowed; otherwise, an error is raised.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemor
 
 
 class CrashLoop:
-    """A counter of the crashes since a worker last completed something."""
+    """A counter of the crashes since any worker last completed a task."""
 
     def __init__(self, n_workers: int) -> None:
         self._most = 2 * n_workers + MAX_CRASHES
-        self.n_crashes = 0  # the owner resets it whenever a worker completes something
+        self.n_crashes = 0  # the owner sets this to 0 when a worker completes a task
 
     def count(self, how: str) -> None:
         """Count a crash, described by `how`; raise UnsupportedEnvironment if there are too many."""
@@ -42,7 +42,7 @@ class ErrorBudget:
         return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Record that an item is skipped; raise TooManySkipped after more than `most`."""
+        """Record that an item is skipped; raise TooManySkipped if these are more than `most`."""
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)

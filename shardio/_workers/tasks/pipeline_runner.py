@@ -1,10 +1,10 @@
-"""Run a pipeline: items of a source pass through functions to the loop, several at a time.
+"""Run a pipeline: items of a source pass through functions to the caller's loop.
 
     source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
 
-No thread drives the pipeline. Each thread of a stage, and the loop itself, passes results on as far
-as the next stage has room, and wakes threads that then have jobs, all under one lock; user code
-runs without the lock.
+No thread drives the pipeline. Instead, the threads of the stages and the thread of the loop pass
+results on while the next stage has room, and wake threads for new jobs. They do this under one
+lock; user code runs without the lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shardio._workers.tasks.stage import (
 )
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
-_NAMED: Final = 4  # the number of calls in an error report, the longest running first
+_NAMED: Final = 4  # the maximum number of calls in an error report
 
 
 def _late(
@@ -77,9 +77,9 @@ class PipelineRunner(Closing):
     """One iteration over a source, through all stages of a pipeline.
 
     `source` is an iterable or async iterable of items, or of SourcePosition objects. At most
-    `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors. An
-    earlier iteration has delivered the results of `n_items_before` items, and the first
-    `n_passed_over` results of the next item. The runner's threads are daemons, never joined.
+    `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors. To
+    resume an iteration, `source` begins after `n_items_before` items, and the first `n_passed_over`
+    results of its first item are left out. The runner's threads are daemons, never joined.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PipelineRunner(Closing):
     # Called by the loop:
 
     def take(self, timeout_s: float | None) -> Entry | None:
-        """Return the next result and its source items; None at the end. Threads may share this."""
+        """Return the next result and its source items; None at the end. Thread-safe."""
         if not self._is_through:
             # Check before locking: in a fork, the lock may be held by a thread that exists only in
             # the parent.
@@ -149,7 +149,7 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._breakdown is not None:  # since `_check_open`
-                    continue  # nothing would ring any more: check again instead of waiting
+                    continue  # `wait` could wait forever: check again instead
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)
@@ -206,7 +206,7 @@ class PipelineRunner(Closing):
             self.close()
 
     def break_down(self, error: BaseException) -> None:
-        """Report an internal error to the loop, which raises it."""
+        """Record an internal error, which `take` then raises."""
         with self.lock:
             self._breakdown = as_failure(error, "a thread of the pipeline")
             self._results.ring()

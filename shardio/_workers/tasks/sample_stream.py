@@ -53,7 +53,7 @@ _NO_SAMPLE: Final = object()
 # Plain ints, because enum members are slow.
 _SAMPLE, _IN_BLOCK = int(MessageKind.SAMPLE), int(MessageKind.IN_BLOCK)
 _PRELOAD: Final = ("zmq", send_all.__module__)
-# The interval at which the main process checks for exited workers while samples arrive.
+# The interval, while samples arrive, at which the main process checks for exited workers.
 _LOOK_EVERY_S: Final = 0.1
 # After the exit of a worker, the main process receives messages until none has arrived for
 # _QUIET_S, but for at most _MAX_S. It then assumes that all messages of the worker have arrived.
@@ -61,7 +61,7 @@ _QUIET_S: Final = 0.05
 _MAX_S: Final = 1.0
 _SOON_MS: Final = 1  # the loop waits this long for a sample; then all pending credit is sent
 _LONG_S: Final = 0.01  # if the loop waits longer than this for a sample, workers get more blocks
-_CREDITS: Final = 16  # unless the loop waits, credit is sent in parts of 1/16 of the limit
+_CREDITS: Final = 16  # while the loop is busy, credit is sent from 1/16 of its limit on
 
 
 class _Sender:
@@ -76,8 +76,9 @@ class _Sender:
 class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
-    Threads may share the iterator. At its end it is closed. At most `most_bytes` are in flight from
-    all workers together. `say` is called with a line of text for each event.
+    Threads may share the iterator, which closes itself at the end. At most `most_bytes` are in
+    flight from all workers together. `say` gets a line of text: first the address of the socket,
+    then a line for each worker that finishes.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class SampleStream(Closing):
         except BaseException as error:  # Ctrl-C included
             if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
-            if self._finalizer.alive:  # else it was closed, and every call raises ClosedError
+            if self._finalizer.alive:  # otherwise, every further call raises ClosedError
                 self._is_over = True
             self.close()
             raise
@@ -160,7 +161,7 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bytes | None:
-        """Return the next message, or None; after a crash and all messages, raise WorkerDied."""
+        """Return the next message, or None; raise WorkerDied after the last one before a crash."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._crash is None:
             self._look_at_s = now_s + _LOOK_EVERY_S

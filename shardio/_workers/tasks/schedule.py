@@ -1,9 +1,9 @@
 """The schedule of the steps of one iteration: a state machine without side effects.
 
 A step is one batch or item; workers write its result to a block. Steps, workers and blocks are
-represented by their indices. The schedule decides which worker executes a step with which block;
-its owner sends the tasks. Steps are assigned in order. `deliver` delivers them in order,
-`deliver_any` as they become ready.
+represented by their indices. The schedule assigns steps, in order, to workers and blocks; the owner
+of the schedule sends each worker its tasks, the steps assigned to it. `deliver` delivers steps in
+order, `deliver_any` as they become ready.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections import deque
 from typing import Final
 
 DEPTH = 2
-"""The number of tasks per worker: the current task and the next, so that workers never wait."""
+"""The number of tasks per worker: the current one, and the next one, so that it need not wait."""
 QUICK_DEPTH = 8
 """The number of tasks of a quick worker, so that several tasks share a message.
 
 For a batch of 32 KiB, the main process then takes 11 µs of CPU time instead of 20 µs.
 """
 QUICK_NS = 500_000
-"""The duration below which a task is quick, and for which an answer may wait for others."""
+"""The duration below which a task is quick; its answer may wait this long to share a message."""
 ENDLESS: Final = sys.maxsize
 """The value of `last` for an iteration whose end is not known yet; `end_at` sets the end."""
 
@@ -141,7 +141,7 @@ class Schedule:
 
     def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
         """Record that a worker has filled the block of a step, and whether the task was quick."""
-        self._ready[step] = self._tasks[worker].pop(step)  # the code of `_answered`, for speed
+        self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, inlined for speed
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
         self._n_low += load == self._low_loads[worker]
@@ -166,7 +166,7 @@ class Schedule:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._low_loads, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
-        """Record that a step failed; `deliver` raises the error when it is the step's turn."""
+        """Record that a step failed; `deliver` raises the error in place of the step's block."""
         self._free.append(self._answered(worker, step))
         self._failed[step] = error
 
@@ -207,7 +207,7 @@ class Schedule:
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """Return the step that became ready first, and its block, or None; not beside `deliver`.
+        """Return the step that became ready first, and its block, or None; replaces `deliver`.
 
         If no step is ready and one has failed, raise its error; the iteration is then over.
         """

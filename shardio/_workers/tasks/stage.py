@@ -102,7 +102,7 @@ class SourcePosition(NamedTuple):
 
 
 _AHEAD: Final = 16
-"""The number of results that a generator may yield before it is its turn in input order."""
+"""The number of results that a generator may yield before earlier inputs are finished."""
 _MAX_OUT: Final = 2
 """A generator is suspended while this number of results waits for the next stage."""
 _S_PER_NS: Final = 1e-9
@@ -112,9 +112,9 @@ class SourceItem(NamedTuple):
     """The items of the source from which a result was made, for messages and to resume.
 
     The items have the indices `first` to `last`. To resume after the result, the source continues
-    from the state `after`; but if a generator yields several results for an item, from `before`,
-    and the generator's first `n_given` results are skipped. The job of the source itself has
-    `first` = -1, and `last` is the index of its first item.
+    from the state `after`. After a result of a generator function (`n_given` is not 0), the source
+    continues from `before`, and the generator's first `n_given` results are skipped. The job of the
+    source itself has `first` = -1, and `last` is the index of its first item.
     """
 
     first: int
@@ -326,7 +326,7 @@ class Stage:
 
 
 class BatchQueue:
-    """A collector in front of a receiver, which gets the items as lists.
+    """A queue that collects items into lists, and puts the lists into `receiver`.
 
     A shorter list at the end is dropped if `step.drop_last` is True, or if an error follows.
     """

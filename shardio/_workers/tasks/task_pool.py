@@ -6,7 +6,7 @@ Large values travel in blocks of shared memory. A step is the index of an item.
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
   B  wait ◀───────────── small value, or error, or bytes in block ─── `values`: into the block
   C  take ── lease ─▶ value, whose arrays are views of the block
-  D  last view gone ─▶ deque ─▶ A
+  D  last view gone ─▶ the block is free for A
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shardio.errors import BatchTimeout, TransformError, WorkerDied
 
 
 class PendingCall:
-    """An item that was put (`item` in messages, `request` pickled), and the state of its call."""
+    """The state of a call: `request` is its pickled argument, and messages show `item`."""
 
     def __init__(self, step: int, item: Any, request: bytes) -> None:
         self.step, self.item, self.request = step, item, request
@@ -58,7 +58,7 @@ class PendingCall:
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Move the block, with n_results of a generator, to a new PendingCall; return it."""
+        """Return a new PendingCall that takes over the arrived value, n_results of a generator."""
         chunk = PendingCall(self.step, self.item, b"")
         chunk.block, chunk.n_bytes, chunk.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
@@ -72,7 +72,7 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, name: str, *, is_last: bool) -> Any:
-        """Return the value, whose arrays lease the block; if `is_last`, it is not needed."""
+        """Return the value, whose arrays lease the block; with `is_last`, no call needs a block."""
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
             block, self.block = self.block, None
@@ -205,8 +205,8 @@ class TaskPool(Closing):
     def take(self) -> tuple[int, Any] | None:
         """Return the index and value of a finished item, or None, without waiting.
 
-        Raise the error of an item that may not be skipped, or WorkerDied if two workers crashed on
-        it, with a note that names the item. The pool is then over.
+        Raise the error of an item that may not be skipped; after two crashes, this is WorkerDied.
+        The error or its note names the item. The pool is then over.
         """
         self._send_waiting()
         if self._chunks:

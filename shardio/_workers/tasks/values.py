@@ -1,7 +1,7 @@
 """Python values in blocks and messages; arrays are copied once and read in place.
 
-A value is pickled, and the memory of its arrays follows the pickle. Each of these buffers starts at
-a multiple of 64 bytes:
+A value is pickled, and the memory of its arrays (the buffers) follows the pickle. Each buffer
+starts at a multiple of 64 bytes:
 
     head    number of buffers, bytes of the pickle     two uint64
             bytes of each buffer                       uint64 each
@@ -9,10 +9,10 @@ a multiple of 64 bytes:
     buffers
 
 `ValueBlocks` is the main process's pool of the blocks to which workers write values. A worker of a
-TaskPool receives a block with each item. A worker that iterates a dataset by itself requests one
-when it has a large sample; from then on, the main process (`BlockLender`) sends the worker
-(`LentBlocks`) a few blocks in advance. A block belongs to a worker until its content is handed over
-to the loop, then to the arrays that are views of it.
+TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
+block for its first large sample; from then on, the main process (`BlockLender`) sends the worker
+(`LentBlocks`) a few blocks in advance. A block is lent to a worker until its content is handed over
+to the loop; it is then leased by the arrays that are views of the content.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 
 
 def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -> None:
-    """Write a value to a block, which grows; `what` and `hint` are for the error without memory."""
+    """Write a value to a block, which grows; `what` and `hint` are for InsufficientMemory."""
     # Check here although `grow` checks, too: the message of `grow` would name a batch.
     if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
         require(n_lacking, what, hint)
@@ -104,7 +104,7 @@ def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
 
 
 def _places(sizes: Sequence[int], end: int) -> list[int]:
-    """Return the offset of each buffer behind `end`, and finally where the last buffer ends."""
+    """Return the offset of each buffer behind `end`, and then the end of the last buffer."""
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -121,8 +121,8 @@ class ValueBlocks(Closing):
     """A pool of blocks that grow with the values; `memory_bytes` is the budget for all blocks.
 
     A block is idle; or in use, from `take` until `give_back` or `hand_over`; or leased, as long as
-    user code refers to content that was handed over. While more than `n_enough` blocks are in use,
-    `hand_over` never copies.
+    user code refers to content that was handed over. While more than `n_enough` blocks (if not
+    None) are in use, `hand_over` never copies.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
@@ -180,7 +180,7 @@ class ValueBlocks(Closing):
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
         """Return the first n_bytes of a block, leased; or a copy, if the workers need the block.
 
-        If `is_spare`, they do not need it.
+        `is_spare` is True if the workers do not need the block.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
@@ -234,7 +234,7 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Double the blocks of workers that have lacked one, because the loop has waited long.
+        """Double the blocks of workers that have lacked one; called after a long wait of the loop.
 
         Workers can then work ahead for a dataset that yields many samples at once and then none for
         a while. For other datasets, few blocks are faster, because few fit in the CPU cache.
@@ -246,8 +246,8 @@ class BlockLender(Closing):
     def give(self, send: SendBlock) -> None:
         """Send blocks to the workers that have requested one and have too few.
 
-        `send` gets the worker, the index of a block, and its descriptor in a list unless the worker
-        has it.
+        `send` gets the worker, the block's index, and a list of its descriptor; the list is empty
+        if the worker has the descriptor.
         """
         for worker in self._n_each:
             # Give each worker one block even beyond the budget, because the blocks of other workers
@@ -268,7 +268,7 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
-        """Return the content of a block, leased; or a copy, if the worker has no other block."""
+        """Return the content of a block, leased; or a copy, if the workers need the block."""
         block = self._of_worker[worker].pop(number)
         self._blocks.note_filled(block, n_bytes)
         self._are_known = True
@@ -306,7 +306,7 @@ class LentBlocks:
         self._idle.append(number)
 
     def fill(self, packed: PackedValue) -> int:
-        """Write a value to a block and return its index; without memory, keep the block."""
+        """Write a value to a block and return the block's index; on an error, keep the block."""
         number = self._idle[-1]
         # Map the block only now, so that an error is reported as the error of this sample.
         if number not in self._maps:

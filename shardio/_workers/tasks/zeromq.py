@@ -35,9 +35,9 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, pack_value
 from shardio.errors import InvalidArgument, TransformError, import_extra
 
-OWN_FILES: Final = 16  # without connections, a ZeroMQ context and a socket open fewer files
+OWN_FILES: Final = 16  # more files than a ZeroMQ context and a socket open, without connections
 _NAME: Final = "samples"
-_RANDOM_LETTERS: Final = 8  # as in the names of temporary folders
+_RANDOM_LETTERS: Final = 8  # in a name from `tempfile`
 _MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
 
 
@@ -68,8 +68,8 @@ def check_prefix(prefix: Any) -> str:
 class Receiver(Closing):
     """A ZeroMQ socket that receives samples; only one thread at a time may use it.
 
-    The socket has a name, which begins with `prefix`, only while the constructor runs. Workers
-    connect by the descriptor `path_fd`. Thus no other process can connect, and no name is left
+    The socket has a path, which begins with `prefix`, only while the constructor runs. Workers
+    connect through the descriptor `path_fd`. Thus no other process can connect, and no file is left
     behind.
     """
 
@@ -116,7 +116,7 @@ HEAD: Final = struct.Struct("<IIQ")
 BLOCK_AND_SIZE: Final = struct.Struct("<QQ")
 WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a Command and a number
 WANT: Final = b"?"  # the message by which a worker requests a block for a large sample
-# Larger samples are sent in blocks: one of 70 KiB takes 31 µs in a block, and 41 µs in a message.
+# Samples of this size are sent in blocks: 70 KiB take 31 µs in a block, and 41 µs in a message.
 MIN_IN_BLOCK_BYTES: Final = 64 << 10
 _MIN_APART_BYTES: Final = 4 << 10  # smaller arrays are faster in the pickle than out of band
 OVERHEAD_BYTES: Final = 256  # the credit that a message takes in addition to the sample
@@ -186,7 +186,7 @@ def send_all(
 
 
 class MainExited(BaseException):
-    """Raised if the main process closed the channel; no Exception, which user code might catch."""
+    """Raised if the main process closed the channel; `except Exception` does not catch it."""
 
 
 class SampleSender:
