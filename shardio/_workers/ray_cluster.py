@@ -111,7 +111,7 @@ def _function(reference: Any) -> Callable[[Any], Any]:
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """End this process when its parent, Ray's process, exits: Ray would wait for the job."""
+    """End this process when its parent (Ray's process) exits; Ray itself would wait for the job."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -125,7 +125,8 @@ EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
 """A job is given up after this number of machines were lost while they ran the job.
 
-If it is unknown whether they ran it, the limit is at least the number of running machines.
+Machines that may have run the job are counted apart; if there are more running machines than
+MAX_LOST, their number is the limit.
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2  # the number of jobs per CPU of the cluster, including the one that is running
@@ -175,9 +176,9 @@ LOCAL: Final = Engine()
 class Cluster(Closing):
     """A connection to a Ray cluster for the time of a `with` block.
 
-    Jobs that are running at its end are cancelled. An earlier connection of the program is used,
-    and stays open. The path `sees` must exist on every machine. By default, twice as many jobs run
-    at once as the cluster has CPUs.
+    Jobs that are running at its end are cancelled. If the program is connected already, this
+    connection is used, and stays open. The path `sees` must exist on every machine. Up to
+    `n_at_once` jobs are submitted at a time, by default two for each CPU of the cluster.
     """
 
     def __init__(
@@ -187,8 +188,8 @@ class Cluster(Closing):
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
         self._ray = ray_module()
         found = self._ray.exceptions
-        # These errors mean that a machine was lost while it ran the job, or that it was lost
-        # afterwards, together with the result.
+        # These errors mean that a machine was lost, with the job that it ran or with the job's
+        # result.
         self._lost = found.NodeDiedError, found.ObjectLostError
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
@@ -222,13 +223,13 @@ class Cluster(Closing):
 
         `function` is sent to each process once, by cloudpickle. `next_job` returns an index and a
         value, or None; it is called whenever there is room for a job. `name_of(i)` describes job i.
-        If a job raises, its exception is raised; WorkerDied, if it has crashed or lost too many
-        processes or machines.
+        Raises the exception of a job; or WorkerDied, if too many processes have crashed, or too
+        many machines were lost, while they ran the job.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
-        # In a list, because Ray would replace the reference by the function, unpickled for each
-        # job.
+        # Keep the reference in a list: Ray would replace a bare reference by the function, and
+        # unpickle the function for each job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
         self._submit, self._name_of, self._dead = do, name_of, self._dead_nodes()
@@ -271,7 +272,7 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self) -> None:
-        """Submit all running jobs again, as each may be lost; the first result of each counts."""
+        """Submit all running jobs again, as any may be lost; the first result of a job counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
@@ -295,7 +296,7 @@ class Cluster(Closing):
             )
 
     def _room(self) -> int:
-        """Return the number of jobs that may run on the current machines."""
+        """Return the number of jobs that may be submitted at a time to the current machines."""
         if self._n_at_once is not None:
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))

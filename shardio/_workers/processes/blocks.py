@@ -111,7 +111,7 @@ class Block(BlockMap):
         self.known_to: set[int] = set()  # the indices of workers that have the descriptor
 
     def trim(self, n_bytes: int) -> None:
-        """Free the memory behind the first n_bytes, but keep the length; `grow` before use."""
+        """Free the memory behind the first n_bytes, but keep the length; call `grow` before use."""
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
         if n_behind > 0:
@@ -120,7 +120,7 @@ class Block(BlockMap):
 
 
 class _Lease(weakref.ref[Any]):
-    """A weak reference to the array of a lease; `weakref.finalize` takes three times as long."""
+    """A weak reference to a lease's array; a `weakref.finalize` would take three times as long."""
 
     __slots__ = ("memory", "number")
 
@@ -132,16 +132,16 @@ class BlockPool:
     """A pool that creates and owns blocks, whose initial size is `block_bytes`.
 
     `make` creates blocks only within a total of `budget` bytes; `make_extra` ignores the budget.
-    With `is_trimmed`, a block that is returned while all together exceed the budget loses its
-    memory, and `grow` must be called before it is written to again.
+    With `is_trimmed`, a block that is returned while the blocks together exceed the budget loses
+    its memory; call `grow` before you write to the block again.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
         self.block_bytes = block_bytes
         self._budget, self._is_trimmed = budget, is_trimmed
         self.n_bytes = 0  # the memory of all blocks together
-        # A block takes two descriptors in a process, that of the file and that of Python's map. All
-        # blocks together thus take at most a quarter of the open files.
+        # A block takes two descriptors in a process: one for the file, one for Python's map. Thus
+        # all blocks together take at most a quarter of the limit of open files.
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._blocks: list[Block] = []
         self._idle: list[int] = []
@@ -168,7 +168,7 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block; return None without memory or, but for the first one, without budget."""
+        """Create a block; return None if memory or budget is lacking, except for the first block."""
         try:
             return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:
@@ -242,7 +242,7 @@ class BlockPool:
 
     def take_back_returned(self, synchronize: Callable[[], None] | None) -> None:
         """Take back blocks and copies whose leases have ended; if any, call `synchronize` first."""
-        # Only the owner takes leases from the deque, in one thread at a time. Other threads append.
+        # Only the pool's owner takes leases from the deque, in one thread at a time; others append.
         if n_returned := len(self._returned):
             if synchronize is not None:
                 synchronize()

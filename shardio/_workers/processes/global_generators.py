@@ -1,8 +1,8 @@
 """Seed, save and restore the global random generators of Python, NumPy and torch (of the CPU).
 
-This module never imports torch: if user code does so later, the generator is seeded at the end of
-the import, so that its first numbers do not depend on the time of the import. Seeding the generator
-object takes 1 µs; `torch.manual_seed` takes 110 µs, because it also queues seeds for devices.
+This module never imports torch. If user code imports torch later, torch's generator is seeded at
+the end of the import, so that its numbers do not depend on the time of the import. Seeding the
+generator object takes 1 µs; `torch.manual_seed` takes 110 µs: it also queues seeds for devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 States = tuple[Any, Any, Any]
-"""The states of Python's, NumPy's and torch's generators; without torch, its seed or None."""
+"""The states of the generators; for torch before its import, the planned seed or None."""
 
 
 def seed_generators(key: int) -> None:
@@ -29,7 +29,7 @@ def seed_generators(key: int) -> None:
 
 
 def seed_generators_of_worker() -> None:
-    """Seed NumPy's and torch's generators by entropy; Python reseeds its own one after a fork."""
+    """Seed NumPy's and torch's generators from entropy; Python reseeds `random` after a fork."""
     np.random.seed()
     _seed_torch(int.from_bytes(os.urandom(8), "little"))
 
@@ -41,7 +41,7 @@ def generator_states() -> States:
 
 
 def restore_generators(states: States) -> None:
-    """Restore the states; if torch was imported since then, it gets its seed or first state."""
+    """Restore the states; a torch imported since then gets its seed from `states`, or is reset."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch, state = _torch_generator(), states[2]

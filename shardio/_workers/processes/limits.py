@@ -18,9 +18,9 @@ from shardio.errors import InsufficientMemory
 def levels(controller: str, root: str = "/") -> list[tuple[int, str]]:
     """Return the control groups that may limit this process, as (interface version, folder).
 
-    `controller` is "cpu" or "memory". Folders that do not exist are included: in a container, the
-    kernel may name this process's group as seen from outside, and only the topmost folder, that of
-    the container's own group, exists.
+    `controller` is "cpu" or "memory". Some folders may not exist: in a container, the kernel may
+    give the path of this process's group as seen from outside, of which only the topmost folder,
+    that of the container's own group, exists.
     """
     found = []
     for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
@@ -46,7 +46,7 @@ def read_text(path: str) -> str:
 
 
 def read_number(path: str) -> int | None:
-    """Read a file that contains one integer; return None if the file is missing or has "max"."""
+    """Read a file that contains one integer; return None if the file is missing or has text."""
     text = read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
 

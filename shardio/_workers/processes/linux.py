@@ -72,7 +72,7 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptabl
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
     Python discards every exception that is raised during garbage collection. If Ctrl-C arrives
-    then, the signal is sent again afterwards.
+    during a call by the garbage collection, the signal is sent again after the call.
     """
 
     __slots__ = ()
@@ -155,7 +155,7 @@ def explain_files(error: OSError) -> None:
 
 
 def check_files(n_files: int) -> None:
-    """Raise UnsupportedEnvironment unless n_files can be opened; ZeroMQ would abort the program."""
+    """Raise UnsupportedEnvironment unless n_files more can be opened; ZeroMQ would call abort."""
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -189,7 +189,7 @@ def end_process(pidfd: int) -> None:
 def memory_file(*parts: bytes) -> int:
     """Create an anonymous file in memory that contains `parts`; the caller owns the descriptor.
 
-    Read it with `os.pread`, because all processes share its position.
+    Read the file with `os.pread`, because all processes share the position of the descriptor.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -270,7 +270,7 @@ def keep_freed_memory() -> None:
 
 
 def read_umask() -> int:
-    """Return this process's umask; os.umask() would change it meanwhile, in all threads."""
+    """Return this process's umask; os.umask() would have to change it for a moment."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):

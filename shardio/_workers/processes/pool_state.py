@@ -61,9 +61,9 @@ class Failed(NamedTuple):
 class WorkerExit(NamedTuple):
     """The exit of a worker's process: its last event.
 
-    Killed by `signal`, or `exit_code` of the process: 0 if the pool's function returned, and 1 if
-    it raised, after a Failed event. Both are None if the process could not be started. `pid` is
-    None then, or if the zygote exited before reporting it.
+    If a signal killed the process, `signal` is its number. Otherwise `exit_code` is set: 0 if the
+    pool's function returned; 1, after a Failed event, if it raised. Both are None if the process
+    could not be started. `pid` is None if the zygote has not reported the start of the process.
     """
 
     worker: int
@@ -102,7 +102,7 @@ class WorkerHandle:
         self.pid: int | None = None
         self.pidfd: int | None = None
         # `outgoing` has the messages for which the socket had no room, as arguments of `sendmsg`.
-        # The first len(sent) of them have been sent since; `sent` has the results of `sendmsg`.
+        # `sent` has the results of `sendmsg` for those that have been sent since: the first ones.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []
@@ -322,7 +322,7 @@ class PoolState:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Stop watching a descriptor; a close would not do if a fork of this process has a copy."""
+        """Stop watching a descriptor; a close is not enough if a fork of this process has a copy."""
         if source is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.epoll.unregister(source)
@@ -345,7 +345,7 @@ class PoolState:
                 self._let_go()
 
     def _shut_sockets(self) -> None:
-        """Shut down all sockets, which ends `wait`; a close does not while a fork has copies."""
+        """Shut down all sockets to end `wait`; closing is not enough while a fork has copies."""
         ends = [(worker.end, socket.SHUT_RDWR) for worker in self.workers]
         if self.session is not None:
             ends.append((self.session, socket.SHUT_WR))  # the zygote must still report the exits
@@ -372,7 +372,7 @@ class PoolState:
             os.close(zygote_pidfd)
 
     def _is_over(self, zygote_pidfd: int, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` until the zygote ends the session, after the last worker."""
+        """Wait until the zygote ends the session after the last worker; return False on timeout."""
         if self.session is None:
             return True
         poll = select.poll()
@@ -401,7 +401,7 @@ class PoolState:
                 end_process(worker.pidfd)
 
     def _let_go(self) -> None:
-        # The error means that the descriptors ran out, which has been reported already.
+        # The error means that this process has too many open files, which was reported already.
         with contextlib.suppress(UnsupportedEnvironment):
             self._handle_replies()  # for the pidfds of workers that were started meanwhile
         self._kill()

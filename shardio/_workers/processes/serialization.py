@@ -86,7 +86,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, name: str) -> Exception:
-    """Return `error`; if it would end a process or a loop (SystemExit, StopIteration), wrap it."""
+    """Return `error`; wrap a StopIteration, or a type outside of Exception, in a TransformError."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
@@ -124,13 +124,14 @@ def shortened(value: Any) -> str:
 
 
 _PROTOCOL: Final = 5
-# A pickler never shrinks its table of objects, so it is replaced after a longer pickle: clearing
-# the table after a value with a million objects takes 19 ms.
+# A pickler takes 1.4 µs to create, so it is used again. But it never shrinks its table of objects,
+# and clearing this table takes 19 ms after a value with a million objects. So after a longer pickle
+# than this, the pickler is replaced.
 _MAX_REUSED: Final = 64 << 10
 
 
 class ValuePickler:
-    """A pickler that leaves out arrays of `least_bytes` or more; creating one takes 1.4 µs."""
+    """A reusable pickler that leaves out arrays of `least_bytes` or more."""
 
     def __init__(self, least_bytes: int) -> None:
         reduce = functools.partial(_reduce_array, least_bytes)
@@ -151,7 +152,7 @@ class ValuePickler:
     def dumps(self, value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
         """Return the pickle of a value, and the memory of its large arrays, not copied.
 
-        Parts of the value may raise anything.
+        Pickling a user's object may raise any exception.
         """
         if copyreg.dispatch_table != self._reducers:
             self._reducers = copyreg.dispatch_table.copy()
@@ -211,8 +212,8 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
     return np.ndarray, args if is_c else (*args, 0, None, "F")
 
 
-# Held while cloudpickle's list of modules to pickle by value, which the whole process shares, has
-# entries of `pickled`.
+# Held by `pickled`, which adds modules for a moment to cloudpickle's list of modules to pickle by
+# value: the list belongs to the whole process.
 _registry_lock = threading.Lock()
 
 

@@ -30,8 +30,8 @@ from shardio.storage.file_access import map_over
 LARGE_BYTES: Final = 2 << 20  # the size of a large page if small pages have 4 KiB
 # The bytes per MADV_COLLAPSE. Each call interrupts all CPUs, so few calls are made.
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-# If a large page takes longer, because memory is fragmented, no more are requested. Otherwise one
-# takes 0.2 ms; small pages for the same memory take 2 ms.
+# If a large page takes longer, because memory is fragmented, no more are requested. Usually, a
+# large page takes 0.2 ms; small pages for the same memory take 2 ms.
 _MAX_NS: Final = 10_000_000
 
 _MAP_NORESERVE: Final = 0x4000
@@ -143,7 +143,7 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
         ) from error
 
 
-_MAX_RESERVED: Final = 64 << 20  # larger tables of marks are not allocated in advance
+_MAX_RESERVED: Final = 64 << 20  # memory for larger marks files is not allocated in advance
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:

@@ -92,10 +92,10 @@ def timeout_error(
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
     """Return the stacks of all workers, innermost frame first, without frames of shardio.
 
-    Worker i writes to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends it the
-    signal, and returns False if it has no process.
+    Worker i writes to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends a signal to
+    worker i, and returns False if the worker has no process.
     """
-    for fd in fds:  # processes share the position at which the worker writes: reset it too
+    for fd in fds:  # the worker writes at the position of the descriptor: reset it, too
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
     is_asked = [send(worker, ASK_FOR_STACKS) for worker in range(len(fds))]

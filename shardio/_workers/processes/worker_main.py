@@ -127,7 +127,7 @@ def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
 
 
 Start = Literal["zygote", "spawn"]
-"""The start method of workers: a fork of the zygote or, with "spawn", a new interpreter in it."""
+"""The start method of workers: a fork of the zygote which, with "spawn", executes Python anew."""
 
 FORK, EXECUTE = range(2)
 """The action by which the zygote starts a worker: fork, or fork and execute an interpreter."""
@@ -138,7 +138,7 @@ _Fds = tuple[int, ...]
 
 
 def preload(names: tuple[str, ...]) -> None:
-    """Import modules for all forks of this process; a worker reports those that are missing."""
+    """Import modules for all forks of this process; skip a module that cannot be imported."""
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

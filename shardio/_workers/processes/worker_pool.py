@@ -74,7 +74,7 @@ class WorkerPool(Closing):
         return len(self._held.workers)
 
     def fileno(self) -> int:
-        """Return a descriptor to poll; it is readable if `wait` may have an event."""
+        """Return a descriptor to poll, which is readable if there may be events for `wait`."""
         return self._held.epoll.fileno()
 
     def pids(self) -> list[int | None]:

@@ -65,7 +65,7 @@ REQUEST = struct.Struct("<IB")  # index of the worker in its pool, action (see `
 REPLY = struct.Struct("<BIiii")  # kind, index, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 
-GRACE_S = 0.1  # for workers to exit by themselves when their pool is closed
+GRACE_S = 0.1  # the time that workers have to exit by themselves when their pool is closed
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 7
 """The signal on which workers write their stacks; see `stack_dumps`."""

@@ -207,7 +207,7 @@ class Schedule:
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """Return the step that became ready first, and its block, or None; replaces `deliver`.
+        """Return the step that became ready first, and its block, or None; excludes `deliver`.
 
         If no step is ready and one has failed, raise its error; the iteration is then over.
         """
