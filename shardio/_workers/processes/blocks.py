@@ -168,7 +168,7 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block; return None if memory or budget is lacking, except for the first block."""
+        """Create a block; return None if there are others and memory or budget is lacking."""
         try:
             return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:

@@ -322,7 +322,7 @@ class PoolState:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Stop watching a descriptor; a close is not enough if a fork of this process has a copy."""
+        """Stop watching a descriptor; a close is not enough if a fork has a copy."""
         if source is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.epoll.unregister(source)
