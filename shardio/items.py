@@ -1,7 +1,7 @@
 """Load arbitrary items in worker processes, with the interface of the package tinyloader.
 
-A `Loader` of the user loads one item at a time. `load` runs it in this process, and
-`load_with_workers` in worker processes, which send arrays through shared memory.
+Users implement `Loader`, which loads one item at a time. `load` uses the loader in this process;
+`load_with_workers` uses it in worker processes, which send arrays through shared memory.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_wor
 class Loader(ABC):
     """An interface for loading items in three steps: make a request, load it, finish the result.
 
-    `make_request` and `post_process` run in the thread that iterates over the items. `load` runs in
-    a worker, if there are any, as a method of a copy of the loader that is made when the worker
-    starts.
+    `make_request` and `post_process` run in the thread that iterates over the items. If there are
+    workers, `load` runs in a worker, on a copy of the loader that is made when the worker starts.
     """
 
     @abstractmethod
@@ -62,9 +61,9 @@ class Loader(ABC):
 class ItemIteration(Closing, Generator[Any, None, None]):
     """The iterator that `load_with_workers` returns: a generator and a context manager.
 
-    Workers start at the begin of a `with` block or when the first item is requested. They stop when
-    the iterator is exhausted, fails, is closed or is garbage-collected. The loader's `shutdown` is
-    called afterwards; in a `with` block, at the end of the block.
+    Workers start at the beginning of a `with` block, or when the first item is requested. They stop
+    when the iterator is exhausted, fails, is closed or is garbage-collected. The loader's
+    `shutdown` is called afterwards; in a `with` block, at the end of the block.
     """
 
     def __init__(
@@ -170,8 +169,8 @@ class _Feed:
         self._task_pool, self._loader, self._source = task_pool, loader, source
         self._given: dict[int, Any] = {}  # the items that are being loaded, by their indices
         self.ready: list[tuple[int, Any]] = []  # index and value of the next loaded item
-        # The exception that the source, `make_request` or the pool has raised. The exception is
-        # raised again after the values of all earlier items were yielded.
+        # The exception that the source, `make_request` or `put` has raised, to be raised again
+        # after the values of all earlier items were yielded.
         self.failures: list[Exception] = []
 
     def await_next(self, timeout_s: float | None) -> bool:

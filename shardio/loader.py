@@ -69,10 +69,10 @@ class ShardLoader(Closing):
         transform: a function `f(sample)` or `f(sample, rng)`, which gets a sample as a dict of
             fields and returns a dict of fields. It runs in the workers. The arrays in `sample` are
             read-only. `rng` is a NumPy Generator seeded by (seed, epoch, position). The global
-            generators of Python, NumPy and torch (on the CPU) are seeded alike. All results must
+            generators of Python, NumPy and torch (on the CPU) are seeded, too. All results must
             have the fields and dtypes of the first result and, with collate="stack", its shapes.
         batch_transform: a function `f(batch)` or `f(batch, rng)`, which gets the arrays and lists
-            of a whole batch as a dict and returns another dict. It runs in the workers. Its
+            of a whole batch as a dict and returns another dict. It runs in the workers. The
             generators are seeded by the position of the first sample of the batch.
         output: "tinygrad", "torch" or "jax" for tensors or arrays of these frameworks, or "numpy".
         device: the name of the device of the tensors. For tinygrad, a tuple of names is also
@@ -287,7 +287,7 @@ class ShardLoader(Closing):
 
         `with loader.trace("trace.json"):` around a loop writes a file that https://ui.perfetto.dev
         can show. The trace has the latest 512 batches that each worker filled, and the latest 4,096
-        batches of each loop that begins inside the `with` statement. If no `path` is given, call
+        batches of all loops that begin inside the `with` statement. If no `path` is given, call
         `save(path)` of the context manager afterwards.
 
         Raises:

@@ -1,7 +1,7 @@
 """MapView: a map-style dataset over shards, for torch's DataLoader.
 
-A sample has the same content as in a batch of a ShardLoader, which copies less data: use MapView
-only in code that must keep its DataLoader.
+A sample has the same content as in a batch of a ShardLoader. Use MapView only in code that must
+keep its DataLoader, because a ShardLoader copies less data.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class MapView(Closing):
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()
             elif self._loader is not None:
-                # The loader belongs to the parent process, and must not be garbage-collected in
+                # The loader belongs to the parent process: keep it from being garbage-collected in
                 # this process.
                 self._inherited = self._loader
             # Each worker draws its own seed. With a common seed, the transforms in all workers

@@ -49,11 +49,11 @@ class MultiLoader(Closing):
             worker that has finished.
         nokill: True to let earlier iterations continue when a new iteration begins.
         prefix: the beginning of the path of the folder in which the socket is created. Only this
-            user can access the folder. It is removed before the workers start.
+            user can access the folder, which is removed before the workers start.
         memory_bytes: the limit for the bytes of samples that workers have sent and that are not
             delivered yet; and, separately, for the blocks of shared memory that hold larger arrays.
-        timeout_s: the time to wait for a sample before BatchTimeout, which says what every worker
-            is doing; None for no limit.
+        timeout_s: the time to wait for a sample before BatchTimeout is raised, with the activity of
+            every worker; None for no limit.
         start_method: "zygote" or "spawn", as for `ShardLoader`.
         on_error: "raise" the exception of the dataset, or "skip" the sample and continue with the
             same iterator. A generator cannot continue after an exception: its worker then ends with

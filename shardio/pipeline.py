@@ -133,7 +133,7 @@ def _piped(
     name: str | None = None,
     thread_group: str = "threads",
 ) -> PipeStep:
-    """Return a step that calls `function`, the value of parameter `argument`; check all options."""
+    """Return a step that calls `function`; check the options. Errors name it `argument`."""
     call = user_call(argument, function)
     if not isinstance(name, str | None):
         raise InvalidArgument(f"name must be a string; found {shortened(name)}")
@@ -270,9 +270,9 @@ class DataLoader(PipelineIterations):
 
     Args:
         src: an iterable or async iterable of items, which is iterated anew for every iteration of
-            the loader; a generator has no items left after the first one.
+            the loader; a generator has no items left after the first iteration.
         preprocessor: a function of an item, sync or async, or a mapping in which the item is looked
-            up. It returns None to drop the item. A generator function yields any number of results.
+            up. The result None drops the item. A generator function yields any number of results.
         batch_size: the number of results that are collected into a list (a batch); None to pass on
             the results one by one.
         drop_last: True to drop the last list if it has fewer than `batch_size` results.

@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
-    """Return True if a user's function is called as f(given, rng), not f(given), with a generator.
+    """Return True if a user's function is to be called as f(given, rng), False for f(given).
 
     Raises InvalidArgument, naming the option `name`, if the function takes other arguments.
     """

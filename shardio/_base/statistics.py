@@ -52,7 +52,7 @@ class LoadingStats:
 
     @property
     def reading_s(self) -> float:
-        """The part of `filling_s` that is left: copying stored values."""
+        """The rest of `filling_s`: copying stored values."""
         apart_s = self.checking_s + self.decoding_s + self.transforming_s
         return max(0.0, self.filling_s - apart_s)
 
@@ -184,7 +184,7 @@ CHECK, DECODE, TRANSFORM = range(3)
 
 TIMED_EVERY: Final = 7
 """Only one record in seven is timed, and counts seven times: reading the clock twice takes as long
-as hashing a short record. A prime: with 8, the same clip of each video of 8 would be timed."""
+as hashing a short record. If it were 8, only one clip of every video of 8 clips would be timed."""
 
 now_ns = perf_counter_ns
 """The clock of all timers; its readings can be compared between processes."""

@@ -70,7 +70,7 @@ def _identity(epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
 
 
 def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
-    """Return the rest of an epoch; raise InvalidArgument for an invalid or foreign state."""
+    """Return the plan of an epoch's rest; raise InvalidArgument for an invalid or foreign state."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgument(
@@ -104,7 +104,7 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
 def _tokens(
     state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token counts in `state`; `had` is the number of windows that each source had."""
+    """Return the token counts in `state`; `had` has each source's former number of windows."""
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
@@ -121,7 +121,7 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 class EpochSampler:
-    """The samples of each epoch that begins now, and their order.
+    """The samples and their order in every epoch that begins with the present dataset.
 
     An epoch that is resumed from a state may have begun when the dataset had fewer samples.
     """
@@ -189,7 +189,7 @@ class EpochSampler:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
-        """Check that the sampler yields indices of samples, and the same a second time."""
+        """Check that the sampler yields indices of samples, and the same indices a second time."""
         listed = self._listed(0)
         if holds_positions(self._sampler):
             self.order = listed

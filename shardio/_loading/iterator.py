@@ -35,7 +35,7 @@ _EVERY_BLOCK: Final = -1
 class BatchAssembler:
     """A maker of batches from filled blocks. Borrows `engine`.
 
-    If `reuses` is True, a batch need not stay valid when the next one is requested.
+    If `reuses` is True, a batch may become invalid when the next one is requested.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BatchAssembler:
             values = self._values(layout, n_rows, block)
         epoch = iteration.plan.epoch
         batch = Batch(layout, block, n_rows, values, epoch, step, *self._files, skipped)
-        # This comes last, because the batch counts as consumed from now on.
+        # Do this last: from now on, the batch counts as consumed.
         iteration.n_handed_over = step + 1
         return batch
 
@@ -123,7 +123,7 @@ class BatchAssembler:
 
 
 class LoaderIterator:
-    """An iterator over one epoch of a loader, which it keeps alive.
+    """An iterator over one epoch of `loader`; keeps the loader alive.
 
     When the iterator ends, fails or is garbage-collected, `iteration` is cancelled.
     """

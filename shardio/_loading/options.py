@@ -73,7 +73,7 @@ _OPEN_OPTIONS: Final = (
 
 
 def dataset_habits(call: str) -> dict[str, str]:
-    """Return advice for each option of `shardio.open` or of a view that users pass to a loader.
+    """Return advice for options of `shardio.open` or of views that are passed to a loader instead.
 
     `call` is a correct call of the loader as a format string, in which {} stands for the dataset.
     """
@@ -219,7 +219,7 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of a ShardLoader, which describes them; `of` checks them and sets defaults."""
+    """The checked options of a ShardLoader; its docstring describes them."""
 
     batch_size: int = _option(count, 1)
     shuffle: Shuffle = _option(check_shuffle)
@@ -349,7 +349,7 @@ def batch_spec_of(
 ) -> BatchSpec:
     """Return the BatchSpec of a loader; check that the collation and audio fit the dataset.
 
-    `n_of_every_epoch` is the maximum number of positions of an epoch; None if it is unknown.
+    `n_of_every_epoch` is the number of positions of every epoch; None if it is unknown.
     """
     # A block needs at most as many rows as an epoch has positions, unless batches are padded.
     is_whole = n_of_every_epoch is None or options.tail == "pad"

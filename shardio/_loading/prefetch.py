@@ -22,8 +22,8 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 class RemotePrefetch:
     """A downloader of the shards of a loader's latest iteration, ahead of their use.
 
-    Does nothing if the dataset is a folder. `order` is the order of all epochs, if there is one.
-    Raise InvalidArgument if the cache is too small for an epoch.
+    Does nothing if the dataset is a folder. `order` is the order of all epochs; None if they have
+    different ones. Raises InvalidArgument if the cache is too small for an epoch.
     """
 
     def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:
@@ -71,7 +71,7 @@ class RemotePrefetch:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
     def end_with(self, close: Callable[[], None]) -> None:
-        """Stop all downloads, call `close`, which closes the engine, and wait for the downloads."""
+        """Cancel all downloads, call `close` (of the engine), and wait until the downloads end."""
         if self._ahead is not None:
             self._ahead.cancel()
         try:

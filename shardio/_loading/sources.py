@@ -80,7 +80,7 @@ class ResumePosition(NamedTuple):
 
 
 class PipelineSource:
-    """The source of an iteration's items, and positions in it; messages call it `name`."""
+    """The source of the items of iterations; `name` is the name of the source in messages."""
 
     def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         refuse_path(name, source)
@@ -105,8 +105,8 @@ class PipelineSource:
     def begin_at(self, position: ResumePosition) -> tuple[Any, ResumePosition]:
         """Return an iterable over the items from a position on, and the position.
 
-        If the source has a `state_dict`, the position contains its state, and the iterable yields a
-        SourcePosition for each item.
+        If the source has a `state_dict`, the returned position contains the state of the source,
+        and the iterable yields a SourcePosition for each item.
         """
         if self._has_state:
             if position.source_state is not None:

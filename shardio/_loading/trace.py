@@ -88,7 +88,7 @@ class Trace:
         self, loader: object, engine: Engine, assembler: BatchAssembler, iteration: EpochIteration
     ) -> LoaderIterator:
         timer = iteration.timer
-        iteration_ns = timer.began_ns - timer.head_start_ns  # as in the counters of workers
+        iteration_ns = timer.began_ns - timer.head_start_ns  # as in FillRecord
         self._epochs[iteration_ns] = iteration.plan.epoch
         record = partial(Delivery, iteration_ns)
         return _TracedIterator(self._deliveries, record, loader, engine, assembler, iteration)

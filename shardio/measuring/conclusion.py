@@ -9,12 +9,12 @@ from typing import Final
 from shardio._base.statistics import LoadingStats
 
 _MAX: Final = 0.75
-"""The main process, or the workers together, are the limit if they are busy for at least this share
-of the time."""
+"""The main process (or the workers, on average) must be busy for this share of the time to be the
+limit."""
 _NEAR_LIMIT: Final = 0.7
 """Copying memory is the limit if batches arrive at this share, or more, of the copying speed."""
 _CACHED: Final = 0.9
-"""If less than this share of the files was in the page cache, reading is limited by storage."""
+"""Storage limits reading if less than this share of the files was in the page cache."""
 _SMALL_BATCH_BYTES: Final = 256 << 10
 """For batches smaller than this, requesting a batch takes longer than copying it."""
 

@@ -1,8 +1,8 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
 The speed of copying memory is a limit for every loader. There is one *run* for each number of
-workers. In a run, some samples are read once, and then again and again: the *warm* readings, from
-files in memory.
+workers. In a run, some samples are read once; then follow the *warm* readings of the same samples,
+whose files are in memory.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def cached_share(paths: Sequence[str]) -> float | None:
 
 _COPY_SHARE: Final = 0.05
 """The duration of one measurement of copying, as a share of the duration of one reading."""
-_N_COPY_TIMES: Final = 3  # the fastest one counts
+_N_COPY_TIMES: Final = 3  # of the measurements of copying, the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def measure_loading(
 
     In a run, samples are first read for `seconds`, but for one epoch at most. Then the same samples
     are read again, repeatedly, for `seconds`. The first reading of the first run shows the speed
-    with the page cache as it was before the call; that of every run checks all hashes.
+    with the page cache as it was before the call; the first reading of every run checks hashes.
 
     Args:
         dataset: a folder, an open dataset, or a view of a dataset.
@@ -294,7 +294,7 @@ def _run(
 
 
 def _iterate(loader: ShardLoader, n_batches: int, seconds: float = math.inf) -> int:
-    """Read `n_batches` batches, or fewer if `seconds` have passed; return how many were read."""
+    """Read `n_batches` batches, or fewer in `seconds`; return the number that was read."""
     n_taken, end_s = 0, time.perf_counter() + seconds
     for n_taken, _ in enumerate(loader, start=1):
         if n_taken == n_batches or time.perf_counter() > end_s:
@@ -305,7 +305,7 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float = math.inf) -> 
 def _trace(
     dataset: OpenDataset | SampleView, batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Trace:
-    """Return a trace of a separate loader of samples in memory: tracing makes loading slower."""
+    """Return a trace of warm readings, by a separate loader because tracing slows it down."""
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         _iterate(loader, len(loader), 1.0)

@@ -30,7 +30,7 @@ from shardio.samples.shard_dataset import ShardDataset
 _MAX_COMPARED: Final = 5  # the maximum number of files whose PSNR is measured
 _MAX_ROWS: Final = 24  # the maximum number of different rows that are read
 _MAX_TAKEN: Final = 200  # the maximum number of samples that are read
-_BEST_DB: Final = 100.0  # the PSNR of equal pictures, which would be infinite
+_BEST_DB: Final = 100.0  # used for equal pictures, whose PSNR is infinite, and as the maximum
 
 
 @dataclass(frozen=True, slots=True)

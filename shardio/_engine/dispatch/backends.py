@@ -164,7 +164,7 @@ class WorkerBackend:
         self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
         """True if idle workers may begin the next epoch before the program requests it.
 
-        Threads would then run user functions while the program is not iterating over the loader.
+        False if threads would run user functions while the program does not iterate.
         """
         self._pool: WorkerPool | ThreadWorkers
         if start_method == "thread":
@@ -226,11 +226,11 @@ class WorkerBackend:
             self._pool.send(worker, *parcel)
 
     def reset_crashes(self) -> None:
-        """Reset the counter of consecutive crashes: their cause is known, and will be skipped."""
+        """Reset the counter of consecutive crashes, whose cause is known and will be skipped."""
         self._crash_loop.n_crashes = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Queue a task: fill `block`, or only compute schemas if it is None."""
+        """Queue a task: fill `block`; if `block` is None, compute schemas."""
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
             message = _message(RequestKind.BLOCK, block=block.number)

@@ -68,7 +68,7 @@ class IterationCounters:
         return now_ns()
 
     def add(self, slot: int, step: int, start_ns: int) -> int:
-        """Count a batch; return the ns since `start`."""
+        """Count a batch that was begun at `start_ns`; return the ns since then."""
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
         words[line + _FILLED] += 1
@@ -157,11 +157,11 @@ class IterationTimer:
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """If the iteration was begun ahead of its request, the time from then until `began_ns`."""
+    """If the iteration was begun ahead of a loop, the time from then until `began_ns`; else 0."""
     n_filled_ahead: int = 0
-    """The number of batches that were filled before `began_ns`."""
+    """The number of batches that were filled before `began_ns`, in the head start."""
     ready_ahead_ns: int = 0
-    """The sum of the times since the head start at which `n_filled_ahead` batches were filled."""
+    """The sum, over these batches, of the time from the start of the head start to the filling."""
     entered_ns: int = 0
     """The sum of the moments at which the loop requested a batch."""
     left_ns: int = 0
@@ -201,7 +201,7 @@ class IterationTimer:
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         inside_ns = self.left_ns - self.entered_ns
-        if inside_ns < 0:  # the loop waits for a batch: its receipt is missing
+        if inside_ns < 0:  # `left_ns` lacks the batch for which the loop waits
             inside_ns += elapsed_ns
         n_batches, n_filled = n_handed_over - partition.first_step, int(words[_FILLED])
         # A batch is ready from its filling until its delivery, or until now. A batch that was

@@ -91,7 +91,7 @@ class Dispatcher:
         return block, step, *iteration.sizes.pop(step)
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
-        """Return a new deadline; raise BatchTimeout if `end_s` has passed and no worker starts."""
+        """Return a new deadline; raise BatchTimeout after `end_s`, unless a worker is starting."""
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:
             stacks = self._backend.worker_stacks()
@@ -99,7 +99,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks while workers need them and blocks are left; then begin the successor."""
+        """Assign tasks while workers and blocks are free; then begin the next iteration ahead."""
         schedule = iteration.schedule
         if not schedule.is_low:
             return
@@ -128,7 +128,7 @@ class Dispatcher:
             self._give(ahead, *schedule.assign())
 
     def _end(self, iteration: EpochIteration) -> None:
-        """End an iteration: assign tasks of its successor, and free the block delivered last."""
+        """End an iteration: assign tasks of the next one, and free the block delivered last."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.apply_finalizers()
             self.assign_tasks(iteration)
@@ -224,7 +224,7 @@ class Dispatcher:
             self._finish(iteration)
 
     def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
-        """Reassign the tasks of a crashed worker; fail the step at which too many have crashed."""
+        """Reassign the tasks of a crashed worker; fail a step at which too many workers crashed."""
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
         if iteration.is_cancelled:
@@ -265,8 +265,8 @@ class Dispatcher:
     ) -> Iterator[tuple[int, int, InFlightRows]]:
         """Yield the step, the block index and the samples of the task that a worker is running.
 
-        `tasks` are the worker's unanswered tasks as {step: block index}; those before the running
-        one are done.
+        `tasks` are the worker's unanswered tasks as {step: block index}. Only the running task has
+        claimed samples.
         """
         fields = self._batch_spec.fields
         for step, number in tasks.items():

@@ -51,9 +51,7 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
-"""The numbers of samples to try for the schema: the first `_NEXT` samples of the view, and then
-`_SPREAD` samples that are spread over the whole view.
-"""
+"""The schema is tried with the first `_NEXT` samples, then with `_SPREAD` from the whole view."""
 _ASKED = 0
 """The index of the worker that computes the schema."""
 
@@ -61,8 +59,8 @@ _ASKED = 0
 class SchemaProbe:
     """A request for the schemas that determine the layout of batches. Borrows its arguments.
 
-    With user code, a worker computes them from the first sample; if this sample fails and may be
-    skipped, from another one.
+    With user code, a worker computes the schemas from the first sample; if this sample fails and
+    may be skipped, from another one.
     """
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:
@@ -89,7 +87,7 @@ class SchemaProbe:
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
-        """Wait for the schemas; return None after `timeout_s`, during which no worker is starting.
+        """Wait for the schemas; return None after `timeout_s`, not counting starts of workers.
 
         If user code fails or a worker crashes, raise an error that names the sample; the next call
         tries again.
@@ -170,7 +168,7 @@ _TEAR_NOTHING: Final = (
 
 
 class Engine:
-    """The workers and blocks of a loader, owned until `close`. The arguments are its options."""
+    """The workers and blocks of a loader, owned until `close`. Takes the loader's options."""
 
     def __init__(
         self,

@@ -48,14 +48,14 @@ class EpochIteration:
     """The index of the block delivered last; None once that block is leased or freed."""
     is_cancelled: bool = False
     is_watched: bool = False
-    """True if there is an iterator, which will cancel the iteration."""
+    """True if there is an iterator; the iterator will cancel the iteration."""
     is_ahead: bool = False
     """True if workers have begun the iteration, and no loop has requested it yet."""
     successor: EpochPlan | None = None
     """The plan of the next iteration; None if the next one must not be begun ahead."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
-        """Return the skipped samples of a delivered step; raise TooManySkipped beyond `most`."""
+        """Return a step's skipped samples; raise TooManySkipped for more than `most` so far."""
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
         if self.n_skipped <= most:
@@ -129,7 +129,7 @@ class IterationTable:
         return iteration
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the successor of an iteration, unless a slot is missing or workers are needed."""
+        """Begin the successor of an iteration; return None if slots or idle workers are lacking."""
         plan, is_busy = before.successor, not before.schedule.is_given_out
         if plan is None or is_busy or not self._free_slots or self.n_live > 1:
             return None

@@ -1,8 +1,8 @@
 """Workers that are threads of this process, with the interface of a WorkerPool.
 
-Each thread handles the messages of a worker process, and opens the dataset itself. All threads
-share one memory map of each block. User code in this process finds the global random generators
-seeded for its sample, so a lock lets only one thread at a time run user code.
+Each thread handles the same messages as a worker process, and opens the dataset itself. All threads
+share one memory map of each block. The global random generators are seeded for each call of user
+code. All threads share them, so a lock lets only one thread at a time run user code.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class GeneratorLock:
             self._changed.notify_all()
 
     def end(self, thread: threading.Thread) -> None:
-        """Release the lock if `thread` holds it; it may hang in user code forever."""
+        """Release the lock if `thread`, which may hang in user code, holds it."""
         with self._changed:
             if self._holder is thread:
                 restore_generators(self._states)
@@ -166,9 +166,9 @@ class _SharedState:
 
 
 def filler_in_main(batch_spec: BatchSpec, view: SampleView, calls: UserCalls) -> Filler:
-    """Return a filler for the main process, which checks the lengths of mapped files.
+    """Return a filler that first checks the lengths of mapped files, for the main process.
 
-    If a mapped file was truncated, reading the missing part kills the process.
+    Reading the missing part of a truncated mapped file would kill the process.
     """
     dataset = view.dataset
     check_shards = dataset.files.check_lengths if dataset.access == "mmap" else None
@@ -209,8 +209,8 @@ class _ThreadWorker(BatchWorker):
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread ends after its current message, in which no further user function runs. `close` waits
-    up to GRACE_S for all threads, and abandons the others.
+    `close` lets no further user function start, waits up to GRACE_S until the threads have handled
+    their current messages, and abandons the other threads.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -246,8 +246,7 @@ class ThreadWorkers(Closing):
         if not fds:
             self._inboxes[index].put((message, ()))
             return
-        # Send copies of the descriptors: the receiver owns the descriptors that it gets, as if it
-        # were a worker process.
+        # Send copies of the descriptors, because the thread will own and close what it receives.
         with interrupts_held(), contextlib.ExitStack() as on_failure:
             copies = []
             for fd in fds:

@@ -1,8 +1,8 @@
 """A batch worker: receive a task, fill a block with the batch of a step, send a reply.
 
 Tasks and replies are descriptors of 32 bytes. A message may contain several tasks, or several
-replies if the first of them is QUICK. The payload of a reply (an error, skipped samples or
-schemas) follows it in the same message, or is sent in a file (see `pack_message`).
+replies of which the first is QUICK. The payload of a reply (an error, skipped samples or schemas)
+follows the descriptor in the same message, or is sent in a file (see `pack_message`).
 
 This module imports neither tinygrad nor the program's `__main__`.
 """
@@ -141,10 +141,9 @@ def replies_file(n_workers: int) -> int:
 class ReplyBuffer:
     """The replies to quick tasks that a worker holds back for a moment, to send several at once.
 
-    If the worker crashes, the main process reads the replies here. Without the buffer, a finished
-    task would be repeated, and could fail: a new worker cannot open a file truncated meanwhile.
-
-    `memory` maps a file with one page per worker. The first word of a page is the number
+    If the worker crashes, the main process reads the replies from the shared buffer. Otherwise, a
+    finished task would be repeated, and could fail: a new worker cannot open a file that has been
+    truncated. `memory` maps a file with one page per worker; the first word of a page is the number
     of replies.
     """
 
@@ -167,7 +166,7 @@ class ReplyBuffer:
     def take(self) -> bytes:
         """Return all replies, concatenated, and empty the buffer."""
         n = self._words[_COUNT]
-        self._words[_COUNT] = 0  # before they are sent: the main process must not get them twice
+        self._words[_COUNT] = 0  # before the replies are sent, so that none arrives twice
         return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])
 
 
@@ -188,7 +187,7 @@ class TaskRunner:
         self.layout: BlockLayout | None = None
         self.plans: dict[int, EpochPlan] = {}
         self.left_out: LeftOut | None = None
-        """The samples that the next task skips; None if the next task is an ordinary one."""
+        """The samples that the next task skips; None if the next task is not filled row by row."""
 
     def start(self, filler: Filler, counters_fd: int, worker: int) -> None:
         self.filler = filler
@@ -253,7 +252,7 @@ class BatchWorker(Closing):
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
-        # The source names the generation (the version of the dataset) that the main process has
+        # `source` names the generation (the version of the dataset) that the main process has
         # opened, even if a newer one has been published since.
         self._dataset: Dataset = batch_spec.source.open()
         self._runner = TaskRunner(batch_spec)

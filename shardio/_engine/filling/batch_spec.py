@@ -109,8 +109,8 @@ class Schemas(NamedTuple):
 class EpochPlan:
     """The samples of one iteration: which sample comes at which position of the epoch.
 
-    `partition` has the positions of this rank, and `order` maps positions to samples. `tokens` is
-    the token count of each source; None unless the last window of a source is padded.
+    `partition` has the positions of this rank, and `order` maps positions to samples. If samples
+    are windows of tokens and the last one is padded, `tokens` has the token count of each source.
     """
 
     epoch: int
@@ -120,7 +120,7 @@ class EpochPlan:
 
 
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
-    """Copy the tables of a view into shared arrays; return an equal view of them, and the arrays.
+    """Copy a view's tables into shared arrays; return a view of these tables, and the arrays.
 
     If the dataset is a selection, the first array is the list of the selected rows.
     """
@@ -161,8 +161,8 @@ def samples_of(view: SampleView) -> Samples:
     def measure() -> tuple[int, int]:
         n_bytes, n_samples = dataset.shards.n_bytes, int(dataset.starts[-1])
         if not isinstance(view, RowView):
-            # The view only has the samples of the selected rows. Assume that all other rows have as
-            # many samples on average.
+            # The view only has the samples of the selected rows. Assume that other rows have the
+            # same number of samples on average.
             n_samples = max(1, n_samples * len(view) // max(1, len(dataset)))
         return n_bytes, n_samples
 

@@ -52,7 +52,7 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
 def reserve(
     batch: BatchRows, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
-    """Reserve space in the heap for an array of the whole batch; return it and the new `used`."""
+    """Reserve an array of the whole batch in the heap; return the array and the new `used`."""
     layout, memory = batch.layout, batch.memory
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)
@@ -62,8 +62,8 @@ def reserve(
 
 
 def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
-    # If the heap must grow, make it twice as large as needed now. The sizes of the values to come
-    # are unknown, and the block is mapped again every time it grows.
+    # If the heap must grow, make it twice as large as needed now, because the sizes of later values
+    # are unknown, and each growth maps the block again.
     if layout.heap + end > len(memory.bytes):
         memory.grow(layout.heap + end, better=layout.heap + 2 * end)
 

@@ -226,9 +226,9 @@ class RowByRowFiller:
     ) -> tuple[int, int, tuple[Skipped, ...]]:
         """Fill a block; return the numbers of rows and of used heap bytes, and the skipped samples.
 
-        Raise the error of a sample for which no substitute was found. If `left_out` is None,
-        the batch is first filled as a whole. If it is a mapping, rows are claimed and filled one by
-        one, so that another crash identifies the sample that causes it.
+        Raise the error of a sample for which no substitute was found. If `left_out` is None, the
+        batch is first filled as a whole. Otherwise, rows are claimed and filled one by one, so that
+        a further crash identifies its sample.
         """
         if left_out is None:
             try:
@@ -240,8 +240,7 @@ class RowByRowFiller:
         fill = functools.partial(self._fill_rows, plan, step, left_out or {}, found)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, fill)
         start, stop = plan.partition.share(step)
-        # Rows from `stop - start` on pad the batch. Samples that were skipped there are not
-        # reported.
+        # Rows from `stop - start` on pad the batch; samples that were skipped there do not count.
         skips = tuple(each for each in found if each.row < stop - start)
         states = layout.origins(memory.bytes)["status"]
         for each in skips:

@@ -2,8 +2,8 @@
 
 Without requests, the page faults of a memory-mapped file wait for the storage one after another. If
 no page is missing, however, requests would take longer than filling the batch. A few rows of a
-batch are therefore probed first: for each of them, the kernel says whether the page in the middle
-of its data is in memory. As long as no page is missing, probes become rarer.
+batch are therefore probed first: for each of them, the kernel reports whether the page in the
+middle of its data is in memory. While no page is missing, probes become rarer.
 
 An order with windows divides the positions of an epoch into windows of equal length. The samples of
 a window lie close together in few regions of the files, so a request can include neighbouring rows.
@@ -31,16 +31,16 @@ N_PROBED: Final = 4
 HITS_UNTIL_WARM: Final = 16
 """The number of consecutive probes that find no missing page, before probes become rarer."""
 HITS_OF_WINDOW: Final = 4
-"""The same for a window after a warm one.
+"""The same number in a new window, if the previous window was in memory.
 
 One probe would prove little, because other workers may have requested parts of the window.
 """
 MAX_SKIPPED: Final = 127
-"""The maximum number of batches between two probes, which take up to 400 µs: 3 µs per batch."""
+"""The maximum number of batches between two probes; a probe takes up to 400 µs, 3 µs per batch."""
 NEAR_BYTES: Final = 256 << 10
 """The size of a request if the order has windows, and WIDE_BYTES does not apply.
 
-The rows near the requested row belong to the same window, so they will be needed soon.
+Neighbouring rows belong to the same window, so they will be needed soon.
 """
 WIDE_BYTES: Final = 512 << 10
 """The size of a request if all files fit into half of the available memory: they stay cached."""
@@ -48,7 +48,7 @@ _MAX_ASKED: Final = 1 << 16
 
 
 class ReadAhead:
-    """The read-ahead of a Filler: it requests the data of a batch before it is filled."""
+    """The read-ahead of a Filler, which requests the data of a batch before filling the batch."""
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView) -> None:
         self._batch_spec, self._view, self._dataset = batch_spec, view, view.dataset
@@ -136,7 +136,7 @@ class ReadAhead:
         self._dataset.files.open_files.disable_readahead()
 
     def _ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Iterator[Ranges]:
-        """Yield the ranges of bytes that some rows need; clips need what the first ones contain."""
+        """Yield the byte ranges that rows need; those of clips, last, depend on earlier ranges."""
         yield self._extents.fixed(rows, shards)
         yield self._extents.records(rows, shards)
         if self._clips is not None:

@@ -53,7 +53,7 @@ def block_bytes(
 
 
 def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
-    """Estimate, from one transformed sample, the bytes that n_rows such samples need in a heap."""
+    """Estimate the heap bytes of n_rows transformed samples that are like `sample`."""
     per_row = 0
     for name, field in schema.items():
         if not is_fixed(schema, name):

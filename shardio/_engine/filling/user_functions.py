@@ -84,7 +84,7 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class UserCalls:
-    """A caller of user functions, by means of the function `call`.
+    """A caller of user functions through `call`, which seeds the generators.
 
     Exceptions become a TransformError, except those of the types `passes`.
     """
@@ -169,7 +169,7 @@ class TransformRunner:
 
     @cached_property
     def _first(self) -> str:
-        """The name of sample 0, which determines the layout of batches unless it was skipped."""
+        """A name for sample 0 of the view, whose result the layout is usually computed from."""
         row = int(self._view.at(np.zeros(1, np.int64))[0])
         shard = int(self._dataset.locate(np.array([row]))[0])
         return (
@@ -191,7 +191,7 @@ class TransformRunner:
 
 
 def _make_read_only(sample: Mapping[str, Any]) -> None:
-    """Make all arrays of a sample read-only, as stored values are, which view a mapped file."""
+    """Make all arrays of a sample read-only, like arrays that are views of a mapped file."""
     for value in sample.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
