@@ -32,23 +32,23 @@ from shardio.storage.file_access import (
 RowBytes = npt.NDArray[np.uint8]
 
 _SCRATCH_BYTES: Final = 1 << 20
-"""The size of the buffer into which rows with padding are copied first. It fits into the CPU
+"""The size of the buffer into which rows with padding are copied first; it fits into the CPU
 cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
-"""The row sizes in bytes for which reading one byte of each row before the copy saves time: the
-time falls to 0.6 for rows of 2 KiB, and to 0.93 for rows of 16 KiB."""
+"""The row sizes in bytes for which one byte of each row is read before the copy. The time falls to
+60% for rows of 2 KiB, and to 93% for rows of 16 KiB."""
 _PREFAULTED_ROWS: Final = 512
-"""The number of rows that are read ahead of the copy at a time: a third of the number of entries of
-a CPU's TLB, which caches page addresses."""
+"""The number of rows that are touched, and then copied, at a time: a third of the number of entries
+of a CPU's TLB, which caches page addresses."""
 
 
 class MappedRows:
     """One column of all shards, mapped into an address range that the object owns.
 
-    Each shard has a part of the range, which starts at a multiple of `stride`. The whole range is
-    thus one array of rows, and one `np.take` copies rows of any number of files. Reading an address
-    at which no file is mapped kills the process.
+    Each shard has a part of the range. All parts start at multiples of `stride`, so the range is
+    one array of rows, and one `np.take` copies rows of any number of files. Reading an address at
+    which no file is mapped kills the process.
 
     Args:
         stride: the size of a row with its padding, in bytes.
@@ -72,7 +72,7 @@ class MappedRows:
         self._n_bytes = max(1, sum(n_steps)) * step
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """The number of memory maps of each part: the file, and the reserved addresses after it."""
+        """The number of memory maps of the largest part: the file, and any addresses after it."""
         self._stride, self._row_bytes, self._is_scattered = stride, row_bytes, False
         self._address = reserve(self._n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self._n_bytes)
@@ -127,7 +127,7 @@ class MappedRows:
             clear_reserved(self._address + int(self._slots[shard]) * self._stride, n_bytes)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy row `rows[i]` of the dataset to `out[i]`, for all i. Its shard must be attached."""
+        """Copy row `rows[i]`, of the attached shard `shards[i]`, to `out[i]`, for all i."""
         slots, step = rows, self._n_at_once
         if self._is_shifted:
             slots = rows + self._shift.take(shards)
@@ -163,7 +163,7 @@ class MappedRows:
 
 
 class PooledRows(MappedRows):
-    """One column of all shards, at most `max_parts` of which can be attached at the same time.
+    """One column of all shards; at most `max_parts` shards can be attached at the same time.
 
     `counts` has the number of rows of each shard. The other arguments are those of MappedRows.
     """
@@ -198,7 +198,7 @@ class PooledRows(MappedRows):
 
 
 class FileRows:
-    """One column of all shards, read from files that are not mapped, and are borrowed."""
+    """One column of all shards, read from borrowed files that are not mapped."""
 
     maps_per_shard: Final = 0
     """The number of memory maps per attached shard."""
@@ -217,7 +217,7 @@ class FileRows:
         self._places.pop(shard, None)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Read row `rows[i]` of the dataset into `out[i]`, for all i; raise ShardChanged."""
+        """Read row `rows[i]` into `out[i]`, for all i; raise ShardChanged if a file has changed."""
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
         ends = np.flatnonzero(np.diff(shards[order])) + 1

@@ -26,11 +26,11 @@ from shardio.storage.remote.storage import RemoteStorage
 
 
 class Dataset(Sequence[dict[str, Any]], Closing):
-    """A sequence of samples stored in shards: a ShardDataset or a Mixture. Not thread-safe.
+    """The base class of ShardDataset and Mixture: a sequence of stored samples. Not thread-safe.
 
     Args:
         path: the path as the user gave it, for messages.
-        root: the absolute path of the folder, or the URL of the dataset; the `path` of a mixture.
+        root: the absolute path of the folder, or the URL of the dataset; for a mixture, `path`.
         generation: the published state of the dataset that was opened.
         files: the files that store the samples; owned until `close`.
         rows: the selected samples, as indices of rows over all shards.
@@ -143,7 +143,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample as a dict or, for a slice, a list. Raw arrays are read-only."""
+        """Return a sample as a dict or, for a slice, a list of samples."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, n = operator.index(index), len(self.rows)
@@ -210,10 +210,10 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """Open the same samples again, with separate files; see ShardDataset.reopen."""
 
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
-        """Return the first position, in an unshuffled epoch, of a view's sample `number`.
+        """Return the first position of sample `number` in an epoch without shuffling.
 
-        Only in a mixture, `number` is not the position; `ends` are then the cumulative sample
-        counts of its sources.
+        The position differs from `number` only in a mixture; `ends` are then the cumulative sample
+        counts of the sources.
         """
         return number
 
@@ -249,7 +249,7 @@ T = TypeVar("T")
 
 _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
-"""The number of threads of `scan`, each with a request for 64 KiB or for a table of a shard."""
+"""The number of threads of `scan`. Each sends one request at a time, for 64 KiB or for a table."""
 
 
 class ShardSamples(NamedTuple):
@@ -281,7 +281,7 @@ def scan(
 
     Args:
         dataset: the dataset, whose shards are opened.
-        find: called with samples of one shard, in other threads for an object store.
+        find: called with samples of one shard; for an object store, called in other threads.
         n: the number of samples; by default, the number of selected rows.
         rows_of: maps indices of samples to rows; by default, each selected row is a sample.
     """

@@ -1,16 +1,16 @@
 """Store long lists of shards or inputs in files beside the generation that refers to them.
 
-A list with more than MAX_INLINE_ENTRIES entries is *external*: a file in the folder `generations/`,
-so that opening a dataset stays fast. Its name is a hash of its content, so that generations with
-equal lists share one file. The JSON of a generation has a reference to it: the hash, the size in
-bytes and the number of entries.
+A list with more than MAX_INLINE_ENTRIES entries is *external*: it is stored in its own file in the
+folder `generations/`, so that opening a dataset stays fast. The file's name is a hash of the file's
+content, so generations with equal lists share one file. The JSON of a generation refers to the file
+by the hash, the size in bytes and the number of entries.
 
 An external list of shards is binary and little-endian. It has four columns, one after another: the
 number of samples of each shard (u64), the size of each shard in bytes (u64), the id of each shard
 (16 bytes), and the name of each shard in UTF-8, followed by a zero byte. A list of 10^5 shards
 takes about 5 MB on disk and in memory.
 
-An external list of inputs has one line of canonical JSON per input. It is read on first use.
+An external list of inputs has one line of canonical JSON per input, and is read on first use.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def is_long(entries: Sized) -> bool:
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add an external list to `parts`, contents by file names; return a reference as JSON."""
+    """Add an external list to `parts` (content by file name); return a reference to it as JSON."""
     id = content_id(content).hex()
     parts[f"{id}.{kind}"] = content
     return {"bytes": len(content), "count": count, "id": id}
@@ -116,7 +116,7 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
 
 
 def external_list_names(content: Mapping[str, Any]) -> set[str]:
-    """Return the file names in a generation's references to external lists, valid or not."""
+    """Return the file names in all references to external lists, including invalid references."""
     groups = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
     if isinstance(groups, list):
@@ -133,9 +133,9 @@ def write_external_list(path: Path, content: bytes) -> None:
 
 
 def remove_unreferenced(folder: Path) -> None:
-    """Remove external lists to which no generation in `folder`, which the caller locks, refers.
+    """Remove external lists that no generation in `folder` refers to. The caller locks `folder`.
 
-    If a generation cannot be read, no list is removed, because it may refer to any list.
+    If a generation cannot be read, no list is removed: that generation may refer to any list.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
     if not found:
@@ -160,10 +160,10 @@ MAX_NAME_BYTES: Final = 255
 class ShardList(Sequence[ShardSummary]):
     """The shards of a generation, or of an added column. Immutable.
 
-    `content` has the columns of an external list of `n` shards, and `part` is the file it was read
-    from, if any. `samples`, `sizes` and `ids` have the number of samples, the size in bytes and the
-    id (16 bytes) of each shard; do not modify the arrays. Equal to a tuple or list of the same
-    shards.
+    `content` has the columns of an external list of `n` shards; `part` is the file that was read,
+    or None. `samples`, `sizes` and `ids` have the number of samples, the size in bytes and the
+    id (16 bytes) of each shard; do not modify the arrays. A ShardList is equal to a tuple or list
+    of the same shards.
     """
 
     def __init__(self, content: bytes, n: int, part: ExternalList | None = None) -> None:

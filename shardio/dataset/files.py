@@ -1,7 +1,7 @@
 """Open the files of a dataset on demand, and record which parts of the files are verified.
 
-A *unit* is a range of bytes of a file that has one hash, and one *mark*: a byte that is 1 if the
-unit has been verified. One table has the marks of all files, one file after another. It outlives
+A *unit* is a range of bytes of a file with one hash and one *mark*: a byte that is 1 if the unit
+has been verified. One table has the marks of all files, one file after another. The table outlives
 the readers, so that a unit is not verified again when its file is reopened.
 
 The number of units of a file is known only once the file has been opened. If the files cannot all
@@ -67,8 +67,8 @@ class DatasetFiles:
 
     Args:
         sources: the files of the dataset; for a mixture, the files of each dataset in it.
-        groups: the groups of all sources, one source after another. In a mixture, their schemas
-            have only the common fields.
+        groups: the groups of the dataset. In a mixture, a group has the files of all sources, one
+            source after another, and `groups` have only the common fields.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class DatasetFiles:
         return self.open_files.reader(self.first_file(name) + self._numbers[shard])
 
     def reader_if_open(self, shard: int, name: str | None = None) -> ShardReader | None:
-        """Return what `reader` returns if the file is already open, else None."""
+        """Return the reader of the file that `reader` would open, or None if it is not open."""
         return self.open_files.reader_if_open(self.first_file(name) + self._numbers[shard])
 
     def sample(
@@ -154,7 +154,7 @@ class DatasetFiles:
         return [(source.storage, group.shards[local]) for group in source.storing(names)]
 
     def sizes_by_storage(self, names: Sequence[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return each storage, with the sizes of the files in it that store the fields `names`."""
+        """Return, for each group of files that store the fields `names`, its storage and sizes."""
         return [(s.storage, group.shards.sizes) for s in self.sources for group in s.storing(names)]
 
     def file_numbers(self, name: str) -> Rows:
@@ -168,7 +168,7 @@ class DatasetFiles:
         return np.array([known.setdefault(each, len(known)) for each in names])
 
     def path(self, shard: int, name: str | None = None) -> str:
-        """Return the path, perhaps not downloaded yet, of a shard or its file with a field."""
+        """Return the path of a shard, or of its file with the field `name`; it may be missing."""
         source, local = self._located(shard)
         return source.storage.path_of(_named(source.groups, name).shards[local])
 

@@ -1,6 +1,6 @@
 """Copy the rows of one column that a batch needs, from all shards, and verify them.
 
-Rows of at least 2 KiB have one hash each, and are hashed after they were copied: exactly the bytes
+Rows of at least 2 KiB have one hash each, and are hashed after the copy, so that exactly the bytes
 that the user receives are verified. Smaller rows share a hash with the other rows of their *run*;
 the whole run is hashed before its rows are copied, because a batch may contain only some of them.
 
@@ -35,9 +35,9 @@ _UNKNOWN: Final = -1
 
 
 class ColumnGather:
-    """An object that copies and verifies rows of one column of all shards. It owns their maps.
+    """An object that copies and verifies rows of one column of all shards. It owns the maps.
 
-    `files` are borrowed. `starts` has the index of each shard's first row, then the total number.
+    `files` are borrowed. `starts` has the index of each shard's first row, then the number of rows.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class ColumnGather:
         self._hashes: MappedRows | FileRows | None = None
         if self._by_row and verify != "off":
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
-        # Each of the three arrays has one number per shard: add this number to an index to get the
-        # position of a mark. `_mark_shift` is for the index of a unit in the shard's column,
-        # `_row_mark_shift` for the index of a row in the dataset, and `_block_shift` for the index
-        # of a 4 KiB block of the column's hashes.
+        # Each of the three arrays has one number per shard. This number, plus an index, is the
+        # position of a mark. `_mark_shift` is added to the index of a unit in the shard's column,
+        # `_row_mark_shift` to the index of a row in the dataset, and `_block_shift` to the index of
+        # a 4 KiB block of the column's hashes.
         self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
         self._is_open = np.zeros(len(counts), np.bool_)
@@ -127,7 +127,7 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards of one copy. With half of the limit, none evicts another."""
+        """The maximum number of shards per copy: half of the limit, so that none evicts another."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
@@ -194,7 +194,7 @@ class ColumnGather:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
-        """Set `_all_verified` if all units are verified; look only in call 32, 64, 128, …."""
+        """Set `_all_verified` if all units are verified. Only calls 32, 64, 128, … check this."""
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
             return

@@ -114,7 +114,7 @@ def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema
 def describe_shards(
     shards: ShardList, external_lists: dict[str, bytes]
 ) -> list[dict[str, Any]] | dict[str, Any]:
-    """Return shards as JSON; a long list goes to `external_lists`, contents by file names."""
+    """Return shards as JSON; add a long list to `external_lists` (content by file name)."""
     if is_long(shards):
         return add_external_list(external_lists, SHARDS, shards.content, len(shards))
     return [
@@ -176,9 +176,9 @@ def parse_column_groups(content: Any, shards: ShardList, place: Path) -> tuple[C
 
 
 _COLUMN_GROUPS: Final = "column_groups"
-"""A feature that a reader must support: column groups."""
+"""The name of column groups in `required`, the features that a reader must support."""
 _EXTERNAL_LISTS: Final = "external_lists"
-"""A feature that a reader must support: external lists."""
+"""The name of external lists in `required`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
 
 
 def _check_readable(content: dict[str, Any], place: Path) -> None:
-    """Raise ShardUnsupported if this version of shardio cannot read a generation."""
+    """Check a generation's format version, its view and the features that it requires."""
     wanted, view = content.get("format_version"), content.get("view")
     major = wanted.partition(".")[0] if isinstance(wanted, str) else ""
     if not (major.isascii() and major.isdigit()):

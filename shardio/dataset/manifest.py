@@ -2,11 +2,11 @@
 
 A generation is one state of a dataset, stored in a numbered file in the folder `generations/`. The
 file `dataset.json` (the *pointer*) has the number of the published generation. In a local folder, a
-change is committed only by replacing this file. A dataset at a URL is committed when
-`shardio.conversion.upload` has uploaded this file, after all others.
+change is committed only by replacing `dataset.json`. A dataset at a URL is committed when
+`shardio.conversion.upload` has uploaded `dataset.json`, after all other files.
 
-Writers lock the folder `generations/`. Both files are canonical JSON with a digest, so that a
-change of any byte is detected. A published generation never changes.
+Writers lock the folder `generations/`. The pointer and the generations are canonical JSON with a
+digest, so that a change of any byte is detected. A published generation never changes.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def publish_next(
 def recover(folder: str | os.PathLike[str]) -> Generation:
     """Undo the unfinished commit of a killed writer; return the published generation.
 
-    A generation file to which `dataset.json` does not point yet is removed; its shards are kept.
-    Temporary files and unreferenced external lists are removed, too. Raises the errors of `load`.
+    The file of the generation after the published one is removed; its shards are kept. Temporary
+    files and unreferenced external lists are removed, too. Raises the errors of `load`.
     """
     root = Path(folder)
     if not holds_dataset(root):

@@ -1,7 +1,7 @@
 """Keep files of a dataset open. The files are in a storage: a local folder or an object store.
 
-A dataset *pins* every file that it opens, and unpins it after the last use. Meanwhile, the storage
-of an object store keeps the downloaded file.
+A dataset *pins* every file that it opens, and unpins the file after the last use. The cache of an
+object store does not remove pinned files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LocalStorage:
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return how many files of these sizes may be pinned at the same time; None: no limit.
 
-        Files that are closed stay pinned, beyond this number, while user code holds views of them.
+        Closed files that user code still holds views of stay pinned in addition.
         """
         return None
 
@@ -56,17 +56,17 @@ class LocalStorage:
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file and return its path, or return its URL; DatasetCorrupt if it links outside."""
+        """Pin a file; return its path. Raise DatasetCorrupt for a link that leads out of `root`."""
         path = self.path_of(summary)
         refuse_links_outside(self.root, path)
         return path
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
-        """Pin a file that is already local and return its path; otherwise return its URL."""
+        """Pin a file and return its path; a RemoteStorage returns a URL if it is not cached."""
         return self.pin(summary)
 
     def remote_file(self, summary: ShardSummary, path: str) -> None:
-        """Return a reader of `path`, a result of `pin`, if it is a URL. Here, no path is a URL."""
+        """Return None: `path` is no URL. A RemoteStorage returns a reader for a URL."""
 
     def unpin(self, summary: ShardSummary) -> None:
         """Unpin a file. Called by finalizers: in any thread, at any time, even after `close`."""
@@ -113,7 +113,7 @@ class OpenFiles:
         open_file: the method that opens the file with an index; only a weak reference to its object
             is kept.
         max_pinned: the number of files that the storage can pin at the same time; None: no limit.
-        n_maps: the number of memory maps per open file, without those of listeners.
+        n_maps: the number of memory maps per open file, without those in `add_listener`.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call `method` with the index of each file that is about to be evicted.
 
-        Only a weak reference to the method's object is kept. This object creates `n_maps` memory
-        maps for each open file: `max_open` is lowered accordingly, and surplus files are evicted
-        now.
+        Only a weak reference to the method's object is kept. The method's object creates `n_maps`
+        memory maps for each open file: `max_open` is lowered accordingly, and surplus files are
+        evicted now.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -197,7 +197,7 @@ class OpenFiles:
         if self.max_open is not None:
             self._share_maps()
             if (surplus := len(self._readers) - self.max_open) >= 0:
-                # Finding the least recently used files takes a scan of all: evict an eighth.
+                # Evict an eighth at once: finding the least recently used files scans all files.
                 self._evict(surplus + max(1, self.max_open // 8))
             self._turn += 1
             self._used[file] = self._turn

@@ -1,6 +1,6 @@
 """The selected rows of a dataset: all rows, a set of rows, or a list of rows.
 
-Rows have indices that count over all shards of a dataset. The *position* of a row is its index
+A row is given by its index over all shards of a dataset. The *position* of a row is its index
 among the selected rows.
 """
 
@@ -24,8 +24,8 @@ _Numbers = npt.NDArray[np.int64]
 class RowRuns:
     """A set of rows of a dataset, in ascending order, as runs of consecutive rows. Immutable.
 
-    `starts` has the first row of each run, and `n_rows` its length, at least 1. Two runs do not
-    touch. The row at a position is found by binary search.
+    `starts` has the first row of each run, and `n_rows` the length of each run, at least 1. Between
+    two runs is a gap. The row at a position is found by binary search.
     """
 
     def __init__(self, starts: npt.ArrayLike, n_rows: npt.ArrayLike) -> None:
@@ -142,7 +142,7 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return an argument as an array; for uneven nested lists, an array that callers reject."""
+    """Return an argument as an array; for uneven nested lists, return one that callers reject."""
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
     try:
@@ -230,7 +230,7 @@ class RowSelection:
         return [len(self)]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Raise InvalidArgument, with a `reason`, if a count of a mixture's source is 0."""
+        """Do nothing; in a mixture, raise InvalidArgument with `reason` if a count is 0."""
 
     def at(self, numbers: Rows) -> Rows:
         """Return the row at each position in the selection, as an index over all shards."""
@@ -238,7 +238,7 @@ class RowSelection:
 
 
 class MixtureSelection(RowSelection):
-    """The selected rows of all sources, which are borrowed. `starts` are for all shards."""
+    """The selected rows of a mixture. `sources` are borrowed; `starts` are for all shards."""
 
     def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
         n_rows = [int(source.shard_starts[-1]) for source in sources]
@@ -259,7 +259,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The row lists of all sources that have one, as indices over all shards; or else None."""
+        """The joined row lists of the sources, as indices over all shards; None without lists."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first
@@ -279,7 +279,7 @@ class MixtureSelection(RowSelection):
         return [len(source) for source in self._sources]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Raise InvalidArgument if a source has no samples."""
+        """Raise InvalidArgument with `reason` if a source has no samples."""
         for name, n in zip(self._names, counts, strict=True):
             if not n:
                 raise InvalidArgument(f"{name} cannot be mixed: {reason}; leave it out")

@@ -2,9 +2,9 @@
 
 An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
 complete, each gets its final name as a second link, and a generation that names them is published.
-Until the end of the operation, the links in the staging folder show, by their inodes, which files
-in the dataset belong to it. If the operation fails, `undo` removes these files, unless a generation
-names them. If it is killed, the next operation on the dataset removes them.
+Until the operation ends, its files in the dataset are recognized by their inodes, which the links
+in the staging folder share. If the operation fails, `undo` removes these files, unless a generation
+names them. If the operation is killed, the next operation on the dataset removes them.
 
 A file may be missing because another writer has changed the dataset during an operation.
 `detect_conflict` reports this as a conflict, not as damage.
@@ -80,7 +80,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    The files of all generations from `before`, unless it is None, to the published one are checked.
+    Check the files of generation `before` and of all later ones before the published one.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -143,8 +143,8 @@ class StagingFolder:
 def sweep(root: Path) -> None:
     """Remove the staging folders of killed operations, and their unpublished files in `root`.
 
-    A staging folder whose lock is free belongs to a killed operation: the kernel releases its
-    locks.
+    A staging folder whose lock is free belongs to a killed operation: the kernel releases the locks
+    of a killed process.
     """
     for folder in root.glob(_PREFIX + "*"):
         # Skip a folder that is locked, or that another process has just removed. If a generation
@@ -173,7 +173,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def link_staged(staged: Path, final: Path) -> None:
-    """Give a staged file its final name as a second link; a file of this name is a conflict."""
+    """Give a staged file its final name as a second link; DatasetConflict if the name is taken."""
     try:
         link(staged, final)
     except FileExistsError as error:
@@ -263,7 +263,7 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class StagedFolder:
-    """A new folder at `folder`, which the caller fills, and which `publish` renames to `out`."""
+    """A new folder `folder`, which the caller fills and `publish` renames to `out`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out

@@ -130,8 +130,8 @@ class GenerationWriter:
     def publish(self, **details: Any) -> Generation:
         """Give the new shards their final names, and publish a generation with all added shards.
 
-        `details` are further attributes of the generation. If no shard was added, an empty one is,
-        because the schema is stored in shards.
+        `details` are further attributes of the generation. If no shard was added, an empty shard is
+        published, because the schema is stored in shards.
         """
         self.cut()
         if not self._parts:

@@ -1,8 +1,8 @@
 """The content of a shard's file, and the columns in it.
 
 The content is a memoryview if the file is mapped, or a PreadFile if it is read by offset
-(pread(2)). Both have the attribute `nbytes`, and read-only memoryviews as slices. If a file was
-truncated, reading a PreadFile raises an exception; reading a map would kill the process.
+(pread(2)). Both have the attribute `nbytes`, and their slices are read-only memoryviews. If a file
+was truncated, reading a PreadFile raises an exception; reading a map would kill the process.
 
 All PreadFiles together keep at most a quarter of the allowed number of descriptors open. Beyond
 that, the descriptor that was opened first is *evicted*: it is closed, and the next read of its file
@@ -35,15 +35,15 @@ from shardio.storage.file_access import (
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The number of bytes with all fields of a shard's header. They include an id of its content: a
-reopened file with the same bytes is the same shard."""
+"""The size of the start of a shard that has all fields of its header. One field is an id of the
+content: a reopened file with an equal start is the same shard."""
 
 _GAP_BYTES: Final = 8 << 10
 """The maximum distance between the starts of two small rows that are read by one call. Reading the
 bytes between them takes at most about as long as a second system call."""
 _SPAN_BYTES: Final = 256 << 10
-"""The maximum number of bytes that one call reads for several small rows. They stay in the CPU
-cache until they are copied."""
+"""The maximum number of bytes that one call reads for several small rows. These bytes stay in the
+CPU cache until the rows are copied."""
 _SMALL_ROW_BYTES: Final = 2 << 10
 """Rows with fewer bytes are called small."""
 _MIN_ROWS_IN_SPAN: Final = 4
@@ -174,7 +174,7 @@ class PreadFile:
     def _read_sequences(
         self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read rows whose stride is the width of `out`: one call reads all rows of a sequence."""
+        """Read rows whose stride is the width of `out`; read consecutive rows by one call."""
         size, flat = out.shape[1], out.reshape(-1).data
         ends = [*(np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise([0, *ends]):
@@ -229,7 +229,7 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Drop the descriptor after a first ESTALE: a network file system no longer knows the file.
+        """Drop the descriptor if a network file system no longer knows it (ESTALE, the first time).
 
         Raise any other error again, with the path.
         """

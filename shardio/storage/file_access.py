@@ -139,7 +139,7 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
 }
 """The names of the file systems on which mapping a file is unsafe, by their `f_type` of statfs(2).
 
-There, the server or another client can truncate a file without this kernel's knowledge, and the
+On these, the server or another client can truncate a file without this kernel's knowledge, and the
 connection can be lost. A process that then reads a lost page is killed by SIGBUS."""
 
 _STATFS_BYTES: Final = 256  # larger than any struct statfs, which begins with f_type
@@ -332,9 +332,9 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 def prefetch_ends(paths: Sequence[str]) -> None:
     """Start to read the first page and the end of each shard into the page cache.
 
-    The disk then reads many shards at once. If both are cached for a few shards that are tested
-    first, nothing is read. Errors are ignored, because opening the file raises them. Links are
-    skipped: they may lead to a device, and opening it has side effects.
+    The disk then reads many shards at once. A few shards are tested first: if their first pages and
+    ends are cached, nothing is read. Errors are ignored, because opening the file raises them.
+    Links are skipped: a link may lead to a device, and opening a device has side effects.
     """
     step = max(1, len(paths) // _N_PROBED)
     if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
@@ -343,7 +343,7 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 
 
 def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
-    """Return True if the first page and the end of a file are cached, or if it cannot be opened.
+    """Return False if the first page or the end of a file is known not to be cached, else True.
 
     If `is_asked` is True, start to prefetch both instead, and return True.
     """

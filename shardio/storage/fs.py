@@ -244,7 +244,7 @@ def rename_exclusive(source: str, target: str) -> None:
 
 
 def exchange(one: str, other: str) -> bool:
-    """Swap the files of two names atomically; return False if the file system cannot do it."""
+    """Swap two files or folders atomically; return False if this is not supported."""
     return perform("rename", other, _renameat2, one, other, _EXCHANGE)
 
 
@@ -305,7 +305,7 @@ def _digest(text: bytes) -> str:
 
 
 def read_checksummed_json(path: Path) -> dict[str, Any]:
-    """Return the content of a file by `to_checksummed_json`; DatasetCorrupt if it was changed."""
+    """Read a file with the result of `to_checksummed_json`; DatasetCorrupt if it was changed."""
     raw = read_file(path)
     try:
         content = json.loads(raw.decode("utf-8"))

@@ -14,14 +14,14 @@ process; the next process that needs the shard resumes its partial download. Fil
 the disk. Instead, an .ok file is valid only until the machine restarts; after that, the shard is
 verified again.
 
-To *evict* a shard means to remove it to make room. A mapped file may be removed, so eviction would
-work without pins. With shuffle="shards", 2 workers and room for 12 of 40 shards, an epoch then
-downloads 1.3 times the size of the dataset, and 1.16 times its size with pins (2026-11, 60 samples
-of 6 KiB a shard).
+To *evict* a shard means to remove it to make room. Eviction would be safe without pins, because a
+mapped file stays readable after its removal, but pins save downloads: with shuffle="shards",
+2 workers and room for 12 of 40 shards, an epoch downloads 1.16 times the size of the dataset with
+pins, and 1.3 times without (2026-11, 60 samples of 6 KiB a shard).
 
-A downloaded shard must have the id that the generation (the version of the dataset) names: the hash
-of the section table, which has the hashes of all sections of hashes, which have hashes of all bytes
-that a reader ever reads. All of them are checked.
+A downloaded shard must have the id that the generation names: a hash of the section table. The
+section table has hashes of the sections that store hashes, and these have hashes of all other bytes
+that readers use. All of these hashes are checked.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def verify_download(path: str, shard: ShardSummary) -> None:
 
 
 def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
-    """Verify the stored bytes of records of the k-th field with records, without decoding them."""
+    """Verify the stored bytes of the field `name`, the k-th in `schema.records`; do not decode."""
     records, units = reader.records, reader.units
     entries = records.entries(name, rows)
     records.shapes(name, rows)
@@ -120,7 +120,7 @@ _MAX_WAIT_S: Final = 10.0
 somebody has removed it by hand."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
-"""The errors that opening a damaged shard can raise; its version number may be damaged."""
+"""The errors for a damaged shard. ShardUnsupported is raised for a damaged version number."""
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class ShardCache:
             if not os.path.exists(path):
                 with fs.create(path, replace=True) as file:
                     file.write(text.encode())
-        os.close(fs.open_lock_file(self._lock_path))  # raise the error now if it is read-only
+        os.close(fs.open_lock_file(self._lock_path))  # raise OSError now if it is read-only
 
     @property
     def max_bytes(self) -> int:
@@ -189,8 +189,8 @@ class ShardCache:
         """Pin a shard until `unpin` and return its path; download and verify it first if needed.
 
         If another process or thread is downloading the shard, wait for the end of this download.
-        `check` is called repeatedly meanwhile; an exception that it raises ends this method, as do
-        the errors of ObjectStore.
+        `check` is called repeatedly during a wait or download. Exceptions of `check` and errors of
+        ObjectStore are raised.
 
         Raises:
             ShardCorrupt: the store returned damaged data three times.

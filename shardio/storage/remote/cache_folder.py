@@ -51,7 +51,7 @@ class ByteLocks:
         self._released: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
-        """Acquire the shared lock on a byte; return False if somebody holds the exclusive lock."""
+        """Acquire a shared lock on a byte; return False if the byte has an exclusive lock."""
         self._reset_after_fork()
         try:
             with self._mutex:
@@ -96,7 +96,7 @@ class ByteLocks:
             is_asked = bool(self._released)
 
     def _reset_after_fork(self) -> None:
-        """Forget the locks of the parent process, which shares them, if this is a forked child."""
+        """Drop the locks if this process is a forked child: they belong to the parent process."""
         if self._pid != os.getpid():
             if self._fd >= 0:
                 os.close(self._fd)
@@ -106,9 +106,10 @@ class ByteLocks:
 
 @contextlib.contextmanager
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
-    """Hold the exclusive lock on a byte of a file in the block; yield False if it is locked.
+    """Hold an exclusive lock on a byte of a file in the block; yield False if another lock exists.
 
-    The lock is released explicitly: a child that was forked in the block shares it.
+    The lock is released explicitly: a child that was forked in the block has a duplicate of the
+    descriptor, and would keep the lock.
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:
@@ -135,7 +136,7 @@ def folder_lock(folder: str) -> Iterator[None]:
 
 
 def holds_folder_lock() -> bool:
-    """Return True if this thread holds a `folder_lock`, and would wait forever for it."""
+    """Return True if this thread holds a `folder_lock`; taking it again would wait forever."""
     return getattr(_held, "is_held", False)
 
 
@@ -151,7 +152,7 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
 
 
 _MANY_FILES: Final = 1000
-"""If the cache has more files, each eviction, which lists them all, frees 5% of the limit more."""
+"""If the cache has more files, `reserve` frees 5% of the limit more, to list them less often."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """Matches the name NAME.ID.shard. Files with other names do not belong to the cache."""
 
@@ -186,10 +187,10 @@ class CacheEvictor:
         return sum(each.n_bytes for each in self._files())
 
     def reserve(self, partial: str, n_bytes: int) -> None:
-        """Make room for a download of `n_bytes`, count it, and create the file `partial` for it.
+        """Make room for a download, add `n_bytes` to the size of the cache, and create `partial`.
 
-        Do nothing if `partial` exists: an interrupted download is counted. If too many shards are
-        pinned, warn and let the cache exceed its limit.
+        Do nothing if `partial` exists: an interrupted download is counted already. If too many
+        shards are pinned, warn and let the cache exceed its limit.
         """
         self._may_evict = True
         with folder_lock(self._folder):
@@ -215,7 +216,7 @@ class CacheEvictor:
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a download while no other process counts the files, so that it counts once."""
+        """Rename a finished download. The lock prevents a process from counting both names."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 
@@ -227,8 +228,8 @@ class CacheEvictor:
     def trim(self) -> None:
         """Evict shards that are not pinned until the cache is within its limit.
 
-        Do nothing if the limit is the default and nothing was downloaded, or in a finalizer that
-        has interrupted code with a `folder_lock`: the next download makes room instead.
+        Do nothing if the limit is the default and nothing was downloaded, or if this is called by a
+        finalizer while this thread holds a `folder_lock`. The next download then makes room.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -240,7 +241,7 @@ class CacheEvictor:
                 _write_count(self._count_path, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
-        """Remove unlocked files, least recently used first, to free `n_bytes`; return the bytes."""
+        """Free `n_bytes`: remove unlocked files, least recently used first; return freed bytes."""
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:

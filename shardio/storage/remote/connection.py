@@ -74,7 +74,7 @@ class RemoteOptions:
         return cls(cache_folder, cache_bytes, options)
 
     def of_main(self, n_workers: int) -> RemoteOptions:
-        """Return the options for the main process of a loader, which downloads without workers."""
+        """Return the options for a loader's main process, which downloads if `n_workers` is 0."""
         return replace(self, whole=not n_workers, n_readers=max(1, n_workers))
 
     @property
@@ -293,7 +293,7 @@ def endpoint_of(options: Mapping[str, Any]) -> str:
 
 
 def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
-    """Return boto3's credentials for AWS_PROFILE; None if it is unset, or others come first."""
+    """Return boto3's credentials for AWS_PROFILE; None if unset, or others take precedence."""
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}
     if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:

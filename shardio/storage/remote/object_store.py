@@ -47,7 +47,7 @@ Item = TypeVar("Item")
 R = TypeVar("R")
 
 _SIGNAL_POLL_S: Final = 0.25
-"""The maximum length of one wait, which a signal that arrives just before it does not interrupt."""
+"""The maximum duration of a wait. A signal that arrives just before the wait does not end it."""
 
 
 def interruptible(call: Callable[[], R]) -> R:
@@ -151,7 +151,7 @@ def no_cancel() -> None:
 
 
 class ObjectStore:
-    """The objects below a URL, the prefix of their names. Thread-safe.
+    """A client for the objects below a URL. Names are relative to the URL. Thread-safe.
 
     Owns a store of obstore, which the first request opens. An unpickled copy opens its own store.
     `options` are arguments of `obstore.store.from_url`, and `deadline_s`.
@@ -242,7 +242,7 @@ class ObjectStore:
                 back_off(failure)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write a small object; with `exclusive`, DatasetConflict if it exists and differs."""
+        """Write a small object; with `exclusive`, DatasetConflict if it exists with other data."""
         mode = "create" if exclusive else "overwrite"
 
         def write() -> None:

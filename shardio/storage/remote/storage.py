@@ -2,8 +2,8 @@
 
 A loader downloads whole shards to the cache. To read single samples, a RangeFile reads parts of a
 shard directly from the store. A Prefetcher downloads shards in the main process before workers need
-them. Workers do not depend on it: a worker waits for a running download, or downloads the shard
-itself, and raises the errors that the Prefetcher ignores.
+them. Workers do not depend on the Prefetcher: a worker waits for a running download, or downloads
+the shard itself, and raises the errors that the Prefetcher ignores.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ManifestCache:
     """Local copies of the manifest files of a dataset, in a folder that all processes share.
 
     Published generations never change, so only `dataset.json` is requested again. If the store is
-    unreachable, its last copy is used. `list_files` returns the names of the further files to which
-    the JSON of a generation refers.
+    unreachable, the last copy of `dataset.json` is used. `list_files` returns the names of the
+    other files to which the JSON of a generation refers.
     """
 
     def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
@@ -159,9 +159,9 @@ class RangeFile(PreadFile):
     """A shard in an object store of which only byte ranges are read. Thread-safe.
 
     The end of the object, which usually contains all that is needed to open the shard, is fetched
-    first and kept. The last page is read instead of the first, because both are the same; only a
-    download checks this. Recently read blocks are kept, too. Reads raise the errors of ObjectStore,
-    and ShardChanged if the object was replaced.
+    first and kept. A read of the first page returns the last page, which is a copy of the first;
+    only a download compares both. Recently read blocks are kept, too. Reads raise the errors of
+    ObjectStore, and ShardChanged if the object was replaced.
     """
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
