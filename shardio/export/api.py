@@ -82,7 +82,7 @@ def export(
     The folder appears when all its files are complete and on the disk.
 
     Args:
-        dataset: the folder of a dataset, or an open dataset or selection.
+        dataset: the folder of a dataset, or an open dataset with the samples to export.
         out: the folder to create. An empty folder may exist at this path.
         format: "webdataset", "parquet" or "files".
         fields: the names of the fields to export; by default, all fields. The name of a nested

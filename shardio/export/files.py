@@ -43,9 +43,9 @@ class FilesExporter:
     """An exporter that writes files such as CLASS/NAME.jpg, and the table `samples.jsonl`.
 
     A line of the table is the JSON of a sample: small values, and the paths of the files that store
-    the others. If several fields are stored as files, each has a folder. NAME is the path in the
-    field `source` without its suffix, or else the index of the sample. CLASS is the name of the
-    sample's class, if the field `label` is exported and names one.
+    the other values. If several fields are stored as files, each has a folder. NAME is the path in
+    the field `source` without its suffix, or else the index of the sample. CLASS is the name of the
+    sample's class, if the field `label` is exported and is the index of a class.
     """
 
     def __init__(self, options: ExportOptions) -> None:

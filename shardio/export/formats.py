@@ -1,4 +1,4 @@
-"""Define the interface of an exporter, which writes one format, and helpers for all exporters."""
+"""Define the interface of exporters, each of which writes one format, and helpers for them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class ExportOptions:
 
     @property
     def muxing(self) -> dict[str, Callable[[Any], Any]]:
-        """The function from a stream (video, audio) to a media file, for each such field."""
+        """The function that converts a stream to a media file, for each field of video or audio."""
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise InvalidArgument if a format cannot represent some fields: their `reasons`."""
+        """Raise InvalidArgument if `reasons` has a field that the format cannot represent."""
         if not reasons:
             return
         why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
@@ -94,9 +94,9 @@ class Skipped:
 class SampleBatch:
     """Consecutive samples of a dataset, whose indices are `numbers`.
 
-    `columns` has an array with one row per sample for each column, `records` a list of values for
-    each other field, in which None is a missing value. `present` has, for each optional column, a
-    mask of the samples that have a value.
+    `columns` has, for each column, an array with one row per sample. `records` has, for each other
+    field, a list of values, in which None is a missing value. `present` has, for each optional
+    column, a mask of the samples that have a value.
     """
 
     numbers: list[int]
@@ -121,9 +121,9 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class SampleReader:
-    """An iterable over all samples of a dataset, verified, in order and in batches.
+    """An iterable over batches of all samples of a dataset, in order. The samples are verified.
 
-    A damaged sample is an error or, with `skip_damaged`, is left out and added to `skipped`.
+    A damaged sample raises DataError; with `skip_damaged`, it is left out and added to `skipped`.
     """
 
     dataset: Dataset
@@ -323,7 +323,7 @@ def suffix_of(name: str, field: Field) -> str:
 def file_encoder(name: str, field: Field) -> Encode | None:
     """Return a function that encodes a value of a field as a file; None if that is impossible.
 
-    The function expects a stream (video or audio) as a media file, from `ExportOptions.muxing`.
+    For a field of video or audio, the values are the media files that `ExportOptions.muxing` makes.
     """
     suffix = suffix_of(name, field)
     if suffix == ".cls":
@@ -393,7 +393,7 @@ def safe_path(text: str) -> str:
 
 
 def distinct_names(names: Iterable[str], *reserved: str) -> dict[str, str]:
-    """Map `names` to safe file names that, without case, differ from each other and `reserved`."""
+    """Map `names` to safe file names that, ignoring case, are distinct and not in `reserved`."""
     found: dict[str, str] = {}
     taken = {*reserved}
     for name in names:

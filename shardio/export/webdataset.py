@@ -35,8 +35,8 @@ _KEY: Final = "key"
 class WebDatasetExporter:
     """An exporter that writes the files 000000.tar, 000001.tar, ….
 
-    A *member* of a tar has the name KEY.FIELD.SUFFIX. KEY is the text in the field `key`, if it is
-    a valid and distinct key in all samples, otherwise the index of the sample.
+    A *member* of a tar has the name KEY.FIELD.SUFFIX, or KEY.FIELD if FIELD ends in a suffix. KEY
+    is the text in the field `key`, if all these texts are valid and distinct, else the index.
     """
 
     schema_spec = None  # the names of members and the .npy headers determine the types of fields
@@ -119,7 +119,7 @@ class WebDatasetExporter:
 
 
 def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
-    """Raise InvalidArgument unless members have distinct names that fields can have."""
+    """Raise InvalidArgument unless the members' names are distinct and valid as field names."""
     if not fields:
         raise InvalidArgument(
             f"{options.dataset.current_path}: select a field besides {_KEY!r} for the tar"

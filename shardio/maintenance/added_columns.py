@@ -81,7 +81,7 @@ def _is_sequence(values: Any) -> bool:
 def _write(
     staging: Path, schema: Schema, path: str, first: int, values: Iterable[Any]
 ) -> tuple[str, ShardSummary]:
-    """Write values, of which the first is of sample `first`, to a new shard in a new folder."""
+    """Write values, the first of them for sample `first`, to a new shard in a new folder."""
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
     place, (name,) = str(folder / "values.shard"), schema
@@ -122,8 +122,8 @@ def add_column(
         batch_size: if given, the function receives a list of up to `batch_size` samples of one
             shard instead, and returns a sequence with one value per sample.
         workers: the number of processes that call the function, each for whole shards. The function
-            is sent once to each process by cloudpickle. By default, and with 0, the calling process
-            calls it. On a cluster, the default is the number of CPUs of the cluster.
+            is sent once to each process by cloudpickle. By default, and with 0, it is called in the
+            calling process. On a cluster, the default is the number of CPUs of the cluster.
         engine: "local", or "ray" to call the function on the machines of a Ray cluster. All these
             machines must be able to access the dataset at the path `folder`.
         address: the address of the Ray cluster, as for `shardio.convert`.
@@ -192,7 +192,7 @@ def _check_options(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Return `iter(values)`; raise InvalidArgument if it fails, or if a known length is wrong."""
+    """Return an iterator; raise InvalidArgument for a wrong type, or a wrong length if known."""
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError

@@ -1,8 +1,8 @@
 """Compare two datasets or shards, and find the samples that differ.
 
-Values are compared by 64-bit digests. A *stored* digest is computed from the hashes that a shard
-stores, if possible without reading the data: if two differ, the values may still be equal, encoded
-by another codec or another version of it. A *value* digest is computed from the decoded value.
+Values are compared by 64-bit digests. A *stored* digest is computed from the hashes in a shard, if
+possible without reading the data. The stored digests of equal values may differ, because the values
+were encoded by different codecs. A *value* digest is computed from the decoded value.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     """Compare two datasets or shards: their fields, their classes and their samples.
 
     Samples are compared in the fields that both sides have, by the hashes that the shards store;
-    compressed values are decoded if their hashes differ. How samples are distributed over shards
-    makes no difference. Data that need not be read is not verified.
+    compressed values are decoded if their hashes differ. The distribution of samples over shards
+    makes no difference. Only data that must be read is verified.
 
     Raises:
         DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read.

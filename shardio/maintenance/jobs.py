@@ -51,7 +51,7 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
 
 class ShardProgress:
-    """Reports the progress of one step of an operation: at its start, and after each shard."""
+    """A reporter of the progress of one step of an operation: at the start and after each shard."""
 
     def __init__(self, progress: Progress | None, step: str, sizes: Iterable[int]) -> None:
         self._progress, self._step, self._sizes = progress, step, list(sizes)
@@ -73,8 +73,8 @@ class ShardProgress:
 class _ShardJob(Generic[R]):
     """A call of `function` with a dataset and the index of a shard.
 
-    If the job is pickled, the other process opens the same generation of the dataset again, even if
-    others have been published in the meantime.
+    A process that unpickles the job opens the same generation of the dataset, even if others have
+    been published in the meantime.
     """
 
     def __init__(self, function: Callable[[ShardDataset, int], R], dataset: ShardDataset) -> None:
@@ -142,7 +142,7 @@ def run_jobs(
 ) -> Generator[tuple[int, R], None, None]:
     """Call `function` for each item; yield the index of an item and the result when a call ends.
 
-    The caller must close the generator. Otherwise, if the loop over it raises an exception, the
+    The caller must close the generator. Otherwise, if the caller's loop raises an exception, the
     traceback keeps the generator and the workers alive.
 
     Args:
@@ -184,7 +184,7 @@ def _run_in_workers(
         while n_done < len(items):
             while n_left := len(items) - pool.n_put:
                 # While many jobs are left, let one job wait in the queue of each worker. Towards
-                # the end, it might wait for a busy worker while another worker is idle.
+                # the end, a job might wait for a busy worker while another worker is idle.
                 n_at_once = n_workers * (2 if n_left > 2 * n_workers else 1)
                 if pool.n_put - n_done >= n_at_once:
                     break

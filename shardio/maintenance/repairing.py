@@ -52,8 +52,8 @@ class RepairPlan:
     """The files that are repaired, and the metadata that the new dataset gets.
 
     A group has a shard, followed by the shards that store added columns of the same samples.
-    `generation` is the generation that is repaired, if one can be read. `unnamed` maps the names of
-    shards that only a later, damaged generation may list to the reason why they are left out.
+    `generation` is the generation that is repaired, if one can be read. Shards that only a later,
+    damaged generation may name are left out; `unnamed` maps their names to the reason.
     """
 
     groups: tuple[tuple[SourceShard, ...], ...]
@@ -146,7 +146,7 @@ class Loss:
 class ShardRepair:
     """The outcome of the repair of one shard.
 
-    `n_kept` is the number of samples in the new dataset. `mended` describes the restored group.
+    `n_kept` is the number of samples in the new dataset. `mended` has a note for each change.
     """
 
     name: str
@@ -224,7 +224,7 @@ def repair(
     """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
 
     The report, and the `inputs` of the new dataset, list the lost samples with the reasons. A shard
-    without damage is copied byte for byte.
+    without damage is copied byte for byte, unless the dataset has added columns.
 
     Args:
         source: the folder of a dataset, whose `dataset.json` may be damaged, or a shard file.
@@ -329,7 +329,7 @@ def _save_samples(
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Return the reason for a loss, without file and offset: samples in a row then share it."""
+    """Return the reason for a loss, without file and offset, so that adjacent losses can merge."""
     if isinstance(error, ShardCorrupt):
         where = f"field {error.field!r}: " if error.field else ""
         section = f" ({error.section})" if error.section else ""

@@ -77,8 +77,8 @@ def reshard(
 ) -> MaintenanceReport:
     """Write all samples of a dataset, in order, to a new dataset with shards of another size.
 
-    The new dataset gets the classes, inputs, subsets and statistics of the source. Arguments and
-    errors are those of `merge`.
+    The new dataset gets the metadata of the source, such as classes, subsets and statistics.
+    Arguments and errors are those of `merge`.
     """
     check_shard_bytes(shard_bytes)
     with detect_conflict(source), ShardDataset(source) as dataset:
@@ -127,10 +127,9 @@ def compact(
 ) -> MaintenanceReport:
     """Merge adjacent small shards of a dataset, and publish the result as its next generation.
 
-    A shard is small if its size is less than half of `shard_bytes`. A dataset with column groups
-    (added columns) is written to new shards as a whole; these store all fields. Shards are verified
-    before their samples are written again. Samples keep their indices, and the dataset its lineage
-    (its id).
+    A shard is small if its size is less than half of `shard_bytes`. If the dataset has added
+    columns, all samples are written to new shards with all fields. Shards are verified before their
+    samples are written again. Samples keep their indices, and the dataset keeps its lineage (id).
 
     With `remove_old`, the shards that only older generations use are removed, even if no shards are
     merged. A process that reads an older generation then gets ShardNotFound for a removed shard
@@ -156,7 +155,7 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Return the indices of the shards that become one, for all shards."""
+    """Return the indices of all shards in groups; the shards of a group are merged."""
     shards = previous.shards
     if previous.column_groups:
         return [[*range(len(shards))]]
@@ -216,7 +215,7 @@ def merge(
     All sources must have the same fields. The new dataset has the class names of all sources, in
     the order in which they first occur; the class indices in the field `label` are changed
     accordingly. A shard is copied byte for byte if its samples do not change and its dataset has no
-    column groups (added columns). Every byte of the sources is verified before samples are written.
+    added columns. Every byte of the sources is verified before samples are written.
 
     Args:
         out: a folder that is missing or empty.

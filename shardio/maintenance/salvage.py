@@ -1,10 +1,10 @@
 """Read the metadata of a damaged shard, and restore redundant parts of the shard in a copy.
 
-The header is stored twice, and the schema also in the generation of the dataset. Hashes of
-4 KiB blocks, and of the rows of columns, can be computed again from intact data: a damaged block
-hash makes a shard unreadable, a damaged byte in the hashes of rows can cost 512 samples. The
-hashes of the chunks of streams are not restored: of one random damaged byte in a shard of
-streams they cost about 0.005 samples, the data costs about 1.
+The header is stored twice, and the schema also in the generation of the dataset. Hashes of 4 KiB
+blocks, and of the rows of columns, can be computed again from intact data. Otherwise, a damaged
+block hash makes a shard unreadable, and a damaged byte in the hashes of rows can cost 512 samples.
+The hashes of the chunks of streams are not restored: one random damaged byte in a shard of streams
+costs on average about 0.005 samples by damage to these hashes, and about 1 by damage to the data.
 
 A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other damage is
 copied, and is detected when the copy is read.
@@ -55,7 +55,7 @@ _HASH_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The metadata of one shard, as far as it can be read; parts that cannot be are None or empty.
+    """The metadata of one shard, which may be damaged; unreadable parts are None or empty.
 
     A shard without findings can be opened.
     """
@@ -137,9 +137,9 @@ class _Draft:
 
 
 def mend(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
-    """Restore the redundant parts of a damaged shard in a copy; `schema` is the one it should have.
+    """Restore the redundant parts of a damaged shard in a copy; `schema` is the expected schema.
 
-    Return the path of the copy, and a note for each restored part; if there is nothing to restore,
+    Return the path of the copy, and a note for each change; if nothing has to be changed, return
     the path of the shard itself. A file at `copy` is replaced; the caller removes the copy.
 
     Raises:
@@ -184,9 +184,9 @@ def schema_of(path: str) -> Schema:
 
 
 def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
-    """Map a file; if the disk cannot read some pages, map `copy`, in which they are zero.
+    """Map a file, or, if the disk cannot read some pages, a copy in which these are zero.
 
-    Return also the number of these pages.
+    Return the map and the number of unreadable pages.
     """
     fs.unlink(copy)
     holes = unreadable_pages(path)
@@ -255,7 +255,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
 
 
 def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
-    """Yield the header (or the error in it) of the first page, and of the last page with one."""
+    """Yield a header or an error for the first page, and for the last page that has a header."""
     if content.nbytes < PAGE:
         what, size = "too short to be a shard", content.nbytes
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
@@ -277,7 +277,7 @@ def _header_offsets(content: Content) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema) -> Schema | None:
-    """Return the schema of the shard; replace a damaged one by `schema` if this has its hash."""
+    """Return the schema of the shard; if it is damaged, restore `schema` if the hash matches."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:

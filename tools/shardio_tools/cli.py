@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ensure_std_fds() -> None:
-    """Open missing standard descriptors as /dev/null: otherwise a shard could get one of them."""
+    """Open missing standard descriptors as /dev/null, so that no file gets descriptor 0 to 2."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -216,7 +216,7 @@ def exit_code(error: shardio.ShardioError) -> int:
 
 
 def _system_error(error: OSError, options: argparse.Namespace) -> str:
-    """Return a message that names the file, or OUT if the error of a failed write names no file."""
+    """Return a message that names the file or, without one, OUT, PATH or the command."""
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {reason}"

@@ -36,7 +36,7 @@ from shardio_tools.output import (
 def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
     """Add the arguments of the command and the options of converters to the command's parser.
 
-    The options of a third-party converter are added only if `arguments` has its --kind.
+    The options of a third-party converter are added only if `arguments` names it by --kind.
     """
     add = parser.add_argument
     add(

@@ -1,8 +1,8 @@
 """Compare two datasets, or two shards.
 
 Fields, classes and samples are compared; samples by the hashes stored in the shards. If both sides
-have the same number of samples, samples of the same number are compared; otherwise contents are, in
-any order. Exit code 1 means that there are differences.
+have equally many samples, samples with the same index are compared; otherwise, the order of samples
+is ignored. Exit code 1 means that there are differences.
 """
 
 from __future__ import annotations

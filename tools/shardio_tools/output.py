@@ -76,7 +76,7 @@ def flush() -> None:
 
 
 def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
-    """Write; ignore errors but BrokenPipeError: a command works without its output."""
+    """Write; ignore any OSError except BrokenPipeError: a command works without its output."""
     global _is_report_lost
     try:
         write()

@@ -1,4 +1,4 @@
-"""Verify every byte of shards and datasets. This module defines findings, which are the errors."""
+"""Verify every byte of shards and datasets. This module defines findings, the reported errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CODES: Final[dict[type[Exception], str]] = {
     ShardNotFound: "missing",
     ShardUnsupported: "unsupported",
 }
-"""The codes of findings for errors that have none."""
+"""The codes of findings for exceptions that have no attribute `code`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Finding:
     def of(cls, path: str, error: Exception, **where: Any) -> Self:
         """Return the finding for an error about the data at `path`.
 
-        Details of the error take precedence over `where`, and a path below `path` over `path`.
+        Details of the error take precedence over `where`, and a path in the error over `path`.
         """
         if isinstance(error, ShardCorrupt):
             known = {
@@ -133,7 +133,7 @@ class Findings:
             self.add_error(error, **where)
 
     def close(self) -> tuple[Finding, ...]:
-        """Return the kept findings. If there were more, one more finding has their number."""
+        """Return the kept findings, then a finding with the number of the others, if any."""
         more = self.n_found - len(self._kept)
         if not more:
             return tuple(self._kept)

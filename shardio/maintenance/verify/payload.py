@@ -1,7 +1,7 @@
 """Verify the records of a shard (values of varying size), and the index of the records.
 
-The index has one entry per record: its hash, offset, codec, and its sizes before and after
-compression. The records of a row, one for each such field, are next to each other.
+The *payload* is the section with all records. The index has one entry per record: its hash, offset,
+codec, and sizes before and after compression. The records of a row are next to each other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _parts(
 
 
 class PayloadVerifier:
-    """A check of the payload of a shard and of its index; `verify` may be called once."""
+    """A check of the payload and the index of a shard; `verify` may be called once."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class PayloadVerifier:
     ) -> npt.NDArray[np.bool_]:
         """Return a mask of the records that, if they are not compressed, need only a matching hash.
 
-        Optional fields do not count: a record may be stored only if the sample has a value.
+        Records of optional fields are not among them: a record must not exist for a missing value.
         """
         fields, found = self._fields, np.zeros(len(numbers), np.bool_)
         for k, (name, field) in enumerate(fields):
@@ -261,7 +261,7 @@ class PayloadVerifier:
         return found
 
     def _need_only_utf8(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that, if they are not compressed, need be UTF-8 besides."""
+        """Return a mask of the records that, if they are not compressed, must also be UTF-8."""
         fields = self._fields
         plain = [field.is_utf8 and name not in self._present for name, field in fields]
         found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]

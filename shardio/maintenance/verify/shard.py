@@ -48,8 +48,8 @@ from shardio.storage.file_access import FileState
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
     """Yield the first row and the number of rows of each window of a column.
 
-    A window consists of whole units, a row or several rows with one hash, and of whole pages if it
-    is then not much larger than WINDOW_BYTES.
+    A window consists of whole units. A unit is a row, or several rows with one hash. If the window
+    is then not much larger than WINDOW_BYTES, it also consists of whole pages.
     """
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
@@ -140,7 +140,7 @@ class VerifiedShard:
 
 
 def verify_file(path: str | os.PathLike[str]) -> VerifiedShard:
-    """Verify every byte of a shard. The exceptions are those of `verify_shard`."""
+    """Verify every byte of a shard; raise ShardNotFound or OSError if it cannot be opened."""
     name, findings = os.fspath(path), Findings(path)
     content = None
     with findings.catching():

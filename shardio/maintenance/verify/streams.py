@@ -1,7 +1,7 @@
 """Verify the values of optional fields, of text fields, and of streams (video, audio).
 
-The stream table has a row for each sample. The packets of all streams of a field are listed in one
-table, and the hashes of the 64 KiB chunks of these streams in another table.
+A field of streams has three tables. The stream table has a row for each sample. The other tables
+list the packets of all streams, and the hashes of the 64 KiB chunks of all streams.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a shard for verification: from front to back, and each byte once, in windows."""
+"""Read a shard for verification; large sections are read in windows, from front to back."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
 def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
     """Return parts of a window, given their starts and lengths, as buffers.
 
-    zstandard's BufferWithSegments, if there is one, makes them: slicing a memoryview takes half as
-    long for each part as hashing 30 KB.
+    They are made by zstandard's BufferWithSegments, if available: slicing a memoryview takes, for
+    each part, half as long as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, ranges)

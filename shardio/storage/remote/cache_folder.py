@@ -108,8 +108,7 @@ class ByteLocks:
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
     """Hold an exclusive lock on a byte of a file in the block; yield False if another lock exists.
 
-    The lock is released explicitly: a child that was forked in the block has a duplicate of the
-    descriptor, and would keep the lock.
+    The lock is released explicitly: a child that was forked in the block would otherwise keep it.
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:

@@ -1,6 +1,6 @@
 """Pictures that `shardio inspect` writes: of one sample (--image), or of many (--sheet).
 
-Drawing needs Pillow, from the extra `images`. Damage becomes a finding, and is crossed out.
+Drawing needs Pillow, from the extra `images`. Damage becomes a finding, and is drawn as a cross.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 N_TILES: Final = 24
 N_FRAMES: Final = 240
-"""The maximum number of frames of an animation; of longer ones every second, third, … is taken."""
+"""The maximum number of frames of an animation. If there are more, every k-th frame is taken."""
 TILE_SIDE: Final = 160
 MOVING_SIDE: Final = 512
 """The maximum sides in pixels of a tile of a sheet, and of an animation."""

@@ -112,7 +112,7 @@ class Inspection:
         name: str,
         show: Callable[[Any], Any] = lambda value: value,
     ) -> Any:
-        """Return `show` of a field of a sample, or None if it is damaged, which is a finding."""
+        """Return `show(value)` for a field of a sample; None, after a finding, if it is damaged."""
         reader, path, row = self.located(samples, number, name)
         if reader is None:
             return None
