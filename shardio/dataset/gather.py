@@ -53,9 +53,9 @@ class ColumnGather:
         self._n_verified_batches, self._next_check = 0, 32
         self._rows = self._new_rows(self._stride, self._row_bytes)
         self._rows_per_unit = rows_per_unit(self._row_bytes, self._stride)
-        self._by_row = self._rows_per_unit == 1
+        self._has_row_hashes = self._rows_per_unit == 1
         self._hashes: MappedRows | FileRows | None = None
-        if self._by_row and verify != "off":
+        if self._has_row_hashes and verify != "off":
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
         # Each of the three arrays has one number per shard. This number, plus an index, is the
         # position of a mark. `_mark_shift` is added to the index of a unit in the shard's column,
@@ -145,14 +145,14 @@ class ColumnGather:
         if self._is_partial and not self._open_shards(shards):
             self._gather_in_parts(rows, shards, out)
             return
-        if not (self._all_verified or self._by_row):
+        if not (self._all_verified or self._has_row_hashes):
             self._verify_runs(rows, shards)
         try:
             self._rows.copy(rows, shards, out)
         except ShardChanged as error:
             error.at(field=self._name)
             raise
-        if not self._all_verified and self._by_row:
+        if not self._all_verified and self._has_row_hashes:
             self._verify_rows(rows, shards, out)
 
     def _gather_in_parts(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:

@@ -64,8 +64,8 @@ def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 def exact_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     """Return digests that are equal if, and only if, the values of the field `name` are equal."""
-    of = _column_digests if name in reader.schema.columns else value_digests
-    return of(reader, name, rows)
+    compute = _column_digests if name in reader.schema.columns else value_digests
+    return compute(reader, name, rows)
 
 
 def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
@@ -165,13 +165,13 @@ class _Side:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def digests(self, of: DigestsOf, name: str, rows: Rows) -> Digests:
-        """Return the digests that `of` computes for `rows`, which are indices over all shards."""
+    def digests(self, compute: DigestsOf, name: str, rows: Rows) -> Digests:
+        """Return the digests of `rows`, which are indices over all shards."""
         found = np.zeros(len(rows), np.uint64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
             here = shards == shard
-            found[here] = of(self._reader(shard, name), name, rows[here] - self._starts[shard])
+            found[here] = compute(self._reader(shard, name), name, rows[here] - self._starts[shard])
         return found
 
 
@@ -248,12 +248,12 @@ def _compare_by_content(report: DiffReport, a: _Side, b: _Side, names: list[str]
     report.only_a, report.only_b = rows_a[:MAX_LISTED].tolist(), rows_b[:MAX_LISTED].tolist()
 
 
-def _whole_digests(side: _Side, of: DigestsOf, names: list[str], rows: Rows) -> Digests:
+def _whole_digests(side: _Side, compute: DigestsOf, names: list[str], rows: Rows) -> Digests:
     """Return, for each of `rows`, one digest of all fields in `names`."""
     found = np.zeros(len(rows), np.uint64)
     for places in _chunks(len(rows)):
         part = rows[places]
-        fields = [side.digests(of, name, part) for name in names]
+        fields = [side.digests(compute, name, part) for name in names]
         found[places] = mix(np.zeros(len(part), np.uint64), *fields)
     return found
 

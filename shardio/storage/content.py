@@ -326,7 +326,7 @@ class StoredColumn(NamedTuple):
     def whole(self) -> npt.NDArray[Any]:
         """Return all rows as a read-only array: a view if the file is mapped, otherwise a copy."""
         if not isinstance(self.content, memoryview):
-            return _locked(self.rows(np.arange(self.n_rows)))
+            return _read_only(self.rows(np.arange(self.n_rows)))
         strides = (self.stride, *np.empty(self.shape, self.dtype).strides)
         offset = self.offset if self.n_rows else 0
         return np.ndarray((self.n_rows, *self.shape), self.dtype, self.content, offset, strides)
@@ -349,9 +349,9 @@ class StoredColumn(NamedTuple):
         """Return the row at the index `number`, read-only; a NumPy scalar if the shape is ()."""
         if isinstance(self.content, memoryview):
             return self.whole()[number]
-        return _locked(self.rows(np.array([number])))[0]
+        return _read_only(self.rows(np.array([number])))[0]
 
 
-def _locked(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.flags.writeable = False
     return array

@@ -337,15 +337,15 @@ def prefetch_ends(paths: Sequence[str]) -> None:
     Links are skipped: a link may lead to a device, and opening a device has side effects.
     """
     step = max(1, len(paths) // _N_PROBED)
-    if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
+    if not all(_ends_are_cached(path, starts_prefetch=False) for path in paths[::step]):
         for path in paths:
-            _ends_are_cached(path, is_asked=True)
+            _ends_are_cached(path, starts_prefetch=True)
 
 
-def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
+def _ends_are_cached(path: str, *, starts_prefetch: bool) -> bool:
     """Return False if the first page or the end of a file is known not to be cached, else True.
 
-    If `is_asked` is True, start to prefetch both instead, and return True.
+    If `starts_prefetch` is True, start to prefetch both instead, and return True.
     """
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):
@@ -353,7 +353,7 @@ def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
         fd = open_shard(path)
         try:
             n_bytes = os.fstat(fd).st_size
-            if not is_asked:
+            if not starts_prefetch:
                 return is_cached(fd, 0) is not False and is_cached(fd, n_bytes - 1) is not False
             start = max(0, n_bytes - END_BYTES)
             prefetch_range(fd, 0, PAGE_BYTES)

@@ -207,7 +207,7 @@ class ProgressLine:
     def __init__(self, title: str, *, is_silent: bool = False) -> None:
         self._title, self._is_silent = title, is_silent
         self._bar: Progress | None = None
-        self._n_said = 0
+        self._n_printed = 0
 
     def __enter__(self) -> Self:
         if not self._is_silent and sys.stderr.isatty():
@@ -228,8 +228,8 @@ class ProgressLine:
             self._bar.update(task, completed=n_bytes_done, total=n_bytes, note=note)
             return
         step = _N_PROGRESS_LINES * n_bytes_done // n_bytes if n_bytes else 0
-        if step > self._n_said:
-            self._n_said = step
+        if step > self._n_printed:
+            self._n_printed = step
             self.wait(f"{100 * n_bytes_done // n_bytes}% of {format_size(n_bytes)}, {note}")
 
     def wait(self, note: str) -> None:

@@ -153,7 +153,7 @@ def verify_dataset(
     examined = verify_all(root, names, workers, progress, where)
     if published is not None:
         findings += _disagreements(root, published, examined)
-        findings += _departure_findings(root)
+        findings += _removal_findings(root)
         if findings or any(found.findings for found in examined.values()):
             raise_conflict(root, published.number)
     return VerificationReport(
@@ -205,7 +205,7 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
     return findings
 
 
-def _departure_findings(root: Path) -> list[Finding]:
+def _removal_findings(root: Path) -> list[Finding]:
     try:
         load(root)
     except DatasetNotFound:
@@ -258,10 +258,10 @@ def _disagreements(
             "id": (shard.id, actual.id),
             "schema": (schema.to_json().decode(), actual.schema),
         }
-        for what, (expected, is_so) in pairs.items():
-            if is_so is not None and is_so != expected:
+        for what, (expected, measured) in pairs.items():
+            if measured is not None and measured != expected:
                 message = f"the shard and its generation disagree about its {what}"
-                findings.add("generation", message, field=None, expected=expected, found=is_so)
+                findings.add("generation", message, field=None, expected=expected, found=measured)
         found += findings.close()
     return found
 

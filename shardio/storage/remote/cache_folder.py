@@ -78,8 +78,8 @@ class ByteLocks:
     def _release_pending(self) -> None:
         """Carry out the queued calls of `release`, unless another thread is doing so already."""
         self._reset_after_fork()
-        is_asked = True
-        while is_asked and self._mutex.acquire(blocking=False):
+        has_pending = True
+        while has_pending and self._mutex.acquire(blocking=False):
             try:
                 while self._released:
                     byte = self._released.popleft()
@@ -93,7 +93,7 @@ class ByteLocks:
                     self._fd = -1
             finally:
                 self._mutex.release()
-            is_asked = bool(self._released)
+            has_pending = bool(self._released)
 
     def _reset_after_fork(self) -> None:
         """Drop the locks if this process is a forked child: they belong to the parent process."""
