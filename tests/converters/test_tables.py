@@ -183,12 +183,12 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "long.csv": ("id,x\n1,2\n\n3,4,5\n", "line 4: expected 2 cells"),
     "quote.csv": ('id,x\n1,"2\n', "line 2: not CSV: unexpected end of data"),
     "after.csv": ('id,x\n1,"2"3\n', "line 2: not CSV"),
-    "unnamed.csv": (",x\n1,2\n", "found ''; name each column; pandas names all"),
-    "twice.csv": ("id,id\n1,2\n", "two columns would be the field 'id'; name"),
+    "unnamed.csv": (",x\n1,2\n", "found ''; rename it or leave it out (pandas: to_csv"),
+    "twice.csv": ("id,id\n1,2\n", "two columns would be the field 'id'; rename"),
     "group.csv": ("id,id.x\n1,2\n", "names of columns must be names of fields"),
     "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' stands beside field 'a.b'"),
     "beside.jsonl": ('{"id": 1, "x": 1, "id.x": 2}\n', "column 'id.x': expected no such column"),
-    "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; name each"),
+    "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; rename it"),
     "names.jsonl": (
         f'{{"{"n" * 300}": 1}}\n',
         "a name has at most 255 bytes, found 300; rename it",
@@ -284,7 +284,7 @@ def test_no_number_becomes_infinite_or_0(number: str, root: Path, tmp_path: Path
     }
     write(root, lines)
     for name in lines:
-        with pytest.raises(InvalidArgument, match=f"{name}: line 2: {re.escape(why)}"):
+        with pytest.raises(InvalidArgument, match=f"{name}: line 2, column 'x': {re.escape(why)}"):
             convert(root / name, tmp_path / "none")
     write(root, {"lists.csv": f'x\n"[1.5, {number}]"\n', "good.jsonl": '{"x": [0.5]}\n'})
     for n, (word, names) in enumerate(
@@ -292,6 +292,15 @@ def test_no_number_becomes_infinite_or_0(number: str, root: Path, tmp_path: Path
     ):
         report = convert(root, tmp_path / f"out {n}", fields={"x": word, "a": "int64?"})
         assert {name: why in reasons(report)[name] for name in names} == dict.fromkeys(names, True)
+
+
+@pytest.mark.parametrize("row", ['{"x": 1e400, "y": 1,}', '{"x": 1e400, "y": ' + "[" * 100_000])
+def test_a_damaged_row_with_a_number_out_of_range_is_named(
+    row: str, root: Path, tmp_path: Path
+) -> None:
+    write(root, {"1.jsonl": f'{{"x": 1}}\n{row}\n'})
+    with pytest.raises(InvalidArgument, match="1.jsonl: line 2: expected a number in the range"):
+        convert(root, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["1.csv", "1.jsonl"])

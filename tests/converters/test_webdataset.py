@@ -181,8 +181,8 @@ def test_what_is_no_member_of_a_sample_is_counted(root: Path, tmp_path: Path) ->
 
 def with_type(kind: bytes, name: str = "1.txt") -> bytes:
     one = tarfile.TarInfo(name)
-    one.type, one.linkname = kind, "/etc/passwd"
-    return tar([(name, one)])
+    one.type, one.linkname = kind, "/etc/passwd" * 20  # has a header of its own in GNU tar
+    return tar([(name, one)], tarfile.GNU_FORMAT)
 
 
 def header(**changes: bytes) -> bytes:

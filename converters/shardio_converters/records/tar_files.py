@@ -28,8 +28,8 @@ _CHECKSUM: Final = slice(148, 156)  # these bytes count as spaces in the checksu
 _USTAR: Final = b"ustar\0"  # the magic of POSIX; headers of GNU tar have another one and no prefix
 _REGULAR: Final = (b"0", b"\0", b"7")
 _FOLDER: Final = b"5"
-_LONG_NAME, _PAX, _PAX_FOR_ALL = b"L", b"x", b"g"
-_EXTENSIONS: Final = (_LONG_NAME, _PAX, _PAX_FOR_ALL)
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
+_EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
 _MAX_EXTENSION: Final = 1 << 20  # the maximum size of a name, or of another extension header
 _MAX_MEMBER: Final = 4 << 30  # the maximum size of a member that is read into memory
 _PIECE: Final = 1 << 20  # the number of bytes that are skipped at a time
@@ -92,7 +92,7 @@ def _members(stream: _Stream) -> Iterator[Member]:
             stream.skip(-n_bytes % _BLOCK)
             if kind == _LONG_NAME:
                 about["path"] = _text(data.partition(b"\0")[0])
-            else:
+            elif kind != _LONG_LINK:
                 (for_all if kind == _PAX_FOR_ALL else about).update(_pax(data))
             continue
         facts = {**for_all, **about}

@@ -7,6 +7,7 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from json.scanner import make_scanner
@@ -101,7 +102,7 @@ def _blocks_of_csv(reader: Any, lines: _Lines) -> Iterator[RowBlock]:
     names: list[str] | None = next(filter(None, reader), None)
     if names is None:
         return
-    check_names(names, "columns", "name each column; pandas names all with to_csv(index=False)")
+    check_names(names, "columns", "rename it or leave it out (pandas: to_csv(index=False))")
     yield RowBlock({name: () for name in names}, [])
     rows: list[list[str]] = []
     ends: list[int] = []
@@ -147,7 +148,13 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
     try:
         row = load(text)
     except OutOfRange as error:
-        raise MediaError(f"line {number}: {error}") from error
+        where = f"line {number}"
+        with suppress(ValueError, RecursionError, AttributeError):  # damaged in another way, too
+            # JSON has no bytes, so `dumps` calls `default` for each number that is not whole.
+            for name, value in json.loads(text, parse_float=str.encode).items():
+                where = f"line {number}, column {name!r}"
+                json.dumps(value, default=lambda raw: float_of(raw.decode()))
+        raise MediaError(f"{where}: {error}") from error
     except (ValueError, RecursionError) as error:
         reason = str(error).removeprefix("Expecting ")  # the rest of the message gives the position
         raise MediaError(f"line {number}: not JSON: {reason}") from error
