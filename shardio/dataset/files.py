@@ -111,7 +111,7 @@ class DatasetFiles:
         return self.open_files.reader(self.first_file(name) + self._numbers[shard])
 
     def reader_if_open(self, shard: int, name: str | None = None) -> ShardReader | None:
-        """Return the reader of the file that `reader` would open, or None if it is not open."""
+        """Return the reader of the file that `reader` opens; None if this file is not open."""
         return self.open_files.reader_if_open(self.first_file(name) + self._numbers[shard])
 
     def sample(

@@ -127,7 +127,7 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards per copy: half of the limit, so that none evicts another."""
+        """The maximum number of shards per copy, half of `max_open`: none then evicts another."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:

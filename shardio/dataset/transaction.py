@@ -80,7 +80,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    Check the files of generation `before` and of all later ones before the published one.
+    Check the files of the generations from `before` (None: check nothing) to the published one.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):

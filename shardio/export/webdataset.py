@@ -36,7 +36,7 @@ class WebDatasetExporter:
     """An exporter that writes the files 000000.tar, 000001.tar, ….
 
     A *member* of a tar has the name KEY.FIELD.SUFFIX, or KEY.FIELD if FIELD ends in a suffix. KEY
-    is the text in the field `key`, if all these texts are valid and distinct, else the index.
+    is the text in the field `key`, if all these texts are valid and distinct, or the sample index.
     """
 
     schema_spec = None  # the names of members and the .npy headers determine the types of fields

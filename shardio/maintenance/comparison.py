@@ -1,8 +1,8 @@
 """Compare two datasets or shards, and find the samples that differ.
 
 Values are compared by 64-bit digests. A *stored* digest is computed from the hashes in a shard, if
-possible without reading the data. The stored digests of equal values may differ, because the values
-were encoded by different codecs. A *value* digest is computed from the decoded value.
+possible without reading the data. The stored digests of equal values may differ, if the values were
+encoded by different codecs or codec versions. A *value* digest is computed from the decoded value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the metadata of a damaged shard, and restore redundant parts of the shard in a copy.
 
 The header is stored twice, and the schema also in the generation of the dataset. Hashes of 4 KiB
-blocks, and of the rows of columns, can be computed again from intact data. Otherwise, a damaged
+blocks, and of the rows of columns, can be computed again from intact data. Without that, a damaged
 block hash makes a shard unreadable, and a damaged byte in the hashes of rows can cost 512 samples.
 The hashes of the chunks of streams are not restored: one random damaged byte in a shard of streams
 costs on average about 0.005 samples by damage to these hashes, and about 1 by damage to the data.

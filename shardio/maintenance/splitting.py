@@ -27,7 +27,7 @@ _CHUNK_ROWS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """The generation that has the subsets, and the numbers of samples and groups of each subset."""
+    """The number of the generation with the subsets, and the size of each subset."""
 
     dataset: Path
     generation: int

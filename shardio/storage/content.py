@@ -35,8 +35,8 @@ from shardio.storage.file_access import (
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The size of the start of a shard that has all fields of its header. One field is an id of the
-content: a reopened file with an equal start is the same shard."""
+"""The number of bytes at the start of a shard that contain all header fields. One field is an id of
+the content: a reopened file in which these bytes are equal is the same shard."""
 
 _GAP_BYTES: Final = 8 << 10
 """The maximum distance between the starts of two small rows that are read by one call. Reading the

@@ -1,7 +1,7 @@
 """Merge neighbouring small shards of a dataset, as its next generation.
 
-Samples keep their numbers. Files of older generations are kept for their readers, unless
---remove-old is given. Shards are verified before they are rewritten; damaged ones are refused.
+Samples keep their indices. Files of older generations are kept for their readers, unless
+--remove-old is given. Shards are verified before they are rewritten; damaged shards are refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options of converters on the command line, from the fields of their dataclasses.
 
-The annotation of a field determines how its value is parsed, and its docstring is the help text.
+A field's annotation determines how a value is parsed; the docstring below it is the help text.
 The metadata of a field may override `flag` (None for no option), `metavar`, `choices` and `help`.
 """
 

@@ -1,7 +1,7 @@
 """Write the samples of a dataset as files of another format, into a new folder.
 
 The folder appears once it is complete. Every byte is verified. A damaged sample stops the export;
-with --on-error skip it is listed, and the exit code is 1.
+with --on-error skip, it is left out and listed, and the exit code is 1.
 """
 
 from __future__ import annotations

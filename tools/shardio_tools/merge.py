@@ -1,7 +1,7 @@
 """Merge the samples of several datasets into a new dataset.
 
-All must have the same fields. If class names differ, the new dataset has all of them, and labels
-are adjusted. Every byte is verified first; damaged datasets are refused.
+All datasets must have the same fields. If class names differ, the new dataset has all of them, and
+labels are adjusted. Every byte is verified first; damaged datasets are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Split a dataset randomly into named subsets, as its next generation.
 
-With --group, samples with the same value in that field are in the same subset. No data is copied.
-Read a subset with shardio.open(path, subset=NAME), or load that dataset with a ShardLoader.
+With --group FIELD, samples with the same value in the field are in the same subset. No data is
+copied. Open a subset with shardio.open(path, subset=NAME), to read it or to pass it to ShardLoader.
 """
 
 from __future__ import annotations

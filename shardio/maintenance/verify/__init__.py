@@ -126,7 +126,7 @@ class Findings:
 
     @contextmanager
     def catching(self, **where: Any) -> Iterator[None]:
-        """Add an error about a damaged shard, raised in the block, as `add_error` does."""
+        """Catch an error about a damaged shard in the `with` block, and pass it to `add_error`."""
         try:
             yield
         except (ShardCorrupt, ShardIncomplete, ShardUnsupported) as error:

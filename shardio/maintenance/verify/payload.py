@@ -261,7 +261,7 @@ class PayloadVerifier:
         return found
 
     def _need_only_utf8(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that, if they are not compressed, must also be UTF-8."""
+        """Return a mask of the records that, if not compressed, need only a hash and UTF-8."""
         fields = self._fields
         plain = [field.is_utf8 and name not in self._present for name, field in fields]
         found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]

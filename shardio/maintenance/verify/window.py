@@ -114,7 +114,7 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
 def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
     """Return parts of a window, given their starts and lengths, as buffers.
 
-    They are made by zstandard's BufferWithSegments, if available: slicing a memoryview takes, for
+    zstandard's BufferWithSegments makes the parts, if available: slicing a memoryview takes, for
     each part, half as long as hashing 30 KB.
     """
     if _SEGMENTS is not None:

@@ -166,7 +166,7 @@ class CachedFile(NamedTuple):
 
 
 class CacheEvictor:
-    """Keeps a cache within its limit by evicting shards. Safe for several threads and processes.
+    """An evictor that keeps a cache within its limit. Safe for several threads and processes.
 
     `folder` is the folder of the cache. `max_bytes` is the limit for all datasets together; None
     stands for nine tenths of the space that is free or used by the cache.

@@ -338,7 +338,7 @@ class _Cancelled(Exception):
 
 
 class Prefetcher:
-    """Downloads the files of one epoch before the loop needs them. Owns its threads until `close`.
+    """A downloader of the files of one epoch, ahead of the loop. Owns its threads until `close`.
 
     A downloaded file stays pinned in the cache until the loop reaches the file's step, or until the
     thread that downloaded it ends. Otherwise, the next download could evict it unread.

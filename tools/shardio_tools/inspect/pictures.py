@@ -290,7 +290,7 @@ def draw_sheet(tiles: Sequence[tuple[str, Pixels | None]]) -> Pixels:
     """Draw tiles, of at most TILE_SIDE x TILE_SIDE pixels, in rows; return RGB pixels.
 
     A tile is a caption and a picture; None is drawn as a crossed-out picture. Small pictures are
-    enlarged by an integer factor; all tiles are as large as the largest picture.
+    enlarged by an integer factor; all tiles are as large as the largest picture or _MIN_SIDE.
     """
     image = pillow_image()
     from PIL import ImageDraw, ImageFont

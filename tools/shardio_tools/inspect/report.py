@@ -182,7 +182,7 @@ def type_text(kind: Facts) -> str:
 
 
 def shard_facts(survey: Survey) -> Facts:
-    """Return the facts in a shard's header."""
+    """Return the name and size of a shard, and the facts in its header."""
     header = survey.header
     return {
         "name": os.path.basename(survey.path),
