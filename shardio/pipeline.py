@@ -259,8 +259,8 @@ class Pipeline(PipelineIterations):
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration over the source.
 
-        The iterator raises a function's exception in place of the result, BatchTimeout if a result
-        is late, TooManySkipped, and WorkerDied if worker processes crash. It is then exhausted.
+        The iterator raises a function's exception in place of the result; TooManySkipped;
+        BatchTimeout if a result is late; WorkerDied if worker processes crash. It is then exhausted.
         """
         return self._iterate(self._supply.source, lambda origin: None)
 

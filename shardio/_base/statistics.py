@@ -130,10 +130,10 @@ class StageStats:
     n_out: int
     """Results passed on."""
     n_dropped: int
-    """Calls that returned None, which means that the item is dropped."""
+    """Results that were None, and were therefore dropped."""
     n_failed: int
     busy_s: float
-    """Time in the stage's function, summed over threads."""
+    """Time in the stage's function, summed over calls."""
     waiting_s: float
     """Time from the arrival of an item to the start of its call, summed over items."""
     elapsed_s: float

@@ -121,7 +121,7 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 class EpochSampler:
-    """The samples and their order in every epoch that begins with the present dataset.
+    """The order of the samples in epochs that begin with the dataset as it is now.
 
     An epoch that is resumed from a state may have begun when the dataset had fewer samples.
     """

@@ -83,7 +83,7 @@ def cached_share(paths: Sequence[str]) -> float | None:
 
 _COPY_SHARE: Final = 0.05
 """The duration of one measurement of copying, as a share of the duration of one reading."""
-_N_COPY_TIMES: Final = 3  # of the measurements of copying, the fastest counts
+_N_COPY_TIMES: Final = 3  # the number of measurements of copying; the fastest counts
 
 
 @dataclass(frozen=True, slots=True)

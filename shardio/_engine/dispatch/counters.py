@@ -157,11 +157,11 @@ class IterationTimer:
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """If the iteration was begun ahead of a loop, the time from then until `began_ns`; else 0."""
+    """For an iteration begun ahead, the time from its start until a loop took it over; else 0."""
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`, in the head start."""
     ready_ahead_ns: int = 0
-    """The sum, over these batches, of the time from the start of the head start to the filling."""
+    """The sum, over these batches, of the time from the start of the iteration to the filling."""
     entered_ns: int = 0
     """The sum of the moments at which the loop requested a batch."""
     left_ns: int = 0

@@ -187,7 +187,7 @@ class TaskRunner:
         self.layout: BlockLayout | None = None
         self.plans: dict[int, EpochPlan] = {}
         self.left_out: LeftOut | None = None
-        """The samples that the next task skips; None if the next task is not filled row by row."""
+        """The samples that the next task skips; None if no CAUTION precedes the next task."""
 
     def start(self, filler: Filler, counters_fd: int, worker: int) -> None:
         self.filler = filler

@@ -2,7 +2,7 @@
 
 A batch is built in up to three stages: the rows, arrays of the values of all rows, and the results
 of user functions of batches. The last stage writes into the block; every earlier one writes into a
-scratch block, private memory that is reused for every batch.
+scratch block, private memory that is usually reused.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class TransformRunner:
 
     @cached_property
     def _first(self) -> str:
-        """A name for sample 0 of the view, whose result the layout is usually computed from."""
+        """The name, in messages, of sample 0, whose result usually determines the layout."""
         row = int(self._view.at(np.zeros(1, np.int64))[0])
         shard = int(self._dataset.locate(np.array([row]))[0])
         return (

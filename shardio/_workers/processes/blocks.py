@@ -106,7 +106,7 @@ class Block(BlockMap):
         except BaseException:
             os.close(self.fd)
             raise
-        self.use = 0
+        self.use = 0  # the number of tasks that were sent for this block, modulo 2**32
         self.n_counted = 0  # the bytes of this block that are part of the pool's `n_bytes`
         self.known_to: set[int] = set()  # the indices of workers that have the descriptor
 
@@ -168,7 +168,7 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block; return None if there are others and memory or budget is lacking."""
+        """Create a block; return None without memory or budget, unless it would be the first."""
         try:
             return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:

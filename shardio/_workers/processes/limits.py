@@ -159,7 +159,7 @@ def _meminfo(root: str) -> dict[str, int]:
 
 
 def _group_limit(version: int, folder: str) -> MemoryLimit | None:
-    """Return the limit minus the memory in use, except page cache; None if there is no limit."""
+    """Return the limit minus the memory in use (without page cache); None if there is no limit."""
     if version == 2:
         # Above "high", the kernel slows the process down, which is as bad as killing it.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]

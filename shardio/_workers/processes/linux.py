@@ -155,7 +155,7 @@ def explain_files(error: OSError) -> None:
 
 
 def check_files(n_files: int) -> None:
-    """Raise UnsupportedEnvironment unless n_files more can be opened; ZeroMQ would call abort."""
+    """Raise UnsupportedEnvironment unless n_files can be opened: ZeroMQ aborts without them."""
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

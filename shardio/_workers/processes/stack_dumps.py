@@ -1,6 +1,6 @@
 """Reports on workers: the step that each worker is executing, and Python stacks after a timeout.
 
-A step is the index of an item or batch; a part is an index within it. On a signal, a worker writes
+A step is the index of an item; a part is an index within the item. On a signal, a worker writes
 the stacks of its threads to a file that it shares with the main process. The handler is C code, so
 it works wherever the Python code hangs.
 """

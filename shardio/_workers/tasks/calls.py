@@ -282,7 +282,7 @@ class InlinePool(Closing):
         self._has_ended = True
 
     def take(self) -> tuple[int, Any] | None:
-        """Return the queued item's index and its value; None if there is none or it is skipped."""
+        """Return the queued item's index and value; None if no item is queued or it is skipped."""
         if not self._waiting:
             return None
         (request, item), number = self._waiting.pop(), self.n_put - 1
@@ -296,7 +296,7 @@ class InlinePool(Closing):
             error = as_failure(raised, self._name)
             add_note(error, f"in this process, item {number} ({shortened(item)})")
             if not self.error_budget.forgives(error):
-                raise error  # noqa: B904  # `as_failure` has set its cause
+                raise error  # noqa: B904  # `as_failure` sets the cause
             self.error_budget.skip(number, item, error)
             return None
         finally:

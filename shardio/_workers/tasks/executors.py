@@ -254,7 +254,7 @@ class AsyncExecutor(StageExecutor):
         start_ns = now_ns()
         async for value in results:
             if not self._runner.give(job, (value,), now_ns() - start_ns):
-                # `_begin` runs in this thread, too, so it cannot look for the event before.
+                # `_begin` runs in this thread, too, so it cannot resume the job before this line.
                 job.results = asyncio.Event()
                 await job.results.wait()
             start_ns = now_ns()

@@ -148,7 +148,7 @@ class PipelineRunner(Closing):
                     return entry
                 if self._results.is_over:
                     break
-                if self.is_closed or self._breakdown is not None:  # since `_check_open`
+                if self.is_closed or self._breakdown is not None:  # new since `_check_open`
                     continue  # `wait` could wait forever: check again instead
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):

@@ -61,7 +61,7 @@ _QUIET_S: Final = 0.05
 _MAX_S: Final = 1.0
 _SOON_MS: Final = 1  # the loop waits this long for a sample; then all pending credit is sent
 _LONG_S: Final = 0.01  # if the loop waits longer than this for a sample, workers get more blocks
-_CREDITS: Final = 16  # while the loop is busy, credit is sent from 1/16 of its limit on
+_CREDITS: Final = 16  # while the loop is busy, credit below 1/16 of a worker's limit is held back
 
 
 class _Sender:
@@ -161,7 +161,7 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bytes | None:
-        """Return the next message, or None; raise WorkerDied after the last one before a crash."""
+        """Return the next message, or None; if none is left after a crash, raise WorkerDied."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._crash is None:
             self._look_at_s = now_s + _LOOK_EVERY_S

@@ -46,8 +46,8 @@ class Schedule:
         self._before = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
-        # Worker i may soon be idle at a load of up to `_low_loads[i]`. Its next step goes to
-        # another worker if its load exceeds the least load by more than `_max_leads[i]`.
+        # Worker i may soon be idle at a load of up to `_low_loads[i]`. A step of worker i goes to
+        # another worker if the load of i exceeds the least load by more than `_max_leads[i]`.
         self._low_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_low = n_workers
         self._ready: dict[int, int] = {}
@@ -64,7 +64,7 @@ class Schedule:
 
     @property
     def is_given_out(self) -> bool:
-        """True if no step is left to assign, failed or lost."""
+        """True if every step is assigned, and none has failed or is lost."""
         return self._next_assigned >= self._last and not (self._lost or self._failed)
 
     @property
@@ -207,7 +207,7 @@ class Schedule:
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """Return the step that became ready first, and its block, or None; excludes `deliver`.
+        """Return the first step to become ready, and its block, or None; never mix with `deliver`.
 
         If no step is ready and one has failed, raise its error; the iteration is then over.
         """

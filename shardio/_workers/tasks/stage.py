@@ -31,7 +31,7 @@ class UserCall(NamedTuple):
     is_async: bool = False  # calls run in an event loop
 
     def checked(self, item: Any) -> Any:
-        """Return the result of a function; raise TransformError if it is a coroutine."""
+        """Return the result of the function; raise TransformError if the result is a coroutine."""
         value = self.function(item)
         if type(value) is CoroutineType:
             value.close()
@@ -405,7 +405,7 @@ class OutputQueue:
         self._is_awaited = False
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for `ring`, without the pipeline's lock; return False after the timeout."""
+        """Wait for `ring`; return False after the timeout. Called without the pipeline's lock."""
         return self._bell.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
     def clear(self) -> None:

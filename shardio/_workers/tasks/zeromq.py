@@ -43,7 +43,7 @@ _MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
 
 def zeromq(user: str = "MultiLoader") -> ModuleType:
     """Import pyzmq and return it; if pyzmq is missing, the error says that `user` needs it."""
-    # zmq itself does not import z85.
+    # `import zmq` does not import z85.
     module: ModuleType = import_extra(f"{user} needs pyzmq", "zmq", "zmq", "zmq.utils.z85")
     return module
 
