@@ -39,7 +39,7 @@ from shardio.samples.view import SampleView
 from shardio.samples.window_view import WindowView
 
 _VERSION: Final = 1
-_MAX: Final = 1 << 60
+_MAX_COUNT: Final = 1 << 60
 _ELSEWHERE: Final = {
     "lineage": "the state belongs to another dataset: ",
     "view": "the state belongs to another selection or view of the dataset: ",
@@ -117,7 +117,7 @@ def _tokens(
 
 
 def _count(state: Mapping[str, Any], name: str) -> int:
-    return count(f"load_state_dict: the state's {name}", state.get(name), 0, _MAX)
+    return count(f"load_state_dict: the state's {name}", state.get(name), 0, _MAX_COUNT)
 
 
 class EpochSampler:

@@ -96,11 +96,11 @@ def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterato
         last = min(first + n_steps, partition.stop_step)
         index_chunk = index_planner.at(plan, partition.positions(first, last))
         rows, located = index_chunk.covered(slice(None))
-        shards, storages = np.unique(located, return_index=True)
-        for i in np.argsort(storages, kind="stable").tolist():
+        shards, first_uses = np.unique(located, return_index=True)
+        for i in np.argsort(first_uses, kind="stable").tolist():
             shard = int(shards[i])
             if last_seen[shard] < number - 1:
-                step = first + int(storages[i]) * (last - first) // len(rows)
+                step = first + int(first_uses[i]) * (last - first) // len(rows)
                 for storage, summary in dataset.files.files_with_storage(shard, batch_spec.fields):
                     if isinstance(storage, RemoteStorage):
                         yield PrefetchRequest(step, storage, summary)

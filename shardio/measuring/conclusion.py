@@ -8,12 +8,12 @@ from typing import Final
 
 from shardio._base.statistics import LoadingStats
 
-_MAX: Final = 0.75
+_BUSY_SHARE: Final = 0.75
 """The main process (or the workers, on average) must be busy for this share of the time to be the
 limit."""
 _NEAR_LIMIT: Final = 0.7
 """Copying memory is the limit if batches arrive at this share, or more, of the copying speed."""
-_CACHED: Final = 0.9
+_CACHED_SHARE: Final = 0.9
 """Storage limits reading if less than this share of the files was in the page cache."""
 _SMALL_BATCH_BYTES: Final = 256 << 10
 """For batches smaller than this, requesting a batch takes longer than copying it."""
@@ -82,7 +82,7 @@ def conclude(figures: Figures) -> Conclusion:
         )
     busy = stats.filling_s / (max(1, n_workers) * elapsed_s)
     main = figures.main_cpu_s / elapsed_s
-    if n_workers and main >= _MAX and main >= busy:
+    if n_workers and main >= _BUSY_SHARE and main >= busy:
         per_batch_us = figures.main_cpu_s / stats.n_batches * 1e6
         return Conclusion(
             Limit.MAIN,
@@ -93,7 +93,7 @@ def conclude(figures: Figures) -> Conclusion:
                 "reuse=True, if the loop does not keep batches",
             ),
         )
-    if busy >= _MAX or not n_workers:
+    if busy >= _BUSY_SHARE or not n_workers:
         return _workers_limit(figures, busy)
     fewer = (f"num_workers={figures.n_cpus}: the number of available CPUs",)
     return Conclusion(
@@ -125,7 +125,7 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
     )
     because = f"{who} busy filling batches {min(1.0, busy):.0%} of the time: {parts}"
     cached = 1.0 if figures.cached_share is None else figures.cached_share
-    if limit is Limit.READING and cached < _CACHED:
+    if limit is Limit.READING and cached < _CACHED_SHARE:
         limit = Limit.STORAGE
         because += f"; {1 - cached:.0%} of the files was not in the page cache"
     advice = _advice_on(limit, figures)

@@ -23,10 +23,12 @@ from shardio.order.ranks import RankPartition
 # the number of records written so far, and then one line per record. While an iteration runs, only
 # one worker writes to each line; the main process only sets the last word of a line of counters.
 #
-# `_FILLED` to `_IS_CANCELLED` are the indices of the words in a line of counters, and `_N_WORKERS`
-# to `_IS_RECORDING` are the indices of the words in the header.
+# `_N_FILLED` to `_IS_CANCELLED` are the indices of the words in a line of counters; `_N_WORKERS` to
+# `_IS_RECORDING` are those of the words in the header.
 _LINE: Final = 8
-_FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM, _IS_CANCELLED = range(8)
+_N_FILLED, _FILL_NS, _READY_NS, _BEGAN_NS, _CHECK_NS, _DECODE_NS, _TRANSFORM_NS, _IS_CANCELLED = (
+    range(8)
+)
 _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 
 N_RECORDS: Final = 512
@@ -71,16 +73,16 @@ class IterationCounters:
         """Count a batch that was begun at `start_ns`; return the ns since then."""
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
-        words[line + _FILLED] += 1
-        words[line + _FILL] += end_ns - start_ns
-        words[line + _READY] += end_ns - words[line + _BEGAN]
+        words[line + _N_FILLED] += 1
+        words[line + _FILL_NS] += end_ns - start_ns
+        words[line + _READY_NS] += end_ns - words[line + _BEGAN_NS]
         sums_ns = PHASE_TIMES.sums_ns
         if any(sums_ns):
-            words[line + _CHECK] += sums_ns[CHECK]
-            words[line + _DECODE] += sums_ns[DECODE]
-            words[line + _TRANSFORM] += sums_ns[TRANSFORM]
+            words[line + _CHECK_NS] += sums_ns[CHECK]
+            words[line + _DECODE_NS] += sums_ns[DECODE]
+            words[line + _TRANSFORM_NS] += sums_ns[TRANSFORM]
         if words[_IS_RECORDING]:
-            self._record(words[line + _BEGAN], step, start_ns, end_ns, sums_ns)
+            self._record(words[line + _BEGAN_NS], step, start_ns, end_ns, sums_ns)
         return end_ns - start_ns
 
     def _record(
@@ -117,7 +119,7 @@ class CounterTable:
         """Reset the counters of a slot to which no worker writes any more."""
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
-        self._lines[slot, :, _BEGAN] = began_ns
+        self._lines[slot, :, _BEGAN_NS] = began_ns
 
     def cancel(self, slot: int) -> None:
         """Make workers drop the tasks of an iteration that they have not begun."""
@@ -176,7 +178,7 @@ class IterationTimer:
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
         """Return the timer of an iteration begun ahead, when a loop takes it over."""
-        n_filled, ready_ns, now = int(words[_FILLED]), int(words[_READY]), now_ns()
+        n_filled, ready_ns, now = int(words[_N_FILLED]), int(words[_READY_NS]), now_ns()
         return IterationTimer(now, now - self.began_ns, n_filled, ready_ns)
 
     def start(self) -> None:
@@ -203,21 +205,23 @@ class IterationTimer:
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:  # `left_ns` lacks the batch for which the loop waits
             inside_ns += elapsed_ns
-        n_batches, n_filled = n_handed_over - partition.first_step, int(words[_FILLED])
+        n_batches, n_filled = n_handed_over - partition.first_step, int(words[_N_FILLED])
         # A batch is ready from its filling until its delivery, or until now. A batch that was
         # filled before `began_ns` counts as filled at the moment 0.
         n_filled_since = n_filled - self.n_filled_ahead
-        filled_ns = int(words[_READY]) - self.ready_ahead_ns - n_filled_since * self.head_start_ns
+        filled_ns = (
+            int(words[_READY_NS]) - self.ready_ahead_ns - n_filled_since * self.head_start_ns
+        )
         ready_ns = self.left_ns + max(0, n_filled - n_batches) * elapsed_ns - filled_ns
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(
             elapsed_s=elapsed_ns * _S_PER_NS,
             waiting_s=self.waited_ns * _S_PER_NS,
             hand_over_s=max(0, inside_ns - self.waited_ns) * _S_PER_NS,
-            filling_s=int(words[_FILL]) * _S_PER_NS,
-            checking_s=int(words[_CHECK]) * _S_PER_NS,
-            decoding_s=int(words[_DECODE]) * _S_PER_NS,
-            transforming_s=int(words[_TRANSFORM]) * _S_PER_NS,
+            filling_s=int(words[_FILL_NS]) * _S_PER_NS,
+            checking_s=int(words[_CHECK_NS]) * _S_PER_NS,
+            decoding_s=int(words[_DECODE_NS]) * _S_PER_NS,
+            transforming_s=int(words[_TRANSFORM_NS]) * _S_PER_NS,
             ready_s=max(0, ready_ns) * _S_PER_NS,
             n_batches=n_batches,
             n_samples=n_samples,

@@ -59,10 +59,10 @@ class FailedCall:
         self.found, self.error, self._name = found, error, name
 
     def __reduce__(self) -> Any:
-        return _broken, (self.found, pack_failure(self.error, self._name), self._name)
+        return _unpacked_failed_call, (self.found, pack_failure(self.error, self._name), self._name)
 
 
-def _broken(found: list[Any], failure: bytes, name: str) -> FailedCall:
+def _unpacked_failed_call(found: list[Any], failure: bytes, name: str) -> FailedCall:
     return FailedCall(found, unpack_failure(failure, "a worker"), name)
 
 

@@ -193,8 +193,8 @@ class PipelineRunner(Closing):
             self._final_stats = self._stats()
             self.is_closed = True
             self._results.ring()
-        for hands in {id(each): each for each in self._executors.values()}.values():
-            hands.close()
+        for executor in {id(each): each for each in self._executors.values()}.values():
+            executor.close()
         for each in (self._source, *self._receivers):  # no thread reads their queues any more
             each.clear()
 

@@ -36,9 +36,9 @@ from shardio._workers.tasks.values import LentBlocks, pack_value
 from shardio.errors import InvalidArgument, TransformError, import_extra
 
 OWN_FILES: Final = 16  # more files than a ZeroMQ context and a socket open, without connections
-_NAME: Final = "samples"
+_SOCKET_NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # in a name from `tempfile`
-_MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
+_MAX_PATH_BYTES: Final = 107  # the kernel's maximum for the path of a socket
 
 
 def zeromq(user: str = "MultiLoader") -> ModuleType:
@@ -56,11 +56,11 @@ def check_prefix(prefix: Any) -> str:
     parent = os.path.dirname(whole)
     if not os.path.isdir(parent):
         raise InvalidArgument(f"prefix is {prefix!r}, but there is no folder {parent}")
-    n_bytes = len(os.fsencode(os.path.join(whole, _NAME)))
-    if n_bytes > _MAX_BYTES:
+    n_bytes = len(os.fsencode(os.path.join(whole, _SOCKET_NAME)))
+    if n_bytes > _MAX_PATH_BYTES:
         raise InvalidArgument(
             f"prefix makes the path of a socket {n_bytes} bytes long; the maximum is "
-            f"{_MAX_BYTES}: use a shorter prefix than {prefix!r}"
+            f"{_MAX_PATH_BYTES}: use a shorter prefix than {prefix!r}"
         )
     return whole[:-_RANDOM_LETTERS]
 
@@ -84,7 +84,7 @@ class Receiver(Closing):
             self._socket.linger = 0
             self._socket.rcvhwm = 0  # credit limits the bytes, so the message count needs no limit
             with files_explained(), tempfile.TemporaryDirectory(prefix=name, dir=parent) as folder:
-                path = os.path.join(folder, _NAME)
+                path = os.path.join(folder, _SOCKET_NAME)
                 self.address = f"ipc://{path}"
                 self._socket.bind(self.address)
                 self.path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
