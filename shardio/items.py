@@ -54,7 +54,7 @@ class Loader(ABC):
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
         """Release the loader's resources in this process; called once, when an ItemIteration ends.
 
-        The function `load` does not call it.
+        The function `load` does not call this method.
         """
 
 

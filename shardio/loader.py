@@ -50,8 +50,8 @@ class ShardLoader(Closing):
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
             an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
-            `dataset.pack`). The loader opens it again, with the same verification and cache. A
-            dataset with videos is loaded as clips, by default as given at its conversion.
+            `dataset.pack`). The loader opens an open dataset again, with the same verification and
+            cache. A dataset with videos is loaded as clips, by default as given at its conversion.
         batch_size: the number of samples in a batch.
         fields: the fields to read, by default all.
         shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
@@ -192,7 +192,7 @@ class ShardLoader(Closing):
         """The view of the dataset; closed with the loader.
 
         `loader.view[i]` is a sample of this view. The options `fields`, `decode`, `transform` and
-        `collate` of the loader have no effect on it.
+        `collate` of the loader have no effect on this sample.
         """
         return self._engine.view
 

@@ -42,8 +42,8 @@ class MultiLoader(Closing):
     process exits.
 
     Args:
-        dataset: any iterable; None with `address`. It is pickled for the workers. What cannot be
-            pickled, such as a generator or an open file, must be created in its `__iter__`.
+        dataset: any iterable; None with `address`. The dataset is pickled for the workers. Its
+            `__iter__` must create what cannot be pickled, such as a generator or an open file.
         workers: the number of processes.
         verbose: True to print, to standard error, the path of the socket, and a line for every
             worker that has finished.

@@ -260,7 +260,7 @@ class Pipeline(PipelineIterations):
         """Start an iteration over the source.
 
         The iterator raises a function's exception in place of the result; TooManySkipped;
-        BatchTimeout if a result is late; WorkerDied after crashes. It is then exhausted.
+        BatchTimeout if a result is late; WorkerDied after crashes. The iterator then ends.
         """
         return self._iterate(self._supply.source, lambda origin: None)
 

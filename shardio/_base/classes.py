@@ -47,7 +47,7 @@ class cached_property(Generic[_Value]):  # lower case: a decorator, like `proper
     """A property that is computed once and kept in `__dict__`; if threads race, the last wins.
 
     Before Python 3.12, `functools.cached_property` has a lock for all objects of a class. If
-    another thread holds it during a fork, the new process deadlocks.
+    another thread holds this lock during a fork, the new process deadlocks.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:

@@ -104,7 +104,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """Return the function, unpickled once per process: it keeps its state between jobs."""
+    """Return the function, unpickled once per process, so that its state lasts between jobs."""
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 

@@ -39,7 +39,7 @@ class StoredReport:
 
     `samples_per_s` is the number of random samples (clips if the default view has clips, otherwise
     rows) that one thread reads and decodes per second. `psnr_db` maps the names of the compared
-    inputs to the PSNR of their stored pictures. It is empty if no input was compared: the
+    inputs to the PSNR of their stored pictures; the mapping is empty if none was compared: the
     conversion is lossless, or the converter cannot measure the loss.
     """
 

@@ -68,7 +68,7 @@ class InlineWorker:
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         # In this process, a KeyboardInterrupt means that the user pressed Ctrl-C, so the filler
-        # raises it as it is. In a worker, it can only be an error of user code.
+        # passes the exception on. In a worker, only user code can raise this exception.
         calls = UserCalls(passes=(KeyboardInterrupt,))
         filler = filler_in_main(self._batch_spec, view, calls)
         self._runner.start(filler, fds[COUNTERS], 0)

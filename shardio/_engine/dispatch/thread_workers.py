@@ -288,7 +288,7 @@ class ThreadWorkers(Closing):
         with interrupts_held():
             common.is_closing = True
             GENERATOR_LOCK.wake()
-            common.answers.put(None)  # if another thread is inside `wait`, it wakes up
+            common.answers.put(None)  # wakes a thread that is inside `wait`
             for inbox in self._inboxes:
                 inbox.put(None)
             end_s = time.monotonic() + GRACE_S

@@ -86,8 +86,8 @@ class Status(IntEnum):
 class Task(NamedTuple):
     """A request to fill block `block` with batch `step`, or the fields of another message.
 
-    `use` is the number of tasks that have been sent for this block. The reply repeats it, so that
-    the main process notices an outdated reply.
+    `use` is the number of tasks that have been sent for this block. The reply has the same number;
+    thus the main process notices an outdated reply.
     """
 
     ask: int
@@ -260,7 +260,7 @@ class BatchWorker(Closing):
         self._most_bytes: int | None = None
         self._kept: ReplyBuffer
         self._start_error: Exception | None = None
-        """The error that HELLO raised; it is then the result of every task."""
+        """The error that handling HELLO raised, which is then the result of every task."""
 
     def close(self) -> None:
         if self._runner.filler is not None:

@@ -1,7 +1,7 @@
 """Collate the values of a batch into padded, stacked or concatenated arrays in the heap of a block.
 
-When the heap grows, the block is mapped again; earlier views of the block stay valid. In all
-functions, `used` is the number of used bytes of the heap; the new number is returned.
+The heap has the values of varying size. When it grows, the block is mapped again, and earlier views
+stay valid. Functions get the number of `used` bytes of the heap, and return the new number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fill a block with a batch, in a worker or, without workers, in the main process.
 
-Before the filler reads a sample or calls user code with it, it sets the status of the sample in the
-block's origin table to CLAIMED.
+The origin table of a block has the sample and the status of each row. A row gets the status CLAIMED
+before its sample is read or passed to user code.
 
 With on_error="skip", a batch is filled row by row if filling it as a whole has failed or has
 crashed a worker. A sample that fails is replaced by the sample at another position of the epoch;

@@ -83,7 +83,7 @@ class ReadAhead:
         if plan.order.is_sequential:
             self._has_stopped = True  # the kernel's own read-ahead is right for sequential reads
             return
-        with contextlib.suppress(OSError, ShardioError):  # reading the batch reports them
+        with contextlib.suppress(OSError, ShardioError):  # filling the batch raises the same errors
             self._probe(plan, index_chunk, part)
 
     def _probe(self, plan: EpochPlan, index_chunk: IndexChunk, part: slice) -> None:
@@ -126,8 +126,8 @@ class ReadAhead:
     def _expect_scattered(self) -> None:
         """Disable the kernel's own read-ahead for the mapped files.
 
-        If it is set to 8 MiB, the kernel reads 2,000 unneeded pages with each missing page, and
-        these evict requested pages.
+        With a read-ahead of 8 MiB, the kernel reads 2,000 unneeded pages for each missing page, and
+        these pages evict requested ones.
         """
         self._is_scattered = True
         for name in self._batch_spec.fields:
@@ -145,7 +145,7 @@ class ReadAhead:
     def _are_cached(self, rows: Rows, shards: Rows, first_frames: Rows) -> bool | None:
         """Return whether the page in the middle of every range is in memory.
 
-        Return None if the file system or the kernel cannot answer this.
+        Return None if the file system or the kernel does not support the probe.
         """
         files = self._extents.files
         for ranges in self._ranges(rows, shards, first_frames):

@@ -224,7 +224,7 @@ class BatchBuilder:
         """Fill a block or a scratch block; return the bytes used in its heap.
 
         If `by_row` is True, `fill_rows` may replace failing samples. The values to collate are then
-        read back from the rows that it has written, and not from the dataset.
+        read back from the rows that were written, and not from the dataset.
         """
         layout = batch.layout
         if layout.inner is not None:

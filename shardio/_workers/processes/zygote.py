@@ -2,7 +2,7 @@
 
 The zygote is started by exec, so it has none of the main process's threads, locks or memory. NumPy
 and the codecs are imported once, so that forking a worker takes only a few milliseconds; the user's
-`__main__` and tinygrad are never imported. The class `Zygote` is the main process's handle for it.
+`__main__` and tinygrad are never imported. `Zygote` is the main process's handle for the zygote.
 
 The main process and the zygote share a socket pair, called *control*. Every pool has another socket
 pair, called its *session*: through it, the main process requests workers, and the zygote reports
@@ -393,7 +393,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Block SIGINT until the zygote ignores it: Ctrl-C would kill it during its imports.
+            # Block SIGINT until the zygote ignores it: else, Ctrl-C during imports would kill it.
             setsigmask=[signal.SIGINT],
         )
     finally:

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Final
 
 DEPTH = 2
-"""The number of tasks per worker: the current one, and the next one, so that it need not wait."""
+"""The number of tasks per worker: the current and the next, so that workers need not wait."""
 QUICK_DEPTH = 8
 """The number of tasks of a quick worker, so that several tasks share a message.
 

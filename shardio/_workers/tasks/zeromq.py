@@ -3,8 +3,8 @@
 A worker iterates a whole dataset and sends each sample as one message:
 
     head     kind, index of the worker, index of the sample   2 x uint32, uint64
-    payload  the sample as packed by `values`; or, for a large sample, the index of a block (of
-             shared memory) and the size of the sample in it; or an exception
+    payload  the sample as packed by `values`; or, for a large sample, the index of a block of
+             shared memory that contains the sample, and its size; or an exception
 
 The credit of a worker limits the bytes that are in flight: the worker has sent them, but the main
 process has not handed them over to the loop yet.
