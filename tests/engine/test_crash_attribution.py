@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
 from shardio._engine.dispatch.backends import InlineWorker
+from shardio._engine.dispatch.crashes import claims_in
 from shardio._engine.dispatch.worker import TaskResult, WorkerLost
 from shardio.batch.batch import Skipped
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, layout_for_samples
 from shardio.samples.field_sources import BatchRows
+from tests.loading import TWO_FIELDS
 
 N, BATCH = 40, 8
 END = "was killed by signal 11"
@@ -125,3 +130,42 @@ def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
     die_of(kills)
     with pytest.raises(WorkerDied, match="batch 0 of epoch 0 .*, at which 6 workers have crashed"):
         epoch(folder)
+
+
+def claimed(*places: tuple[int, int], field: int = NO_FIELD) -> list[tuple[int, ...]]:
+    return [(*place, field, CLAIMED) for place in places]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(0, 0, NO_FIELD, FILLED)], "before it began with"),
+        (
+            [(0, 0, NO_FIELD, FILLED), *claimed((1, 1)), (2, 0, NO_FIELD, EMPTY)],
+            "while it worked on sample 1 of shard b for",
+        ),
+        # By the order in which fields are read, not that of the dataset.
+        (claimed((0, 0), (0, 1), field=0), "while it worked on field 'y' of samples 0, 1 of shard"),
+        ([*claimed((0, 0), field=0), *claimed((0, 1), field=1)], "worked on samples 0, 1 of shard"),
+        (claimed((2, 5), (2, 6), (2, 7), (2, 8)), "worked on samples 5, 6, 7, … of shard c for"),
+        (
+            claimed((4, 0), (1, 5), (1, 6), (1, 7), (0, 0)),
+            "sample 0 of shard a; samples 5, 6, 7 of shard b; sample 0 of shard e for",
+        ),
+        (
+            claimed((4, 0), (1, 0), (0, 0), (2, 0)),
+            "sample 0 of shard a; sample 0 of shard b; sample 0 of shard c and others for",
+        ),
+    ],
+)
+def test_samples_at_which_a_worker_crashed_are_named_up_to_three_a_shard_and_three_shards(
+    rows: list[tuple[int, ...]], said: str
+) -> None:
+    layout = layout_for_samples(TWO_FIELDS, 6)
+    block: Any = SimpleNamespace(bytes=np.zeros(layout.heap, np.uint8))
+    dataset: Any = SimpleNamespace(shards=[SimpleNamespace(name=name) for name in "abcde"])
+    origins = layout.origins(block.bytes)
+    for i, values in enumerate(rows):
+        for name, value in zip(("shard", "row", "field", "status"), values, strict=True):
+            origins[i][name] = value
+    assert said in claims_in(layout, block, dataset, ("y", "x")).text
