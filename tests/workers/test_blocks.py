@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from shardio._workers.processes.blocks import Block, BlockPool
+from shardio._workers.processes.blocks import Block, BlockMap, BlockPool
 from shardio._workers.processes.shared_memory import LARGE_BYTES, reserve_memory_file
 from shardio.errors import InsufficientMemory
 
@@ -117,6 +117,16 @@ def test_growth_asks_for_memory_first(block: Block, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InsufficientMemory, match="refused"):
         block.grow(MIB)
     assert len(block.bytes) == 64 * KIB
+
+
+def test_a_trimmed_block_gets_its_memory_again_before_it_is_written_to(block: Block) -> None:
+    worker = BlockMap(block.fd)
+    worker.bytes[:] = 7
+    block.trim(10 * KIB)
+    assert (block.backed_bytes(), len(block.bytes)) == (12 * KIB, 64 * KIB)
+    worker.grow(30 * KIB)
+    assert block.backed_bytes() == 32 * KIB
+    assert worker.bytes[: 12 * KIB].min() == 7 and not worker.bytes[12 * KIB :].any()
 
 
 # The pool.

@@ -91,6 +91,19 @@ def test_blocks_of_small_values_do_not_keep_the_memory_of_large_ones(blocks: Val
     assert blocks.n_copies == 0
 
 
+def test_blocks_of_large_values_that_all_come_back_take_as_much_as_the_budget(
+    blocks: ValueBlocks,
+) -> None:
+    for each in [filled(blocks, MIB // 4) for _ in range(16)]:
+        blocks.give_back(each)
+    held = [blocks.hand_over(filled(blocks, 4 * MIB), 4 * MIB, is_spare=True) for _ in range(10)]
+    assert n_backed(blocks) >= 40 * MIB
+    held.clear()
+    assert blocks.n_leased == 0
+    assert n_backed(blocks) <= 8 * MIB
+    blocks.give_back(filled(blocks, 4 * MIB))
+
+
 # Blocks lent to workers for the large samples of the dataset that they iterate.
 
 
