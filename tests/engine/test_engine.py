@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import mmap
 import os
 import signal
@@ -11,16 +12,28 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
-from shardio._engine.dispatch import iterations
+from shardio._engine.dispatch import iterations, worker
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
-from shardio._engine.dispatch.worker import ReplyBuffer, WorkerLost, replies_file
+from shardio._engine.dispatch.worker import (
+    BatchWorker,
+    ReplyBuffer,
+    RequestKind,
+    Status,
+    WorkerLost,
+    pack,
+    replies_file,
+    unpack,
+    unpack_all,
+)
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
+from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
 from shardio.order.ranks import RankPartition
@@ -254,3 +267,51 @@ def test_what_a_worker_held_back_is_found_once() -> None:
     assert other.take() == b""
     assert ours.take() == b"a" * 32 + b"b" * 32
     assert theirs.take() == ours.take() == b""
+
+
+class Scripted(BatchWorker):
+    """A worker whose tasks end as a test says."""
+
+    def __init__(self, ends: list[Status], **options: Any) -> None:
+        self.sent: list[bytes] = []
+        self._send, self._ends = self.sent.append, ends
+        source = DatasetSource("set")
+        self._batch_spec = BatchSpec(source, ("x",), 1, 9, is_full_shuffle=False, seed=0, **options)
+        self._kept = ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
+
+    def _do(self, *task: int) -> tuple[int, bytes]:
+        status, step = self._ends[task[4]], task[4]
+        rest = b"x" * 32 if status == Status.FAILED else b""
+        return status, pack(status, 0, 0, step, 0, 0, 0) + rest
+
+
+@pytest.mark.parametrize(
+    ("ends", "options", "tick_ns", "expected"),
+    [
+        ([Status.QUICK] * 3, {}, 0, [[0, 1, 2]]),
+        ([Status.FILLED, Status.QUICK, Status.CANCELLED, Status.QUICK], {}, 0, [[0], [1, 2], [3]]),
+        ([Status.QUICK, Status.FAILED, Status.QUICK], {}, 0, [[0], [1], [2]]),
+        ([Status.QUICK] * 2, {"batch_transform": dict}, 0, [[0], [1]]),  # the next task may hang
+        ([Status.QUICK] * 5, {}, QUICK_NS // 2 + 1, [[0, 1], [2, 3], [4]]),
+        ([Status.QUICK] * 300, {}, 0, [[*range(128)], [*range(128, 256)], [*range(256, 300)]]),
+    ],
+    ids=["quick", "slow", "failed", "user code", "for a short time", "as far as there is room"],
+)
+def test_quick_answers_are_held_back_until_another_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[Status],
+    options: dict[str, Any],
+    tick_ns: int,
+    expected: list[list[int]],
+) -> None:
+    monkeypatch.setattr(worker, "now_ns", itertools.count(0, tick_ns).__next__)
+    scripted = Scripted(ends, **options)
+    tasks = [pack(RequestKind.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
+    scripted.take(b"".join(tasks), ())
+    found = []
+    for message in scripted.sent:
+        is_failure = unpack(message)[0] == Status.FAILED
+        found.append(
+            [words[3] for words in ([unpack(message)] if is_failure else unpack_all(message))]
+        )
+    assert found == expected
