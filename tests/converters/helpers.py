@@ -29,17 +29,15 @@ def only_reason(report: shardio.ConversionReport) -> str:
     return one.reason
 
 
-def unexplained(
-    report: shardio.ConversionReport, files: Mapping[str, tuple[Any, str]], folder: str = ""
-) -> dict[str, str | None]:
-    """Return the files, each with its expected reason, that are not broken for that reason."""
+def check_broken(
+    root: Path, out: Path, files: Mapping[str, tuple[str | bytes, str]], **options: Any
+) -> shardio.ConversionReport:
+    """Convert files beside others, and check that each is broken for its reason."""
+    write(root, {name: content for name, (content, _) in files.items()})
+    report = convert(root, out, **options)
     found = reasons(report)
-    names = {name: f"{folder}{name}" for name in files}
-    return {
-        name: found.get(names[name])
-        for name, (_, why) in files.items()
-        if why not in found.get(names[name], "")
-    }
+    assert {n: found.get(n) for n, (_, why) in files.items() if why not in found.get(n, "")} == {}
+    return report
 
 
 def check_refused(

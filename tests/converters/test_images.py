@@ -14,6 +14,7 @@ from shardio import Input, InvalidArgument
 from shardio.media import decode_crop, decode_image, probe
 from shardio_converters.media.images import Images
 from tests.converters.helpers import convert as convert_folder
+from tests.converters.helpers import write
 from tests.media.images_made import exif, saved, smooth
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures of two classes, a damaged one, one without a suffix, and what is none."""
     folder = tmp_path_factory.mktemp("pictures")
-    files = {
+    files: dict[str, str | bytes] = {
         "cats/a.jpg": saved(smooth(40, 60), "JPEG", quality=95),
         "cats/b.png": saved(smooth(30, 20), "PNG"),
         "cats/cut.jpg": saved(smooth(80, 80), "JPEG")[:-200],
@@ -34,9 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "notes.txt": b"notes",
         "empty.jpeg": b"",
     }
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
+    write(folder, files)
     return folder
 
 

@@ -17,7 +17,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, MediaError, Text
 from shardio_converters.records.examples import is_example, read_example
-from tests.converters.helpers import check_refused, convert, reasons, unexplained
+from tests.converters.helpers import check_broken, check_refused, convert, reasons, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
 
@@ -203,32 +203,41 @@ def test_damage_is_listed_with_its_place(root: Path, tmp_path: Path) -> None:
     in_length[2 * size] ^= 0x80
     huge = struct.pack("<Q", 1 << 40)
     big = struct.pack("<Q", 1 << 30)
-    files: dict[str, tuple[bytes, str]] = {
-        "flipped.tfrecord": (bytes(flipped), f"record 1 at byte {size}: expected checksum 0x"),
-        "length.tfrecord": (bytes(in_length), f"record 2 at byte {2 * size}: expected checksum 0x"),
-        "cut.tfrecord": (good[:-3], f"record 2 at byte {2 * size}: the file ends 3 bytes too"),
-        "head.tfrecord": (good + good[:5], f"at byte {3 * size}: the file ends 7 bytes too early"),
-        "huge.tfrecord": (huge + struct.pack("<I", masked(huge)), "found 1,099,511,627,776 bytes"),
-        "big.tfrecord": (big + struct.pack("<I", masked(big)), "ends 1,073,741,828 bytes too"),
-        "big.tfrecord.gz": (
+    files: dict[str, tuple[str | bytes, str]] = {
+        "b/flipped.tfrecord": (bytes(flipped), f"record 1 at byte {size}: expected checksum 0x"),
+        "b/length.tfrecord": (
+            bytes(in_length),
+            f"record 2 at byte {2 * size}: expected checksum 0x",
+        ),
+        "b/cut.tfrecord": (good[:-3], f"record 2 at byte {2 * size}: the file ends 3 bytes too"),
+        "b/head.tfrecord": (
+            good + good[:5],
+            f"at byte {3 * size}: the file ends 7 bytes too early",
+        ),
+        "b/huge.tfrecord": (
+            huge + struct.pack("<I", masked(huge)),
+            "found 1,099,511,627,776 bytes",
+        ),
+        "b/big.tfrecord": (big + struct.pack("<I", masked(big)), "ends 1,073,741,828 bytes too"),
+        "b/big.tfrecord.gz": (
             gzip.compress(big + struct.pack("<I", masked(big))),
             "the file ends 1,073,741,828 bytes too early",
         ),
-        "text.tfrecord": (b"this is no TFRecord file", "record 0 at byte 0: expected checksum"),
-        "cut.tfrecord.gz": (gzip.compress(good)[:-9], "the compressed bytes end too early"),
-        "bad.tfrecord.gz": (gzip.compress(good)[:-6] + b"123456", "compressed bytes are damaged"),
-        "behind.zlib": (zlib.compress(good) + b"behind", "the compressed bytes are damaged"),
+        "b/text.tfrecord": (b"this is no TFRecord file", "record 0 at byte 0: expected checksum"),
+        "b/cut.tfrecord.gz": (gzip.compress(good)[:-9], "the compressed bytes end too early"),
+        "b/bad.tfrecord.gz": (gzip.compress(good)[:-6] + b"123456", "compressed bytes are damaged"),
+        "b/behind.zlib": (zlib.compress(good) + b"behind", "the compressed bytes are damaged"),
     }
-    for name, (content, _) in files.items():
-        (root / "b" / name).write_bytes(content)
-    (root / "b" / "none.tfrecord").write_bytes(b"")
-    (root / "b" / "none.tfrecord.gz").write_bytes(gzip.compress(b""))
-    (root / "b" / "notes.txt").write_text("notes, and nothing else")
-    (root / "b" / "notes.gz").write_bytes(gzip.compress(b"notes, and nothing else"))
-    (root / "b" / "unnamed").write_bytes(gzip.compress(good[:size]) + gzip.compress(good[size:]))
-    report = convert(root, tmp_path / "out")
+    others: dict[str, str | bytes] = {
+        "none.tfrecord": b"",
+        "none.tfrecord.gz": gzip.compress(b""),
+        "notes.txt": "notes, and nothing else",
+        "notes.gz": gzip.compress(b"notes, and nothing else"),
+        "unnamed": gzip.compress(good[:size]) + gzip.compress(good[size:]),
+    }
+    write(root / "b", others)
+    report = check_broken(root, tmp_path / "out", files)
     assert report.counts == {"converted": 2, "broken": 11, "empty": 2, "unsupported": 2}
-    assert unexplained(report, files, "b/") == {}
     with shardio.open(tmp_path / "out") as dataset:
         assert [sample["x"] for sample in dataset] == [0, 1, 2] * 2
         assert dataset.classes == ("a", "b") and [s["label"] for s in dataset] == [0] * 3 + [1] * 3
@@ -289,13 +298,12 @@ def test_a_schema_says_what_features_become(root: Path, tmp_path: Path) -> None:
         "boxes": (floats(1, 2), "feature 'boxes': expected float32[*,4], found 2 values"),
         "missing": (ints(), "feature 'missing': expected int64[3], found 0 values"),
     }
-    for name, (feature, _) in bad.items():
-        content = framed([example(**{**record, name: feature})])
-        (root / "b" / f"{name}.tfrecord").write_bytes(content)
-    report = convert(root, tmp_path / "out", fields=fields)
+    files: dict[str, tuple[str | bytes, str]] = {
+        f"b/{name}.tfrecord": (framed([example(**{**record, name: feature})]), why)
+        for name, (feature, why) in bad.items()
+    }
+    report = check_broken(root, tmp_path / "out", files, fields=fields)
     assert report.n_samples == 1 and len(report.broken) == len(bad)
-    expected = {f"{name}.tfrecord": each for name, each in bad.items()}
-    assert unexplained(report, expected, "b/") == {}
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["picture"] == Image() and dataset.schema["texts"] == Json()
         sample = dataset[0]
@@ -386,21 +394,14 @@ def test_an_incomplete_arrayrecord_is_broken(root: Path, tmp_path: Path) -> None
     whole = (root / "a" / "good.array_record").read_bytes()
     flipped = bytearray(whole)
     flipped[100] ^= 1
-    for name, content in {
-        "killed": whole[:-65_536],
-        "cut": whole[:1000],
-        "flipped": bytes(flipped),
-        "empty": b"",
-        "text": b"no records",
-    }.items():
-        (root / "b" / f"{name}.array_record").write_bytes(content)
+    files: dict[str, tuple[str | bytes, str]] = {
+        "b/killed.array_record": (whole[:-65_536], "damaged or truncated: "),
+        "b/cut.array_record": (whole[:1000], "damaged or truncated: "),
+        "b/flipped.array_record": (bytes(flipped), "hash mismatch"),
+        "b/empty.array_record": (b"", "a3f, found none"),
+        "b/text.array_record": (b"no records", "expected to begin with 83af70d10d884a3f"),
+    }
     write_array_record(root / "b" / "none.array_record", [])
-    report = convert(root, tmp_path / "out", kind="arrayrecord")
+    report = check_broken(root, tmp_path / "out", files, kind="arrayrecord")
     assert report.n_samples == 500
     assert report.counts == {"converted": 1, "broken": 5, "empty": 1, "unsupported": 1}
-    found = reasons(report)
-    assert "damaged or truncated: " in found["b/killed.array_record"]
-    assert "damaged or truncated: " in found["b/cut.array_record"]
-    assert "hash mismatch" in found["b/flipped.array_record"]
-    assert "a3f, found none" in found["b/empty.array_record"]
-    assert "expected to begin with 83af70d10d884a3f" in found["b/text.array_record"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import shardio
+from tests.converters.helpers import write
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "converters" / "README.md"
@@ -42,11 +43,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def _environment(installed: Path) -> dict[str, str]:
-    places = [str(installed), *(str(ROOT / each) for each in (".", "converters", "tools"))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-
-
 def test_the_converter_in_the_readme_has_30_lines() -> None:
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= MAX_LINES
@@ -54,11 +50,10 @@ def test_the_converter_in_the_readme_has_30_lines() -> None:
 
 def test_the_command_runs_an_installed_converter(installed: Path, tmp_path: Path) -> None:
     source = tmp_path / "texts"
-    for name, text in {"a/1.txt": "one\nit\n", "b/2.txt": "three\nfour\n", "b/no": "x"}.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    (source / "b" / "broken.txt").write_bytes(b"good\n\xff\n")
-    environment = _environment(installed)
+    write(source, {"a/1.txt": "one\nit\n", "b/2.txt": "three\nfour\n", "b/no": "x"})
+    write(source, {"b/broken.txt": b"good\n\xff\n"})
+    places = [str(installed), *(str(ROOT / each) for each in (".", "converters", "tools"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, "-m", "shardio", "convert", "texts", "out", "--kind", "lines"]
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:

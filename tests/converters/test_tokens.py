@@ -12,7 +12,7 @@ import pytest
 import shardio
 from shardio import Array
 from shardio_converters.records import tokens as module
-from tests.converters.helpers import check_refused, reasons
+from tests.converters.helpers import check_refused, reasons, write
 from tests.converters.helpers import convert as convert_folder
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -82,7 +82,7 @@ def test_headers_of_llm_c_are_no_tokens(tmp_path: Path) -> None:
 
 def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
     good = np.arange(4, dtype="uint16")
-    files = {
+    files: dict[str, str | bytes] = {
         "good.bin": good.tobytes(),
         "none.bin": b"",
         "odd.bin": b"123",
@@ -92,9 +92,7 @@ def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
         "wide.bin": llm_c(good, magic=20240801, version=7),
         "meta.pkl": b"pickle",
     }
-    (tmp_path / "in").mkdir()
-    for name, content in files.items():
-        (tmp_path / "in" / name).write_bytes(content)
+    write(tmp_path / "in", files)
     report = convert(tmp_path / "in", tmp_path / "out", dtype="uint16")
     assert report.counts == {"converted": 1, "empty": 1, "broken": 5, "unsupported": 1}
     assert reasons(report) == {
