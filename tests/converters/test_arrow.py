@@ -105,7 +105,7 @@ def test_values_are_those_that_pyarrow_reads(name: str, tmp_path: Path) -> None:
             assert plain(dict(sample)) == known | {"label": -1, "source": name}
 
 
-def test_times_are_whole_numbers_in_the_unit_of_the_file(tmp_path: Path) -> None:
+def test_times_are_whole_numbers_in_the_unit_of_the_file(root: Path, tmp_path: Path) -> None:
     when = pa.array([1, None, -3], pa.timestamp("us", "UTC"))
     table = pa.table(
         {
@@ -118,15 +118,14 @@ def test_times_are_whole_numbers_in_the_unit_of_the_file(tmp_path: Path) -> None
             "spans": pa.array([[1], [], [2, 3]], pa.list_(pa.duration("s"))),
         }
     )
-    (tmp_path / "in").mkdir()
-    write_stream(table, tmp_path / "in" / "1.arrow")
+    write_stream(table, root / "1.arrow")
     write_stream(
         table.set_column(0, "when", when.cast("timestamp[s]", safe=False)),
-        tmp_path / "in" / "2.arrow",
+        root / "2.arrow",
     )
     numbers = table.set_column(0, "when", pa.array([1, 2, 3]))
-    write_stream(numbers, tmp_path / "in" / "3.arrow")
-    report = convert(tmp_path / "in", tmp_path / "out")
+    write_stream(numbers, root / "3.arrow")
+    report = convert(root, tmp_path / "out")
     assert reasons(report) == {
         "2.arrow": "column 'when': expected timestamp[us, tz=UTC], found timestamp[s]",
         "3.arrow": "column 'when': expected timestamp[us, tz=UTC], found no times",
@@ -155,11 +154,10 @@ def test_lists_of_arrays_keep_their_shape_where_all_are_empty(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_tables_whose_names_are_no_utf_8_are_read(name: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+def test_tables_whose_names_are_no_utf_8_are_read(name: str, root: Path, tmp_path: Path) -> None:
     WRITERS[name](pa.table({"x": [1, 2]}), tmp_path / "table")
     os.rename(tmp_path / "table", os.fsencode(tmp_path) + b"/in/\xff" + name.encode())
-    report = convert(tmp_path / "in", tmp_path / "out")
+    report = convert(root, tmp_path / "out")
     assert [(one.name, one.n_samples) for one in report.inputs] == [(f"\\xff{name}", 2)]
 
 
@@ -337,9 +335,7 @@ def test_pictures_without_their_bytes_are_refused_with_the_way_out(tmp_path: Pat
         assert [one["image"] for one in dataset] == [good, None]
 
 
-def test_what_cannot_be_stored_is_refused_with_the_reason(tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    root.mkdir()
+def test_what_cannot_be_stored_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
     union = pa.UnionArray.from_sparse(pa.array([0], "int8"), [pa.array([1])])
     tables = {
         "map": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())), "map<string, int8>"),
@@ -392,9 +388,7 @@ def test_names_that_are_no_fields_are_told_with_the_reason(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_columns_that_would_be_one_field_are_refused(name: str, tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    root.mkdir()
+def test_columns_that_would_be_one_field_are_refused(name: str, root: Path, tmp_path: Path) -> None:
     twins = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["b", "b"])
     tables = {
         "column": pa.table({"a.b": [1], "a": [{"b": 2}]}),
@@ -487,9 +481,7 @@ def test_what_is_empty_or_null_in_one_file_is_what_others_have(tmp_path: Path) -
         convert(root / "a", tmp_path / "none")
 
 
-def test_damaged_files_are_listed(tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    root.mkdir()
+def test_damaged_files_are_listed(root: Path, tmp_path: Path) -> None:
     table = pa.table({"x": np.random.default_rng(0).integers(0, 1 << 62, 999)})
     for name in ("x.parquet", "x.arrow", "x.feather"):
         WRITERS[name](table, root / name)

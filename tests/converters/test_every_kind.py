@@ -226,9 +226,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_a_killed_conversion_that_is_resumed_gives_the_bytes_of_any_number_of_workers(
-    kind: str, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming(kind: str, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 1)
     monkeypatch.setattr("shardio.conversion.journal.MIN_INPUT_BYTES", 0)
     src, out = killed / kind / "in", killed / kind / "out"

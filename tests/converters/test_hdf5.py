@@ -69,19 +69,6 @@ def test_rows_of_any_length_are_refused_where_a_file_is_a_sample(tmp_path: Path)
     assert only_reason(report) == ("array 'r': rows of varying length need rows=True")
 
 
-def test_files_of_equally_long_datasets_are_taken_by_rows(root: Path, tmp_path: Path) -> None:
-    for name, n in (("a/1.hdf5", 3), ("b/2.h5", 5), ("b/3.h5", 0)):
-        with h5py.File(root / name, "w") as file:
-            file["x"] = np.full((n, 2), n)
-            file["t"] = np.arange(n)
-    (root / "notes.txt").write_text("notes")
-    report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 2, "empty": 1, "unsupported": 1}
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [sample["row"] for sample in dataset] == [0, 1, 2, 0, 1, 2, 3, 4]
-        assert [dataset.classes[sample["label"]] for sample in dataset] == ["a"] * 3 + ["b"] * 5
-
-
 def test_files_of_others_are_samples(root: Path, tmp_path: Path) -> None:
     for name, n in (("a/1.h5", 3), ("b/2.h5", 5)):
         with h5py.File(root / name, "w") as file:

@@ -128,16 +128,15 @@ def test_a_whole_number_that_no_float_is_breaks_its_file(suffix: str, tmp_path: 
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
 @pytest.mark.parametrize("rows", [True, False])
-def test_arrays_of_several_files(suffix: str, tmp_path: Path, *, rows: bool) -> None:
-    (tmp_path / "in").mkdir()
+def test_arrays_of_several_files(suffix: str, root: Path, tmp_path: Path, *, rows: bool) -> None:
     files: list[dict[str, Any]] = [
         {"x": np.arange(6).reshape(2, 3), "y": np.arange(2, dtype="uint8")},
         {"x": np.arange(6).reshape(2, 3) / 4, "y": np.arange(2, dtype="int16") - 9},
         {"x": np.asfortranarray(np.ones((2, 3), "float32")), "y": np.ones(2, "int8")},
     ]
     for n, arrays in enumerate(files):
-        WRITERS[suffix](tmp_path / "in" / f"{n}.{suffix}", arrays)
-    report = convert(tmp_path / "in", tmp_path / "out", rows=rows)
+        WRITERS[suffix](root / f"{n}.{suffix}", arrays)
+    report = convert(root, tmp_path / "out", rows=rows)
     assert report.counts == {"converted": 3}
     for name, dtype in (("x", "float64"), ("y", "int16")):
         found = np.stack([sample[name] for sample in read(tmp_path / "out")])

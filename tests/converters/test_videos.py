@@ -39,23 +39,6 @@ def read(path: Path, **options: Any) -> tuple[list[dict[str, Any]], Outcome]:
     return read_input(Input(f"folder/{path.name}", str(path), 0, 3), **options)
 
 
-def test_a_clip_has_frames_label_source_and_exact_times(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", scene(11))
-    clips, outcome = read(path, **SMALL)
-    pictures, times, time_base = plain_decode(path, 32)
-    assert (outcome.kind, outcome.detail["frames"], outcome.detail["dropped"]) == (
-        "converted",
-        11,
-        3,
-    )
-    assert len(clips) == 2
-    for n, clip in enumerate(clips):
-        assert np.array_equal(clip["frames"], np.stack(pictures[4 * n : 4 * n + 4]))
-        assert clip["pts"].tolist() == times[4 * n : 4 * n + 4]
-        assert clip["time_base"].tolist() == [time_base.numerator, time_base.denominator]
-        assert (clip["label"], clip["source"]) == (3, "folder/a.mp4")
-
-
 class FakeVideo:
     """Stands for a video of `n_frames` frames whose pictures hold their own numbers."""
 

@@ -245,27 +245,26 @@ def test_names_inside_a_store_lead_nowhere(tmp_path: Path) -> None:
     assert (report.n_samples, report.counts["converted"]) == (2, 1)
 
 
-def test_archives_that_are_damaged_are_listed(tmp_path: Path) -> None:
+def test_archives_that_are_damaged_are_listed(root: Path, tmp_path: Path) -> None:
     make(tmp_path / "x", 3, x=np.arange(3))
-    (tmp_path / "in").mkdir()
-    pack(tmp_path / "x", tmp_path / "in" / "good.zarr.zip")
-    shutil.copy(tmp_path / "in" / "good.zarr.zip", tmp_path / "in" / "twice.zarr.zip")
+    pack(tmp_path / "x", root / "good.zarr.zip")
+    shutil.copy(root / "good.zarr.zip", root / "twice.zarr.zip")
     with (
-        zipfile.ZipFile(tmp_path / "in" / "twice.zarr.zip", "a") as archive,
+        zipfile.ZipFile(root / "twice.zarr.zip", "a") as archive,
         pytest.warns(UserWarning, match="Duplicate"),
     ):
         archive.writestr("zarr.json", "{}")
-    whole = (tmp_path / "in" / "good.zarr.zip").read_bytes()
+    whole = (root / "good.zarr.zip").read_bytes()
     where = whole.index(b"x/c/0") + 8
     flipped = whole[:where] + bytes([whole[where] ^ 1]) + whole[where + 1 :]
-    (tmp_path / "in" / "flipped.zarr.zip").write_bytes(flipped)
-    (tmp_path / "in" / "short.zarr.zip").write_bytes(whole[:100])
-    (tmp_path / "in" / "empty.zarr.zip").write_bytes(b"")
-    with zipfile.ZipFile(tmp_path / "in" / "nothing.zarr.zip", "w"):
+    (root / "flipped.zarr.zip").write_bytes(flipped)
+    (root / "short.zarr.zip").write_bytes(whole[:100])
+    (root / "empty.zarr.zip").write_bytes(b"")
+    with zipfile.ZipFile(root / "nothing.zarr.zip", "w"):
         pass
     where = whole.rindex(b"x/c/0") + 4  # in the directory: it would be another chunk
-    (tmp_path / "in" / "moved.zarr.zip").write_bytes(whole[:where] + b"5" + whole[where + 1 :])
-    report = convert(tmp_path / "in", tmp_path / "out")
+    (root / "moved.zarr.zip").write_bytes(whole[:where] + b"5" + whole[where + 1 :])
+    report = convert(root, tmp_path / "out")
     assert report.counts == {"converted": 1, "broken": 5, "empty": 1}
     found = reasons(report)
     assert found["twice.zarr.zip"] == "damaged: two members of the archive have one name"

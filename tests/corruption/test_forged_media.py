@@ -166,9 +166,7 @@ def without(forgery: Forgery, feature: Required) -> None:
 
 @pytest.mark.parametrize(("change", "code"), **table(BROKEN_MEDIA))
 @pytest.mark.parametrize("verify", ["first", "off"])
-def test_media_that_break_a_rule_are_refused_when_they_are_read(
-    media: bytearray, tmp_path: Path, change: Change, code: str, verify: str
-) -> None:
+def test_refusals(media: bytearray, tmp_path: Path, change: Change, code: str, verify: str) -> None:
     forgery = Forgery.of(media)
     change(forgery)
     content = forgery.seal()

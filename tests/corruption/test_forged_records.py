@@ -126,9 +126,7 @@ BROKEN_VALUES: list[tuple[str, Change, str]] = [
 
 @pytest.mark.parametrize(("change", "code"), **table(BROKEN_VALUES))
 @pytest.mark.parametrize("verify", ["first", "off"])
-def test_a_record_that_breaks_a_rule_is_refused_when_it_is_read(
-    sound: bytearray, tmp_path: Path, change: Change, code: str, verify: str
-) -> None:
+def test_refusals(sound: bytearray, tmp_path: Path, change: Change, code: str, verify: str) -> None:
     forgery = Forgery.of(sound)
     change(forgery)
     error = assert_refused(tmp_path / "r.shard", forgery.seal(), code, verify)

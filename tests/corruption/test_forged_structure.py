@@ -61,9 +61,7 @@ def header_with(content: bytes | bytearray, offset: int, new: bytes) -> bytes:
         (72, bytes(16), "the id is not that of the section table"),
     ],
 )
-def test_a_header_that_breaks_a_rule_is_refused(
-    sound: bytearray, tmp_path: Path, offset: int, new: bytes, text: str
-) -> None:
+def test_header_rules(sound: bytearray, tmp_path: Path, offset: int, new: bytes, text: str) -> None:
     content = header_with(sound, offset, new)
     error = read_bytes(tmp_path, content)
     assert isinstance(error, ShardioError)

@@ -21,9 +21,7 @@ def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | Non
     return code
 
 
-def test_a_slice_of_all_damage_is_counted_kind_by_kind(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_kind(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tool(monkeypatch, "--shard", "small", "--step", "6007", "--offset", "5") == 0
     text = capsys.readouterr().out
     assert text.count("a shard of") == 1
@@ -49,9 +47,7 @@ def test_one_kind_of_damage_can_be_chosen_and_what_is_missed_is_an_error(
     assert text.count(" in ") == 1
 
 
-def test_random_shards_are_damaged_until_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_random_shards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tool(monkeypatch, "--minutes", "0.005", "--seed", "3") == 0
     found = re.search(r"random shards: (\d+)/(\d+) in", capsys.readouterr().out)
     assert found is not None and found[1] == found[2] != "0"
@@ -65,9 +61,7 @@ def test_every_crafted_shard_is_listed_as_documented(capsys: pytest.CaptureFixtu
     assert sum(map(int, rows)) == int(counted.partition("/")[0])
 
 
-def test_a_crafted_shard_that_is_met_by_another_rule_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tool = load_tool("list_crafted")
     cases = [("nothing", b"no shard at all", "hole", "hole")]
     monkeypatch.setattr(tool, "crafted", lambda folder: iter(cases))

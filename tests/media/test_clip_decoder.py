@@ -58,9 +58,7 @@ def table(kinds: str, pts: list[int]) -> FrameTable:
         ("Kp", [0, 1], [], []),
     ],
 )
-def test_only_packets_that_the_frames_may_need_are_sent(
-    kinds: str, pts: list[int], frames: list[int], sent: list[list[int]]
-) -> None:
+def test_packets_sent(kinds: str, pts: list[int], frames: list[int], sent: list[list[int]]) -> None:
     found = table(kinds, pts)
     runs = found.runs(np.array(frames, np.int64))
     assert [list(found.packets_to_decode(run)) for run in runs] == sent
@@ -89,9 +87,7 @@ def test_a_table_that_cannot_be_decoded_is_refused() -> None:
         ((30, 30), CropPosition(0.5, 0.5), CropGeometry(50, 30, 10, 0)),
     ],
 )
-def test_the_part_that_is_wanted_is_cut_out_of_the_scaled_whole(
-    size: tuple[int, int], crop: CropPosition | None, framing: CropGeometry
-) -> None:
+def test_framings(size: tuple[int, int], crop: CropPosition | None, framing: CropGeometry) -> None:
     assert crop_geometry(SQUARE, size, crop) == framing
 
 

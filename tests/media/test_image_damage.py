@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -164,17 +163,11 @@ def test_twelve_bits_are_refused() -> None:
         decode_image(data)
 
 
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [
-        (PNG_START + chunk(b"IHDR", bytes(13)), "0x0"),
-        (saved(smooth(), "PNG")[:-12], "end within the chunk"),
-        (saved(smooth(), "PNG") + b"more", None),
-    ],
-)
-def test_a_png_ends_with_its_last_chunk(data: bytes, what: Any) -> None:
-    if what is None:
-        np.testing.assert_array_equal(decode_image(data), smooth())
-    else:
-        with pytest.raises(MediaError):
-            decode_image(data)
+def test_a_png_ends_with_its_last_chunk() -> None:
+    np.testing.assert_array_equal(decode_image(FILES["png"] + b"more"), smooth())
+    for cut, what in (
+        (PNG_START + chunk(b"IHDR", bytes(13)), "not a picture"),
+        (FILES["png"][:-12], "end within the chunk"),
+    ):
+        with pytest.raises(MediaError, match=what):
+            decode_image(cut)

@@ -118,9 +118,7 @@ def test_a_block_without_large_pages(monkeypatch: pytest.MonkeyPatch, number: in
 
 
 @pytest.mark.parametrize(("ns", "is_asked_again"), [(9_900_000, True), (10_100_000, False)])
-def test_a_kernel_that_takes_long_is_not_asked_again(
-    monkeypatch: pytest.MonkeyPatch, *, ns: int, is_asked_again: bool
-) -> None:
+def test_slow_kernels(monkeypatch: pytest.MonkeyPatch, *, ns: int, is_asked_again: bool) -> None:
     class Collapsing(mmap.mmap):
         def madvise(self, option: int, start: int = 0, n_bytes: int = 0) -> None:
             assert start % 4096 == 0

@@ -72,9 +72,7 @@ def lend_block(main: socket.socket, n_bytes: int) -> int:
     return block
 
 
-def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone_and_its_block_is_filled_next(
-    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_memory(ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     main, channel = ends
     os.close(lend_block(main, 4096))
     main.shutdown(socket.SHUT_WR)
@@ -92,9 +90,7 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone_and_its_block_
     assert sent.heads[4:] == [(MessageKind.SAMPLE, 4), (MessageKind.END, 5)]
 
 
-def test_a_fork_that_comes_back_from_the_dataset_writes_to_no_block(
-    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inner_forks(ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(code: int) -> None:
         raise SystemExit(code)
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.calls import ResultChunks
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import (
@@ -247,12 +246,6 @@ def test_a_flow_that_is_dropped_leaves_nothing() -> None:
     assert not array.any()
     del array
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.parametrize("start", ["zygote", "spawn"])
-def test_workers_may_start_in_any_way(start: Start) -> None:
-    found = values(lambda item: np.full(50_000, item), range(6), start_method=start)
-    assert [int(array[0]) for array in found] == list(range(6))
 
 
 def test_a_worker_that_dies_idle_costs_nothing() -> None:

@@ -294,9 +294,7 @@ def test_a_connection_of_the_program_stays(ray: StandIn, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("options", "n_begun"), [({}, 4), ({"n_at_once": 1}, 1)])
-def test_so_many_jobs_are_under_way_as_were_asked_for(
-    ray: StandIn, tmp_path: Path, options: dict[str, int], n_begun: int
-) -> None:
+def test_jobs_at_once(ray: StandIn, tmp_path: Path, options: dict[str, int], n_begun: int) -> None:
     jobs = iter(enumerate(range(9)))
     with Cluster(Engine("ray"), sees=tmp_path, **options) as opened:
         next(opened.run(abs, lambda: next(jobs, None), str))
@@ -326,9 +324,7 @@ def test_losses_are_unseen(ray: StandIn, tmp_path: Path, monkeypatch: pytest.Mon
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
-    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_goes_on(ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, out = install(tmp_path, monkeypatch), tmp_path / "out"
     convert(lines, tmp_path / "whole")
 
