@@ -167,7 +167,7 @@ def test_a_list_of_pictures_is_a_clip_and_damaged_ones_are_crossed_out(
 
 
 def test_a_file_is_replaced_only_if_that_is_asked_for(
-    clips: Path, tmp_path: Path, capsys: Capture
+    clips: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.png"
     out.write_text("mine")
@@ -178,6 +178,13 @@ def test_a_file_is_replaced_only_if_that_is_asked_for(
     capsys.readouterr()
     (tmp_path / "folder.png").mkdir()
     refused(capsys, clips, "--image", tmp_path / "folder.png", "--overwrite")
+    # Another process writes there after the check.
+    out.write_text("mine")
+    monkeypatch.setattr(pictures, "_check_target", lambda *_: None)
+    for option in ("--image", "--sheet"):
+        assert "pass --overwrite to replace a file" in refused(capsys, clips, option, out)
+    assert out.read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"clips", "folder.png", "out.png"}
 
 
 def test_nothing_is_written_into_a_dataset(clips: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -274,7 +281,7 @@ def test_a_disk_that_refuses_leaves_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", refuse)
-    inspect(clips, "--image", out, code=3)
+    inspect(clips, "--image", out, "--overwrite", code=3)
     assert capsys.readouterr().err == f"shardio: {out}: No space left on device\n"
     assert not any(folder.iterdir())
 

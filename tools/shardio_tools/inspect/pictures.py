@@ -19,6 +19,7 @@ import numpy as np
 
 import shardio
 from shardio.media import pillow_image
+from shardio.storage.fs import rename_exclusive
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.frames import (
     FrameSequence,
@@ -52,6 +53,7 @@ _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60,
 _FORMATS: Final = {".png": "PNG", ".webp": "WEBP", ".gif": "GIF", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _SHORTEST_MS: Final = 10
 """The time unit of GIF, and the shortest duration of a frame."""
+_TAKEN: Final = "{}: already exists: pass --overwrite to replace a file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +101,7 @@ def _check_target(kind: str, path: str, options: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise shardio.InvalidArgument(f"{path}: folder {folder} not found")
     if os.path.isdir(path) or (os.path.lexists(path) and not options.overwrite):
-        raise shardio.InvalidArgument(f"{path}: already exists: pass --overwrite to replace a file")
+        raise shardio.InvalidArgument(_TAKEN.format(path))
 
 
 def _suffix(path: str) -> str:
@@ -121,7 +123,7 @@ def add_pictures(inspection: Inspection, options: argparse.Namespace) -> None:
         if options.image:
             facts["image"] = _write_image(viewer, options)
         if options.sheet:
-            facts["sheet"] = _write_sheet(viewer, options.sheet)
+            facts["sheet"] = _write_sheet(viewer, options)
 
 
 def describe_pictures(facts: Facts, options: argparse.Namespace) -> Iterator[str]:
@@ -230,7 +232,8 @@ def _write_image(viewer: _FieldViewer, options: argparse.Namespace) -> Facts | N
     stride = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     duration_ms = max(_SHORTEST_MS, round(1000 * stride / frames.rate))
     drawn = [_placeholder(size) if one is None else one for one in intact]
-    _write(path, drawn, {} if is_still else {"save_all": True, "duration": duration_ms, "loop": 0})
+    moving = {} if is_still else {"save_all": True, "duration": duration_ms, "loop": 0}
+    _write(path, drawn, moving, may_replace=options.overwrite)
     found: Facts = {"path": path, "field": viewer.name, "sample": number}
     if not frames.is_still:
         found |= {"frames": list(numbers), "of_frames": frames.n}
@@ -254,15 +257,15 @@ def _numbers(viewer: _FieldViewer, frames: FrameSequence, frame: int | None) -> 
     return [frame % n]
 
 
-def _write_sheet(viewer: _FieldViewer, path: str) -> Facts:
-    n_samples = len(viewer.samples)
+def _write_sheet(viewer: _FieldViewer, options: argparse.Namespace) -> Facts:
+    n_samples, path = len(viewer.samples), options.sheet
     n_tiles = min(N_TILES, n_samples)
     if not n_tiles:
         raise shardio.InvalidArgument(f"{viewer.path}: there is no sample to show")
     numbers = [(2 * k + 1) * n_samples // (2 * n_tiles) for k in range(n_tiles)]
     tiles = [_sample_tile(viewer, number) for number in numbers]
     pixels = draw_sheet(tiles)
-    _write(path, [pixels], {})
+    _write(path, [pixels], {}, may_replace=options.overwrite)
     return {
         "path": path,
         "field": viewer.name,
@@ -338,7 +341,9 @@ def _image(pixels: Pixels) -> Image:
     return found
 
 
-def _write(path: str, frames: Sequence[Pixels], moving: dict[str, Any]) -> None:
+def _write(
+    path: str, frames: Sequence[Pixels], moving: dict[str, Any], *, may_replace: bool
+) -> None:
     """Write a picture or, with the options `moving`, an animation; the file appears complete."""
     kind = _FORMATS[_suffix(path)]
     images = [_image(pixels) for pixels in frames]
@@ -354,7 +359,9 @@ def _write(path: str, frames: Sequence[Pixels], moving: dict[str, Any]) -> None:
     try:
         with open(part, "xb") as file:
             file.write(out.getvalue())
-        os.replace(part, path)
+        (os.replace if may_replace else rename_exclusive)(part, path)
+    except FileExistsError as error:
+        raise shardio.InvalidArgument(_TAKEN.format(path)) from error
     except OSError as error:
         error.filename = path
         raise
