@@ -16,6 +16,7 @@ from shardio import Array, Bytes, InvalidArgument, List, Schema, ShardCorrupt, T
 from shardio.dataset.transaction import StagedFolder
 from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import api, export
+from shardio.export.formats import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.storage import fs
@@ -258,6 +259,13 @@ def test_files_stay_in_their_folder_and_have_distinct_names(tmp_path: Path) -> N
         assert [(out / row["b"]).read_bytes() for row in rows] == [bytes([i]) for i in range(8)]
         assert all((out / row["b"]).resolve().is_relative_to(out) for row in rows)
     assert entries(tmp_path) == ["a", "b", "d"]
+
+
+def test_names_are_made_safe() -> None:
+    assert safe_path("../a/./b\\c:d/.e/") == "a/b_c_d/x.e"
+    assert safe_path("/".join("0123456789")) == "2/3/4/5/6/7/8/9"
+    assert [*map(safe_part, ["", "..", "_x", "a. ", "\n"])] == ["x", "x", "x_x", "a", "x_"]
+    assert distinct_names(["A", "a", "t"], "t") == {"A": "A", "a": "a-2", "t": "t-2"}
 
 
 def test_the_command_reports_written_and_skipped_samples(

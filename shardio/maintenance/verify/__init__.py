@@ -76,11 +76,13 @@ class Finding:
         if isinstance(error, OSError) and not isinstance(error, ShardioError):
             place = error.filename if isinstance(error.filename, str) else path
             return cls(place, "unreadable", f"the file cannot be read: {error.strerror or error}")
-        place, colon, message = str(error).partition(": ")
+        text = str(error)
+        place, colon, message = text.partition(": ")
         if place == os.path.abspath(path):
             place = path
-        if not colon or not place.startswith(path):
-            place, message = path, str(error)
+        rest = text.removeprefix(f"{path}: ")
+        if rest != text or not colon or not place.startswith(path):
+            place, message = path, rest
         return cls(place, _CODES.get(type(error), "unreadable"), _short(message), **where)
 
 
