@@ -255,6 +255,7 @@ def of_batches(values: Any) -> dict[str, Any]:
         ({"values": list(range(N + 3))}, "has 12 samples, and there are 15 values"),
         ({"values": np.arange(5)}, "there are 5 values"),
         ({"values": "x" * N}, "found a str"),
+        ({"values": b"x" * N}, "found a bytes"),
         ({"values": set(range(N))}, "found a set"),
         ({"values": np.array(3)}, "found a ndarray"),
         ({"values": None}, "found a NoneType"),
@@ -414,6 +415,13 @@ def test_compact_rewrites_a_single_shard_if_columns_lie_beside_it(tmp_path: Path
     assert compact(folder, workers=0).n_rewritten == 1
     assert numbers_of(folder) == list(range(N))
     assert compact(folder, workers=0).n_rewritten == 0
+
+
+def test_datasets_are_merged_only_if_the_column_is_in_all(folder: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "o", 4, schema=LABELS, samples=labelled(4), classes=["a", "b"])
+    add_column(folder, "x", FLOAT, rows_of(N))
+    with pytest.raises(InvalidArgument, match="only .* has x"):
+        merge(tmp_path / "out", folder, other, workers=0)
 
 
 def test_diff_compares_added_columns_as_any_others(folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from shardio import Array, Bytes, DatasetWriter, Schema, ShardWriter, Text
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.dataset.manifest import GENERATIONS, POINTER
-from shardio.errors import DatasetNotFound, ShardNotFound
+from shardio.errors import DatasetNotFound, ShardCorrupt, ShardNotFound
 from shardio.maintenance import (
     Finding,
     MaintenanceProgress,
@@ -29,7 +29,7 @@ from shardio.maintenance import (
     verify_dataset,
     verify_shard,
 )
-from shardio.maintenance.verify import MAX_FINDINGS, shard
+from shardio.maintenance.verify import MAX_FINDINGS, Findings, shard
 from shardio.maintenance.verify import dataset as verification
 from shardio.maintenance.verify.shard import VerifiedShard
 from tests.shards import flip, write_shard
@@ -178,6 +178,15 @@ def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
     assert (found[-1].code, found[-1].found) == ("more", 50)
 
 
+def test_an_error_keeps_its_place_takes_the_rest_from_the_block_and_is_short() -> None:
+    findings = Findings("a.shard")
+    with findings.catching(section="table", offset=7):
+        raise ShardCorrupt("x" * 999, code="x", path="a.shard", offset=99, expected=b"\xff" * 999)
+    (found,) = findings.close()
+    assert (found.section, found.offset, found.code) == ("table", 99, "x")
+    assert len(found.message) == 300 and str(found.expected).startswith("ffff")
+
+
 # --- workers --------------------------------------------------------------------------------
 
 
@@ -256,8 +265,10 @@ def test_a_change_during_the_audit_is_a_finding(
         return found
 
     assert verify_shard(path) == []
+    flip(path, 4096)
     monkeypatch.setattr(shard, "verify_bytes", meanwhile)
-    (finding,) = verify_shard(path)
+    damage, finding = verify_shard(path)
+    assert (damage.code, damage.offset) == ("checksum", 4096)
     assert (finding.code, finding.path) == ("changed", str(path))
     assert words in finding.message
 

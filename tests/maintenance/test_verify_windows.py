@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Schema, ShardReader, ShardWriter, Text
+from shardio.format.layout import PAGE
 from shardio.format.sections import ENTRY
 from shardio.maintenance import verify_shard
 from shardio.maintenance.verify import payload
@@ -119,6 +120,18 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_a_finding(
     assert [finding.code for finding in findings] == ["file_size", "changed"]
     assert cut.offset is not None
     assert cut.offset <= path.stat().st_size < n_bytes
+
+
+def test_a_window_holds_its_part_of_the_file_whatever_was_asked_for_before(tmp_path: Path) -> None:
+    whole = np.random.default_rng(0).bytes(5 * WINDOW_BYTES)
+    path = tmp_path / "file"
+    path.write_bytes(whole)
+    content = ShardWindows(PreadFile(str(path)))
+    places = [(0, 0), (5, 5), (0, 100), (PAGE, PAGE + 100), (7, 107), (PAGE + 7, PAGE + 107)]
+    places += [(100, 5 * WINDOW_BYTES), (0, 0), (7, 107), (0, 107), (3 * PAGE - 1, 3 * PAGE)]
+    for start, end in places:
+        window = content.window(start, end)
+        assert window.readonly and bytes(window) == whole[start:end]
 
 
 @pytest.mark.parametrize(
