@@ -153,6 +153,7 @@ def remove_unreferenced(folder: Path) -> None:
 _Numbers = npt.NDArray[np.int64]
 _COLUMNS_BYTES: Final = 8 + 8 + 16
 _SUFFIX: Final = b".shard\0"
+_PATH_BYTES: Final = "surrogateescape"
 MAX_NAME_BYTES: Final = 255
 """The maximum length of a file name on Linux and macOS."""
 
@@ -183,7 +184,8 @@ class ShardList(Sequence[ShardSummary]):
         numbers = [[shard.n_samples for shard in shards], [shard.n_bytes for shard in shards]]
         ids = b"".join(bytes.fromhex(shard.id) for shard in shards)
         try:
-            names = "".join(f"{shard.name}\0" for shard in shards).encode()
+            # In a mixture, the names are paths, with any bytes.
+            names = "".join(f"{shard.name}\0" for shard in shards).encode(errors=_PATH_BYTES)
         except UnicodeEncodeError as error:
             raise SchemaError(f"a generation cannot be written: {error}") from error
         return cls(np.array(numbers, "<i8").tobytes() + ids + names, len(shards))
@@ -225,7 +227,7 @@ class ShardList(Sequence[ShardSummary]):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         i = range(len(self))[index]
         start = int(self._ends[i - 1]) + 1 if i else 0
-        name = self._names[start : int(self._ends[i])].decode("utf-8")
+        name = self._names[start : int(self._ends[i])].decode(errors=_PATH_BYTES)
         id = self.ids[16 * i : 16 * i + 16].hex()
         return ShardSummary(name, int(self.samples[i]), int(self.sizes[i]), id)
 
@@ -236,7 +238,7 @@ class ShardList(Sequence[ShardSummary]):
 
     def names(self) -> list[str]:
         """Return the names of all shards."""
-        return self._names.decode("utf-8").split("\0")[:-1]
+        return self._names.decode(errors=_PATH_BYTES).split("\0")[:-1]
 
     @property
     def n_samples(self) -> int:

@@ -271,6 +271,8 @@ def _publish(
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     """Remove generation 1 of an unpublished dataset with this lineage, and unreferenced lists."""
     root = Path(folder)
+    if not (root / GENERATIONS).is_dir():  # on a full disk, it cannot be created for the lock
+        return
     with _locked(root):
         with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
             if load_generation(root, 1).lineage == lineage:

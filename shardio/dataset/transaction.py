@@ -122,7 +122,7 @@ class StagingFolder:
                 return
             except FileNotFoundError:  # another process removed the folder before it was locked
                 continue
-            except UnsupportedEnvironment:
+            except BaseException:
                 remove_folder(self.path)
                 raise
 

@@ -55,8 +55,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Labels from 100 on."""
-    path = tmp_path_factory.mktemp("mixture") / "small"
+    """Labels from 100 on; the path is no UTF-8."""
+    path = tmp_path_factory.mktemp("mixture") / os.fsdecode(b"small\xff")
     return write_dataset(path, N_SMALL, 2, TWO_FIELDS, numbered(100, N_SMALL))
 
 

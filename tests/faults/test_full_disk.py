@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from shardio import DatasetWriter, Schema, Text
 from shardio.maintenance import verify_dataset
 from shardio_tools import cli
+from tests.faults.failing import before_calls
 from tests.lines import contents, convert, install, texts, write
 
 Mount = Callable[[str], Path]
@@ -84,3 +88,23 @@ def test_an_append_fills_the_disk(
     mount("size=4m")
     assert cli.main([*append, "--resume"]) == cli.OK
     assert texts(out) == "one two three four five six seven".split() + 5 * ["eight", "nine", "ten"]
+
+
+def test_a_writer_that_fills_the_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = False
+
+    def refuse(kind: str, path: str) -> None:
+        nonlocal is_full
+        is_full |= path.endswith("generations")
+        if is_full and kind in ("mkdir", "create", "link"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    before_calls(monkeypatch, refuse)
+    with (
+        pytest.raises(OSError, match="No space left"),
+        DatasetWriter(tmp_path / "out", Schema({"x": Text()})) as writer,
+    ):
+        writer.append({"x": "a"})
+    assert not any(tmp_path.iterdir())
