@@ -127,6 +127,12 @@ def test_what_all_sources_say_is_kept(tmp_path: Path) -> None:
     assert "av" not in load(tmp_path / "more").versions
 
 
+def test_empty_datasets_are_merged_and_compared(tmp_path: Path) -> None:
+    a, b = small(tmp_path / "a", 0), small(tmp_path / "b", 2)
+    assert merge(tmp_path / "out", a, a, workers=0).n_samples == 0
+    assert diff(tmp_path / "out", a).is_same and diff(a, b).n_only_b == 2
+
+
 # Reshard.
 
 

@@ -214,6 +214,14 @@ def test_a_clip_is_written_as_an_animation(
     assert difference[:, 8:, 8:].max() <= near  # far from an edge
 
 
+@pytest.mark.parametrize("n_frames", [6, 3])
+def test_grey_frames_are_an_animation(n_frames: int, tmp_path: Path) -> None:
+    grey = np.ascontiguousarray(clip(0)[:n_frames, ..., 1])
+    kind = Array("uint8", (None, 16, 24))
+    inspect(of_one(tmp_path, kind, grey), "--image", tmp_path / "out.png")
+    assert np.array_equal(np.stack(frames(tmp_path / "out.png")[0])[..., 0], grey)
+
+
 def test_a_long_video_is_thinned_and_keeps_its_pace(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +324,18 @@ def test_a_sheet_shows_samples_with_numbers_and_classes(
     assert (one[100, 100] == clip(1)[3, 10, 15]).all() and (one[20, 5] == (24, 24, 24)).all()
     others = [tile(drawn, i, 4, 144)[1] for i in (0, 3)]
     assert all(not np.array_equal(caption, other) for other in others)
+
+
+def test_captions_are_escaped_and_cut() -> None:
+    picture = np.zeros((96, 96, 3), np.uint8)
+
+    def caption(text: str) -> Pixels:
+        return tile(draw_sheet([(text, picture)]), 0, 1, 96)[1]
+
+    assert np.array_equal(caption("a\x1b\n"), caption(r"a\x1b\n"))
+    assert np.array_equal(caption("猫"), caption(r"\u732b"))
+    assert np.array_equal(caption("w" * 99), caption("w" * 500))
+    assert not np.array_equal(caption("w" * 99), caption("w"))
 
 
 def test_a_damaged_sample_is_crossed_out_and_listed(
