@@ -20,7 +20,7 @@ from shardio import ShardReader
 from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, UnsupportedEnvironment
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache import ShardCache, verify_download
-from shardio.storage.remote.cache_folder import CacheEvictor
+from shardio.storage.remote.cache_folder import CacheEvictor, holds_folder_lock, try_exclusive
 from tests.faults.failing import before_calls, fill_disk
 from tests.limits import files_of_at_most
 from tests.shards import write_media, write_shard
@@ -314,6 +314,48 @@ def test_wrong_bytes_are_downloaded_again_and_a_damaged_object_is_an_error_that_
         with pytest.raises(ShardCorrupt, match=words):
             cache.pin(other)
     assert (fault.times, remote.cached()) == (6, [0])
+
+
+def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gone", "here", "last"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"a.{'12' * 16}.shard").write_bytes(bytes(30))
+    scandir = os.scandir
+
+    def scan(place: Any) -> Any:
+        if str(place).endswith("last"):
+            shutil.rmtree(tmp_path / "last", ignore_errors=True)
+        return scandir(place)
+
+    def remove(path: str, byte: int) -> Any:
+        shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+        return try_exclusive(path, byte)
+
+    evictor = CacheEvictor(str(tmp_path), 40)
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr("shardio.storage.remote.cache_folder.try_exclusive", remove)
+    assert evictor.evict(60)
+    assert list(tmp_path.rglob("*.shard")) == []
+
+
+def test_shards_are_renamed_and_removed_while_nobody_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evictor, half = (
+        CacheEvictor(str(tmp_path), 100),
+        tmp_path / "set" / f".a.{'12' * 16}.shard.30.part",
+    )
+    half.parent.mkdir()
+    for _ in range(2):  # what is gone on with is counted once
+        evictor.reserve(str(half), 30)
+        assert (tmp_path / "used").read_text() == "30" and evictor.used_bytes() == 30
+    locked: list[str] = []
+    before_calls(monkeypatch, lambda call, _: locked.append(call * holds_folder_lock()))
+    evictor.finish(str(half), str(half.with_name(f"a.{'12' * 16}.shard")))
+    monkeypatch.setattr(evictor, "_evict_unused", lambda _: int(holds_folder_lock()))
+    assert locked == ["rename"] and evictor.evict(5)
 
 
 @pytest.mark.parametrize("call", ["create", "write"])
