@@ -320,6 +320,16 @@ def test_no_more_files_are_open_than_a_share_of_the_limit_and_all_are_read(
             assert n_open(many[0].parent) <= 5
 
 
+@pytest.mark.parametrize(
+    ("soft", "most"), [(1024, 256), (8, 4), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)]
+)
+def test_the_share_follows_the_limit_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, soft: int, most: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert content._max_open() == most
+
+
 def test_where_no_descriptor_is_left_one_that_is_kept_is_given_up(
     many: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

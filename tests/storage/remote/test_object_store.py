@@ -25,6 +25,7 @@ from shardio.errors import (
 from shardio.storage.remote import connection
 from shardio.storage.remote.connection import TransientError
 from shardio.storage.remote.object_store import ObjectPart, ObjectStore
+from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Scene
 
 DATA = bytes(range(256)) * 1000
@@ -104,6 +105,19 @@ def test_a_download_that_is_cancelled_asks_for_no_further_piece(
         objects(store).download("a.shard", file, len(DATA), check=lambda: next(calls))
     assert (tmp_path / "a").read_bytes() == DATA[:100_000]
     assert store.proxy.n_bytes["a.shard"] == 100_000
+
+
+def test_pieces_come_several_at_a_time(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_are_asked_for, get = threading.Barrier(3), ObjectStore._get_once
+
+    def get_together(*given: Any, **named: Any) -> Any:
+        all_are_asked_for.wait(PATIENCE_S)
+        return get(*given, **named)
+
+    monkeypatch.setattr(ObjectStore, "_get_once", get_together)
+    assert _downloaded(objects(store), tmp_path / "a") == DATA
 
 
 def test_pieces_of_two_objects_are_not_put_together(
