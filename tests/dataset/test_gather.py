@@ -158,6 +158,15 @@ def test_what_was_mapped_before_a_file_was_found_missing_goes_with_the_dataset(t
     assert maps_of(three) == 0
 
 
+@pytest.mark.parametrize(("name", "verify"), [("row", "off"), ("vector", "first")])
+def test_no_hashes_are_mapped_where_none_are_compared_in_the_block(
+    three: str, name: str, verify: Verify
+) -> None:
+    with ShardDataset(three, verify=verify) as dataset:
+        dataset.gather(name)
+        assert maps_of(three) == 3 * 2
+
+
 # Damage: one flipped bit of row 700, which is row 267 of the second shard.
 
 ROW, LOCAL = 700, 267
