@@ -82,6 +82,7 @@ def test_long_lists_are_read_back_as_they_were_published(tmp_path: Path) -> None
     found = load(tmp_path)
     assert found == generation and generation == found
     assert [*found.shards] == [*SHARDS] and found.inputs == INPUTS
+    assert found.shards == ShardList.of(SHARDS) != ShardList.of(SHARDS[::-1])
     assert found.shards.part is not None and isinstance(found.inputs, InputList)
     assert found.n_samples == 210 and found.shards.samples.tolist() == [10 * i for i in range(7)]
     assert (found.shards[-1], found.shards[2:4]) == (SHARDS[-1], SHARDS[2:4])
@@ -384,6 +385,14 @@ def test_parts_stay_where_a_generation_cannot_be_read(published: Path) -> None:
     before = parts_in(published)
     recover(published)
     assert parts_in(published) == before
+
+
+def test_where_no_part_is_no_older_generation_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = publish_in(tmp_path, shards=SHARDS[:1], inputs=())
+    monkeypatch.setattr(external_lists, "read_checksummed_json", pytest.fail)
+    assert publish_next(tmp_path, first, classes=("ant",)).number == 2
 
 
 # Real datasets.

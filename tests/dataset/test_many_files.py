@@ -121,6 +121,19 @@ def test_batches_of_more_shards_than_may_be_open_are_the_same(
     assert epoch(folder, shuffle=shuffle, verify=verify, access=access) == expected[shuffle]
 
 
+@pytest.mark.usefixtures("few")
+def test_shards_of_whole_pages_take_turns_in_the_room_for_their_maps(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (4 * MAX, 4096), np.uint8)
+    made = ({"x": value} for value in values)
+    folder = write_dataset(
+        tmp_path / "set", 4 * MAX, 4 * MAX, Schema({"x": Array("uint8", (4096,))}), made
+    )
+    rows, out = np.arange(4 * MAX)[::-1].copy(), np.empty_like(values)
+    with ShardDataset(folder) as dataset:
+        dataset.gather("x").gather(rows, dataset.locate(rows), out)
+    assert np.array_equal(out, values[rows])
+
+
 @pytest.mark.usefixtures("few", "warm_zygote")
 def test_workers_have_few_files_open_as_well(folder: str, expected: dict[Any, list[Any]]) -> None:
     assert epoch(folder, shuffle=True, num_workers=2, start_method="thread") == expected[True]

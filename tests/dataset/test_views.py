@@ -32,6 +32,7 @@ def test_positions_are_looked_up_in_any_order() -> None:
 def test_the_text_says_how_many_are_skipped_and_how_many_are_taken() -> None:
     assert RowRuns([0, 20, 90], [2, 1, 10]).to_text() == "0 2 18 1 69 10"
     assert RowRuns([], []).to_text() == ""
+    assert RowRuns([1], [2]) == RowRuns([1], [2]) != RowRuns([1], [3])
 
 
 @pytest.mark.parametrize(
