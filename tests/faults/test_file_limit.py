@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from shardio import Image, Input, Outcome, Schema
+from shardio._workers.processes.blocks import Block
 from shardio.media import encode_jpeg
 from shardio_tools import cli
+from tests.limits import files_of_at_most
 from tests.lines import Lines, contents, convert, install
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -84,6 +86,14 @@ def test_a_batch_that_outgrows_the_limit_is_an_error(tmp_path: Path, num_workers
         r"InsufficientMemory: .* memory file of \d{7} bytes .* allows 3145728: ", done.stderr
     )
     assert _run(LOAD, 64 << 20, place, 1, num_workers).stdout == "32\n"
+
+
+def test_a_block_grows_as_far_as_the_limit_allows() -> None:
+    with files_of_at_most(1 << 20):
+        block = Block(0, 64 << 10)
+        block.grow(128 << 10, better=4 << 20)
+        assert len(block.bytes) == 1 << 20
+    os.close(block.fd)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -131,6 +131,28 @@ def workers_of(loader: ShardLoader) -> backends.WorkerBackend:
     return found
 
 
+def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", 0.05)
+    files = [(tmp_path / str(worker)).open("wb+", buffering=0) for worker in range(4)]
+
+    texts = ["  a longer stack", "  stack"]
+
+    def send(worker: int, _: int) -> bool:
+        if worker % 2:  # the first does not answer, and the third is not there yet
+            files[worker].write(f"{texts[0]} {worker}\n".encode())
+        return worker != 2
+
+    while texts:  # what they have said before is not said again
+        found = stack_dumps.ask_for_stacks([file.fileno() for file in files], send)
+        silent = "it did not report within 0.05 s what it is doing"
+        assert found == [silent, f"{texts[0]} 1", "it is being started", f"{texts[0]} 3"]
+        del texts[0]
+    for file in files:
+        file.close()
+
+
 def test_a_worker_starts_until_it_opens(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ShardLoader(folder, BATCH, output="numpy", num_workers=1) as loader:
         workers = workers_of(loader)
