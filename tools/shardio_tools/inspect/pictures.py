@@ -19,7 +19,6 @@ import numpy as np
 
 import shardio
 from shardio.media import pillow_image
-from shardio.storage.fs import rename_exclusive
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.frames import (
     FrameSequence,
@@ -359,7 +358,10 @@ def _write(
     try:
         with open(part, "xb") as file:
             file.write(out.getvalue())
-        (os.replace if may_replace else rename_exclusive)(part, path)
+        if not may_replace:
+            with open(path, "xb"):  # reserve the name: another process may have taken it
+                pass
+        os.replace(part, path)
     except FileExistsError as error:
         raise shardio.InvalidArgument(_TAKEN.format(path)) from error
     except OSError as error:
