@@ -1,6 +1,6 @@
 """The exceptions that shardio raises; `docs/reference/errors.md` shows their tree.
 
-Each class also derives from the built-in exception that fits best.
+Every class but ShardioError and DataError also derives from a built-in exception.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class DataError(ShardioError):
 class ShardCorrupt(DataError, ValueError):
     """Bytes of a shard violate a rule of the format.
 
-    `code` is a stable name of the rule (`"overlap"`, `"padding"`, …). The attributes `path`,
+    `code` is the stable name of the rule (`"overlap"`, `"padding"`, …). The attributes `path`,
     `section`, `field`, `sample` (row in the shard), `offset` (byte in the file), `expected` and
-    `found` are None where they do not apply.
+    `found` are None where they do not apply, or until `at` sets them.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ PAGE: Final = 4096
 NO_FIELD: Final = -1
 
 EMPTY, CLAIMED, FILLED, PADDED, SKIPPED = 0, 1, 2, 3, 4
-"""The status of a row. CLAIMED: a worker is reading its sample. PADDED: a copy of another row that
-is no sample. SKIPPED: its sample failed, and the row has another."""
+"""The status of a row. CLAIMED: a worker is reading its sample. PADDED: a copy of another row, not
+counted as a sample. SKIPPED: its sample failed, and another sample replaces it."""
 
 
 def pack_state(field: int, status: int) -> int:
@@ -107,7 +107,7 @@ class BlockViews(NamedTuple):
     """Views of one block; creating them takes as long as filling a batch.
 
     `origins` is the origin table as int64 of (n_rows, 3): index in the view, row in the shard, and
-    the shard with the result of `pack_state` in the upper 32 bits, which `states` has alone.
+    the shard with the result of `pack_state` in the upper 32 bits. `states` has only those bits.
     `fixed` has each fixed field as uint8 of (n_rows, bytes per row).
     """
 
@@ -192,7 +192,7 @@ class BlockLayout:
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
-        """Fill the rows from `n_read` on with copies of the first `n_read` rows (at least 1).
+        """Fill the rows from `n_read` (at least 1) on with copies of the first `n_read` rows.
 
         Rows from `n_valid` on get the status PADDED. With an inner layout, only the origin table is
         filled: the batch function's results include padding.

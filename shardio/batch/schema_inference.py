@@ -142,7 +142,7 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Raise SchemaError if a batch function's result has other fields than the first result."""
+    """Raise SchemaError unless a batch function's result matches `schema`, that of its first."""
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
     if made.keys() != schema.keys():
@@ -179,7 +179,7 @@ def _check_array(
 ) -> None:
     """Raise SchemaError unless a value is of the `accepted` types, and an array of `field`.
 
-    It may have another byte order, which writing it to the block changes. If only its shape is
+    Any byte order is accepted, because writing to the block converts it. If only the shape is
     wrong, the message ends with `ways`.
     """
     if isinstance(given, accepted):

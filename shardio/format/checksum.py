@@ -1,17 +1,17 @@
 """The hashes in a shard, and the bytes that each hash covers.
 
-A hash is xxh3-64 with seed 0. A *unit* is a piece of a section that has its own hash:
+A hash is xxh3-64 with seed 0. A *unit* is the part of a section that one hash covers:
 
-* a **row** of a column, without its padding, which must be zero, if rows have at least
-  `ROW_HASH_MIN` bytes;
+* a **row** of a column with rows of at least `ROW_HASH_MIN` bytes, without the row's padding,
+  which must be zero;
 * a **run** of smaller rows with their padding: as many rows as fit in `RUN_BYTES`;
-* a **block** of `BLOCK_BYTES` of an index section, which locates or describes data;
+* a **block** of `BLOCK_BYTES` of an index section (a section that locates or describes data);
 * a **record** of the payload that is not a stream; its hash is in its index entry;
 * a **chunk** of `CHUNK_BYTES` of a stream (a video or audio), so that a part of a stream can be
   verified alone. The stream's index entry has the hash of the hashes of its chunks.
 
-The last unit of a section or stream may be shorter. The section table has a hash for each section;
-if a section consists of units, it is the hash of the units' hashes, as little-endian integers.
+The last unit of a section or stream may be shorter. The section table has a hash for each section:
+the hash of its units' hashes (little-endian integers) or, without units, of its bytes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def show_hashes(expected: int, found: int) -> dict[str, Any]:
 
 
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the blocks that contain items, which begin at `starts`.
+    """Return the indices of the blocks that contain the items at the offsets `starts`.
 
     An item has `n_bytes`, at most the size of a block.
     """

@@ -1,10 +1,10 @@
 """The codecs of records: raw (not compressed), and zstd with or without a dictionary.
 
 A compressed record is one zstd frame. A record that compression makes no smaller is stored raw, so
-the index entry of each record has the codec of the record. `SPECS` has the codecs of fields.
+the index entry of each record has the codec of the record.
 
-A frame declares the size of its content, which is compared with the index entry before memory is
-allocated: python-zstandard's `max_output_size` does not limit a frame that declares its size.
+The content size that a frame declares is compared with the index entry before memory is allocated:
+python-zstandard's `max_output_size` does not limit a frame that declares its size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ZSTD_LEVEL: Final = 3
 
 ZSTD_MAX_RATIO: Final = 1 << 15
 """The maximum compression ratio of zstd: 4 bytes of a frame yield at most 128 KiB. An index entry
-with a larger ratio is refused, which limits the memory that a damaged entry allocates."""
+with a larger ratio is refused, which limits the memory allocated because of a damaged entry."""
 
 MAX_DICTIONARY_BYTES: Final = 1 << 20
 """The maximum size of a dictionary that a reader accepts."""
@@ -38,8 +38,8 @@ _SAMPLE_BYTES: Final = 2 << 20
 dictionary no better."""
 _MIN_SAMPLES: Final = 16
 _SAMPLE_PER_DICTIONARY: Final = 16
-"""The minimum number of bytes of training data per byte of the dictionary, which would otherwise be
-a copy of the data."""
+"""The minimum number of bytes of training data per byte of the dictionary. A larger one would
+be a copy of the data."""
 
 
 class Codec(IntEnum):
@@ -69,7 +69,7 @@ class _Contexts(threading.local):
 class Dictionary:
     """A zstd dictionary, trained on the records of a field; frames name its `id`. Thread-safe.
 
-    Raises ShardCorrupt, without a place, if the content is not a zstd dictionary or has no id.
+    Raises ShardCorrupt, without a path, if the content is not a zstd dictionary or has the id 0.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -145,7 +145,7 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
 def encode(
     record: memoryview, codec: int, dictionary: Dictionary | None = None
 ) -> tuple[int, memoryview]:
-    """Compress a record unless this makes it no smaller; return its codec and its bytes."""
+    """Compress a record if this makes it smaller; return the codec and the bytes to store."""
     compress = BY_CODE[codec].compress
     if compress is None:
         return Codec.RAW, record
@@ -158,7 +158,7 @@ def decode(
 ) -> bytes | memoryview:
     """Return the content of a record, which has n_bytes according to the index.
 
-    Raises ShardCorrupt, without a place, if the record cannot be decompressed or has another size,
+    Raises ShardCorrupt, without a path, if the record cannot be decompressed or has another size,
     and InsufficientMemory if n_bytes cannot be allocated.
     """
     decompress = BY_CODE[codec].decompress

@@ -28,7 +28,7 @@ HEADER: Final = struct.Struct("<8sHHIQQQQQQQ16s")
 """Magic bytes, major version, minor version, page size, required features, optional features,
 number of samples, file size; offset, size and hash of the section table; id of the shard."""
 HEADER_HASH: Final = struct.Struct("<Q")
-"""The hash of the fields in HEADER, which it follows."""
+"""The hash of the packed HEADER, stored after it."""
 SECTION: Final = struct.Struct("<HHHHQQQQQ")
 """An entry of the section table: kind, field, kind of the covered section, zero, offset, size,
 count, stride, hash. `Section` explains them."""
@@ -40,7 +40,7 @@ MAX_SAMPLES: Final = 1 << 48
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""A reader skips a section of an unknown kind from this code up."""
+"""The first code of optional kinds: a reader skips sections of those that it does not know."""
 
 
 class Kind(IntEnum):
@@ -93,8 +93,8 @@ class Section:
     """One entry of the section table.
 
     `field` is the id of a field, or NO_FIELD. `size` excludes padding. `stride` is the size of each
-    of the `count` items in bytes, or 0 if items differ in size. `of_kind` is the kind of the
-    section that a section of the kind BLOCK_HASHES covers; otherwise 0.
+    of the `count` items in bytes, or 0 if items differ in size. In an entry
+    of the kind BLOCK_HASHES, `of_kind` is the kind of the section with the blocks; otherwise 0.
     """
 
     kind: int
@@ -156,7 +156,7 @@ def pack_table(sections: Sequence[Section]) -> bytes:
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
-    """Unpack a header page at `offset` and validate it, without regard to the rest of the file.
+    """Unpack and validate a header page, read at `offset`, independent of the rest of the file.
 
     Raises ShardIncomplete for a page of zeros, ShardUnsupported for another major version or an
     unknown required feature, and ShardCorrupt if any other rule is broken.
@@ -210,7 +210,7 @@ def check_required(required: int, path: str) -> None:
 
 
 def check_place(header: Header, actual_size: int, path: str) -> None:
-    """Raise ShardCorrupt unless the header fits the file: the sizes, and the table's place."""
+    """Raise ShardCorrupt unless the header's file size and table offset and size fit the file."""
     corrupt = functools.partial(
         ShardCorrupt, path=path, section="header", expected=header.file_size
     )
@@ -232,7 +232,7 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
 
 
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
-    """Unpack the section table of a header that passed `check_place`; raise ShardCorrupt."""
+    """Unpack and validate the section table; `check_place` must have accepted the header."""
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     at = header.table_offset
     if (found := hash_bytes(table)) != header.table_hash:
@@ -266,7 +266,7 @@ def _check_extent(
 ) -> None:
     """Raise ShardCorrupt unless a section begins at `place` and ends before the section table.
 
-    `offset` is the file offset of its entry.
+    `offset` is the file offset of the section's entry in the table, for the error.
     """
     if section.offset != place:
         code = "overlap" if section.offset < place else "hole"

@@ -1,7 +1,7 @@
 """The schema of a shard: the fields of a sample, by name.
 
-Stored as canonical JSON with integer codes for types, dtypes and codecs, which never change their
-meaning; `docs/reference/format.md` lists them.
+A schema is stored as canonical JSON. The integer codes of types, dtypes and codecs never change
+their meaning; `docs/reference/format.md` lists them.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Schema(Mapping[str, Field]):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """Return the names of the fields as a dict's view, which is compared quickly."""
+        """Return the field names as a dict's view, which compares faster than that of Mapping."""
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:
-        """Return the names and the fields as a dict's view, which is iterated quickly."""
+        """Return names and fields as a dict's view, which is iterated faster than Mapping's."""
         return self._fields.items()
 
     def __eq__(self, other: object) -> bool:
@@ -144,8 +144,8 @@ class Schema(Mapping[str, Field]):
     def from_json(cls, content: bytes) -> Schema:
         """Parse a schema from the bytes of a shard.
 
-        Raises SchemaError if they are not a valid schema in canonical JSON, and ShardUnsupported
-        for an unknown type, dtype or codec.
+        Raises SchemaError if `content` is not a valid schema in canonical JSON, and
+        ShardUnsupported for an unknown type, dtype or codec.
         """
         try:
             parsed = read_json(content.decode("utf-8"))

@@ -1,11 +1,10 @@
 """The sections of a shard: their plan, and the entries of the payload's index.
 
 `plan` returns the sections that a shard must have. The writer writes them in this order, except
-that one section of data may come first; a reader accepts no others except of optional kinds.
+that one section of data may come first. A reader accepts other sections only of optional kinds.
 
 The *payload* is the section of all records, one per sample and field that is not a column. With m
-such fields, the record of field k in row r has the index entry r * m + k. The entries of many
-records are checked at once, by NumPy.
+such fields, the record of the k-th of them in row r has the index entry r * m + k.
 """
 
 from __future__ import annotations
@@ -93,9 +92,10 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 
 
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
-    """Return True if all entries are raw and valid, by a test that takes half the time.
+    """Return True only if all entries are raw and valid, in half the time of `invalid_entries`.
 
-    The codec of a raw record is 0, so `stored` is its size. Sums below 2^48 do not overflow.
+    The codec of a raw record is 0, so `stored` is its size. Sums of two numbers below 2^48 do not
+    overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or field.alignment > 1:
@@ -109,11 +109,10 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
 
 
 Key = tuple[int, int, int]
-"""The kind of a section, its field id, and for BLOCK_HASHES the kind of the hashed section, else 0.
-"""
+"""The kind of a section, its field id or NO_FIELD, and its `of_kind`; see `Section`."""
 Sections = dict[Key, Section]
 COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""The item sizes of those kinds of sections whose number of items depends on the streams."""
+"""The kinds of sections whose number of items depends on the streams, with the size of an item."""
 Counts = npt.NDArray[np.int64]
 
 
@@ -184,8 +183,8 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds of sections whose items are the hashes of units. The value is 1 if such a section is
-also a unit itself, verified before the units whose hashes it contains; otherwise 0."""
+"""The kinds of sections that have the hashes of units. The value is 1 if a section of the kind is
+itself a unit, verified as a whole before its hashes are used; otherwise 0."""
 
 
 def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:

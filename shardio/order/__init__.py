@@ -31,9 +31,9 @@ class Ordering(Protocol):
 class Samples:
     """The facts that orders need about the n samples of a dataset or view.
 
-    `shard_ends` returns the cumulative sample counts of the shards, `why_unsharded` the reason why
-    the samples are not in their order, and `measure` the size in bytes and the samples of all
-    shards.
+    `shard_ends` returns the cumulative sample counts of the shards. `why_unsharded` returns the
+    reason why the samples are not in the order of the shards, or None. `measure` returns the total
+    bytes and the number of samples of all shards.
     """
 
     path: str
@@ -57,8 +57,7 @@ class Order:
     needs_shards: ClassVar[bool] = False
     """True if the order requires that the samples are in the order of the shards."""
     mixes: ClassVar[bool] = False
-    """True if the sources of a mixture can have this order, by `arrange_round` unless sequential.
-    """
+    """True if each source of a mixture can have this order."""
     keeps_clips: ClassVar[bool] = False
     """True if the clips of a group (see `clip_groups`) get neighbouring positions."""
 
@@ -94,9 +93,9 @@ class Order:
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return an order of the n samples of a mixture's source, each once.
+        """Return the order of a round of a mixture: the n samples of one source, each once.
 
-        `key` is that of the round.
+        `key` determines the order; each round has another key.
         """
         raise NotImplementedError
 
@@ -123,7 +122,7 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The length of a range of positions whose samples are in few regions, or None."""
+        """The number of positions whose samples are read from few regions; None without windows."""
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:

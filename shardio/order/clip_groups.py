@@ -1,13 +1,13 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
 A *group* has up to k consecutive clips of one video, which stay together, in order. A video of n
-clips has n // k groups of k clips, and a smaller one of any clips left over, at a random place
-among the others.
+clips has n // k groups of k clips; clips left over form a smaller group at a random place among the
+others.
 
 An epoch permutes the groups of each size among themselves (see `permutation`), and is divided into
-*windows* of about 1,024 groups with the same proportions of sizes, so that the start of a window
-can be calculated. Within a window, the groups of a video are spread far apart. Only the window of a
-position is computed, which takes about 250 µs.
+*windows* of 1,024 or more groups. All windows have the same proportions of sizes, so that the start
+of a window can be calculated. Within a window, the groups of a video are spread far apart. Only the
+window of a position is computed, which takes about 250 µs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ClipGroups:
         self._firsts: Positions = np.concatenate([[0], firsts])
 
     def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
-        """Return the video and the first clip of groups, by their `numbers` among a size's groups.
+        """Return the video and the first clip of the groups `numbers` among those of one size.
 
         The size is `sizes[which]`; `key` determines the place of the smaller group within each
         video.

@@ -2,11 +2,11 @@
 
 A mixture combines several datasets, its *sources*, each with a *share*: an integer proportional to
 its part of the positions. Positions form *spans* of 256. The shares give each source's number of
-positions before the start and the end of a span, and a shuffle with a key decides which positions
-of the span it gets. Each takes constant time.
+positions before the start and the end of a span, and a keyed shuffle decides which positions of the
+span each source gets. Both take constant time.
 
-Each position of a source is a *draw* of its next sample. Draws form *rounds* with every sample
-once, in an order whose key is derived from the seed, the epoch, the source and the round.
+Each position of a source is a *draw* of its next sample. The draws of a source form *rounds*, each
+of which has every sample once. The seed, the epoch, the source and the round determine its order.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MixtureShares:
     exhausted: Exhausted
 
     def counts(self, n: Any) -> list[Any]:
-        """Return each source's number of the first n positions; n may be an array.
+        """Return how many of the first n positions each source gets; n may be an array.
 
         The counts add up to n, never decrease as n grows, and differ from exact shares by at most
         the number of halvings in `_divide`.
@@ -121,8 +121,8 @@ class MixtureSizes:
 class MixtureOrdering:
     """The samples of one epoch of a mixture, as indices in the mixture.
 
-    `order` is that within each source. Without `samples`, which has the facts about the samples of
-    all sources, they come in storage order.
+    `order` is the order within each source, and `samples` describes the samples of all sources. If
+    `samples` is None, each source is in storage order.
     """
 
     def __init__(
@@ -205,9 +205,10 @@ class MixtureOrdering:
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield up to `n_at_once` distinct values of `numbers` at a time, with their elements' indices.
+    """Yield the distinct values of `numbers`, ascending, up to `n_at_once` at a time.
 
-    Groups ascend. Values that are close together are one group, with all integers between.
+    With them, yield the indices of the elements that have these values. If all values are close
+    together, yield all integers from the smallest to the largest value at once.
     """
     if not len(numbers):
         return

@@ -1,12 +1,12 @@
 """Permutations with a key: the row at any position is computed directly.
 
-The result is the same everywhere and in every version of shardio, so this module has its own
+The result is the same on every machine and in every version of shardio, so this module has its own
 arithmetic, and tests compare it with stored results.
 
 Up to `SORTED_MAX` rows are sorted by their hashes with the key. More rows are the cells of a grid
 of about sqrt(n) by sqrt(n), and a Feistel network permutes the pairs of row and column (M. Luby and
 C. Rackoff, 1988; for grids that are not powers of two: J. Black and P. Rogaway, "Ciphers with
-arbitrary finite domains", 2002); it is applied again if it returns a cell beyond the rows (cycle
+arbitrary finite domains", 2002). The network is applied again to a cell beyond the n rows (cycle
 walking). The mixing constants are from splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
 """
 
@@ -23,7 +23,7 @@ _U64 = npt.NDArray[np.uint64]
 
 SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
-"""The number of positions to compute in one call, which takes 100 µs, plus 15 ns per position."""
+"""The number of positions to compute in one call; a call takes 100 µs plus 15 ns per position."""
 ROUNDS: Final = 6
 """The number of rounds of the Feistel network. By 4 rounds, statistics of rows at a fixed distance
 differ from those of a random permutation; by 5, they do not."""
@@ -34,8 +34,8 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""For sizes of so few bits, `_scale` uses one product. With 20 bits or more of the hash, no result
-is more likely than another by more than 1/256."""
+"""For sizes up to this many bits, `_scale` uses one product with at least 20 bits of the hash: no
+result is more likely than another by more than 1/256."""
 
 
 def mix(value: int) -> int:
@@ -47,7 +47,7 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """Derive a 64-bit key from integers of any size, in this order."""
+    """Derive a 64-bit key from integers of any size; their order matters."""
     key = 0
     for part in parts:
         key = mix(key + _GOLDEN ^ part)
@@ -191,11 +191,11 @@ OF_SAMPLERS = 53
 
 
 class SampleGenerators:
-    """A random generator for each sample, keyed by the seed, the epoch and its position.
+    """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
 
-    The position counts all ranks. A batch uses that of its first sample, and another stream. All
-    share one Philox generator (J. Salmon et al., 2011): setting its state takes 1 µs, creating a
-    generator 13 µs.
+    The position is that in the epoch of all ranks. A batch uses the position of its first sample,
+    and another stream. One Philox generator (J. Salmon et al., 2011) is set to the state of each
+    sample, which takes 1 µs; creating a generator takes 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:

@@ -19,15 +19,16 @@ class RankPartition:
     """The positions that one rank visits among the positions first..n-1 of an epoch.
 
     A step has `batch_size` consecutive positions for rank 0, the same number for rank 1, and so on.
-    All ranks together visit each position once, in order.
+    All ranks together visit each position once, in order, except positions that `tail` drops.
 
     Args:
         n: the number of positions of the epoch.
         first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: the use of the positions that are left. "short": they are divided, with counts that
-            differ by at most one; a rank that gets none has one step less. "drop": no rank visits
-            them. "pad": a step of all ranks, whose batches are filled up with padding.
+        tail: the use of the last positions, too few for a whole step. "short": they are divided
+            among the ranks, with counts that differ by at most one; a rank that gets none has one
+            step less. "drop": no rank visits them. "pad": all ranks have a step, and batches are
+            filled up with padding.
     """
 
     n: int

@@ -7,7 +7,8 @@ permuted by a Feistel network over the k bits of a position (constants: MurmurHa
 the golden ratio).
 
 Shard shuffle permutes the shards. Every 8 of this sequence form a window, within which samples are
-permuted: an epoch needs each shard in one window. Memory is proportional to the number of shards.
+permuted: an epoch needs each shard in one window only. Memory is proportional to the number of
+shards.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The number of rounds of the Feistel network in windows below `_SMALL`, and in larger ones: one
-less, and statistics of positions half a window apart reveal it (in windows of 64 and 1024)."""
+"""The number of rounds of the Feistel network in windows below `_SMALL`, and in others. With one
+less, statistics of positions half a window apart differ from random (windows of 64 and 1024)."""
 _AT_ONCE: Final = 4096
 """The number of positions computed at a time. Twice as many need 600 new pages of memory in each
 call, which is a fifth of its time."""
@@ -201,8 +202,8 @@ class GroupedOrdering:
 def permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
     """Permute positions within windows of `size` positions, a power of two.
 
-    `within` is relative to the start of the window, in `starts`. The Feistel network permutes its
-    upper and lower bits.
+    `starts` has the start of each position's window, and `within` the position relative to it. The
+    halves of the Feistel network are the upper and the lower bits of `within`.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
@@ -319,7 +320,7 @@ class ShardOrdering:
         self._stops: Positions = np.cumsum(sizes[shards])
         """The place at which each of the permuted shards ends."""
         self._shifts: Positions = ends[shards] - self._stops
-        """For each of these, the difference between a sample's index and its place."""
+        """For each permuted shard, the difference between a sample's index and its place."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
         self._n_shards = n_shards

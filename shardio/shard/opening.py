@@ -1,8 +1,8 @@
 """Open a shard: validate its structure, in the same time for any number of samples.
 
-After `open_sections`, every section is inside of the file and has the size, count and stride that
-the schema and the number of samples require, and there are no others except of optional kinds.
-Readers therefore check only hashes and values in tables, such as index entries.
+After `open_sections`, a shard has all sections that its schema requires, and others only of
+optional kinds. All are inside of the file, with valid sizes, counts and strides. Readers therefore
+check only hashes and values in tables, such as index entries.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Records:
             yield record
 
     def _dictionary(self, name: str) -> Dictionary | None:
-        """Return the dictionary of a field, read on first use; None without one or if empty."""
+        """Return a field's dictionary, read on first use; None if there is none or it is empty."""
         if not SPECS[self._schema[name].codec].has_dictionary:
             return None
         if name not in self._dictionaries:
@@ -196,7 +196,7 @@ class Records:
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
         """Return the positions in `rows` of missing values.
 
-        Raises ShardCorrupt if their records are not empty, or others are that must not be.
+        Raises ShardCorrupt if a missing value has bytes, or a present one has none but must.
         """
         field = self._schema[name]
         if not field.optional:
@@ -236,9 +236,9 @@ class Records:
         return found
 
     def streams(self, name: str, rows: Rows, entries: Entries) -> Iterator[EncodedStream]:
-        """Yield the stream of each row, an empty one if missing.
+        """Yield the stream of each row; an empty stream if the value is missing.
 
-        Packets are read only when its `data` is sliced.
+        Packets are read only when the `data` of a stream is sliced.
         """
         lines = self.lines(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
@@ -250,9 +250,9 @@ class Records:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """Yield the tables of each row's stream, the same for the same stream in every shard.
+        """Yield the tables of each row's stream, with 0 for its first packet and first chunk.
 
-        The indices of the first packet and the first chunk are set to 0.
+        Equal streams in different shards have equal tables.
         """
         lines = self.lines(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
@@ -301,14 +301,14 @@ class Records:
 class StreamData:
     """The packets of one stream: bytes that are read and verified, chunk by chunk, when sliced.
 
-    Slicing needs an open reader; the resulting memoryview stays valid after it is closed.
+    Slicing needs an open reader; slices stay valid after the reader is closed.
 
     Args:
         units: the verification state of the shard.
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
-        first_chunk: the index of its first chunk among those of the field.
-        skipped: the number of bytes before the packets: the parameters and the extradata.
+        first_chunk: the index of the record's first chunk among those of the field.
+        skipped: the size of the parameters and the extradata, to skip before the packets.
     """
 
     units: VerifiedUnits

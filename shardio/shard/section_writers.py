@@ -1,9 +1,9 @@
 """Writers of the sections of a shard: columns, validity bits, records with their index, streams.
 
-`ShardWriter` decides where their buffers keep the bytes: in memory, a temporary file or the shard
-file. `SectionTable` appends finished sections to the shard file, and writes the section table and
-the header pages. If a field is compressed with a dictionary, the first rows are held back in memory
-until there is enough data to train it.
+`ShardWriter` decides where a section's buffer keeps the bytes: in memory, a temporary file or the
+shard file. `SectionTable` appends finished sections to the shard file, and writes the section table
+and the header pages. If a field is compressed with a dictionary, the first rows are held back in
+memory until there is enough data to train the dictionary.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class SectionTable:
         self._sections: list[Section] = []
 
     def adopt(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
-        """Add the entry of a section of `n_bytes` that ends the file, and its padding."""
+        """Add the entry of a section whose `n_bytes` end the file, and pad the section."""
         section = Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
         self._sections.append(section)
         self._file.write(bytes(section.end - self._offset - n_bytes))
@@ -280,8 +280,7 @@ class PayloadWriter:
         self.dictionaries: dict[str, Dictionary | None] = {
             n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
-        """For each field that has one; None until it is trained, and if there is too little data.
-        """
+        """By field; None before the training, and if there is too little data for it."""
         self.required = Required(0)
         """The features that a reader needs for the records written so far."""
         self.n_spooled = 0
@@ -296,7 +295,7 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """The payload bytes so far, with uncompressed records that are held back."""
+        """The payload bytes so far; held-back records count before compression."""
         return self.data.n_bytes + self._n_waiting_bytes
 
     def append(self, records: Sequence[Record]) -> None:

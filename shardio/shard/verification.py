@@ -1,7 +1,7 @@
 """The verification state of a shard: one byte, the *mark*, for each unit.
 
 `format/checksum` defines units; *index sections* are those that locate and describe data, such as
-the index and the sections of hashes. Marks have the order of the sections with the units' hashes; 1
+the index and the sections of hashes. Marks are in the order of the sections with the hashes; 1
 means verified. A loader's processes share the marks of all shards without a lock: at worst, a unit
 is verified once more.
 """
@@ -40,16 +40,17 @@ _HASHED_BY: Final[dict[int, int]] = {
     Kind.INDEX: Kind.PAYLOAD,
     Kind.CHUNK_HASHES: Kind.PAYLOAD,
 }
-"""The kind of the hashed section, by the kind of the section of hashes; BLOCK_HASHES states it
-itself."""
+"""The kind of the hashed section, by the kind of the section with the hashes. For BLOCK_HASHES, it
+is `Section.of_kind`."""
 
 
 class VerifiedUnits:
     """The units of one open shard, their marks, and the content of the file.
 
     The content is borrowed until `release`. With verify="first", a check verifies the units whose
-    mark is 0, and sets it to 1; "always" ignores marks, and "off" checks nothing. ChecksumMismatch
-    has the field, the sample and the offset; for an index section, the section and no sample.
+    mark is 0, and sets the mark to 1; "always" ignores marks, and "off" checks nothing.
+    ChecksumMismatch has the field, the sample and the offset; for an index section, the section and
+    no sample.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class VerifiedUnits:
         self.corrupt = functools.partial(ShardCorrupt, path=path)
         self._n_records = len(schema.records)
         self._marks_at: dict[tuple[int, int], int] = {}
-        """The mark of the first unit of a section, by kind and field: (PAYLOAD, NO_FIELD) for the
-        records, (PAYLOAD, field) for a field's chunks. The mark before the first block of an index
-        section is that of the section with the blocks' hashes."""
+        """The index of the mark of a section's first unit, by kind and field: (PAYLOAD, NO_FIELD)
+        for the records, (PAYLOAD, field) for a field's chunks. The mark before that of an index
+        section's first block is the mark of the section with the blocks' hashes."""
         self.n_marks = 0
         for (_, field, of_kind), hashes in sections.items():
             if hashes.kind in HASHED_UNITS:
@@ -79,7 +80,7 @@ class VerifiedUnits:
                 self._marks_at[kind, field] = self.n_marks
                 self.n_marks += hashes.count
         self._columns: dict[str, tuple[int, int, int, int, int]] = {}
-        """For each column: the mark of its first unit, its offset, the size of a row, the stride,
+        """For each column: the index of its first mark, its offset, the size of a row, the stride,
         and the number of rows per unit."""
         for name, column in schema.columns.items():
             offset = sections[Kind.COLUMN, schema.field_id(name), 0].offset
@@ -102,7 +103,7 @@ class VerifiedUnits:
         self._content = None
 
     def mark_of(self, kind: Kind, name: str) -> int:
-        """Return the first mark of a field's column, index section, or (PAYLOAD) chunks."""
+        """Return the index of the first mark of a field's column, index section or chunks."""
         return self._marks_at[kind, self.schema.field_id(name)]
 
     def is_checked(self, name: str, unit: int) -> bool:
@@ -234,7 +235,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def read_whole(self, section: Section) -> bytes:
-        """Return the bytes of a section without marks, such as a dictionary; verify each time."""
+        """Return the bytes of a section without marks, such as a dictionary; always verified."""
         end = section.offset + section.size
         if self._verify == "off":
             return bytes(self.read(section, section.offset, end))

@@ -2,9 +2,9 @@
 
 Sections grow in buffers in memory. When these have `SPOOL_BYTES`, the largest section of data (a
 column or the payload) is *streamed*: its data goes directly to the shard file, which has a
-temporary name. Each time that the others have `MEMORY_BYTES`, the largest moves to a temporary file
-without a name. Closing appends all sections but the streamed one, and renames the file. Thus memory
-is bounded, and the largest section is written only once.
+temporary name. Each time that the other buffers have `MEMORY_BYTES`, the largest of them moves to a
+temporary file without a name. Closing appends all sections but the streamed one, and renames the
+file. Thus memory is bounded, and the largest section is written only once.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ShardWriter(Publishing):
         """Add a sample: a dict with a value for every field of the schema, and no other keys.
 
         An optional value may be None or omitted. Nested records are dicts, or their fields have
-        dotted names. Media is the bytes of a file; a video or audio may be an EncodedStream.
+        dotted names. Media is the bytes of a file, an EncodedImage or an EncodedStream.
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
@@ -337,7 +337,7 @@ class ShardWriter(Publishing):
 
 
 def check_schema(schema: object) -> Schema:
-    """Return `schema`; raise SchemaError unless it is a Schema with names that Python can print."""
+    """Return `schema`; raise SchemaError unless it is a Schema, and all names are printable."""
     if not isinstance(schema, Schema):
         raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
     if unknown := [name for name in schema if not name.isprintable()]:

@@ -78,7 +78,7 @@ def is_masked(value: object) -> bool:
 
 
 def refuse_masked(place: str, value: object, depth: int = 1) -> None:
-    """Raise SchemaError if a value, or a list down to `depth` levels in it, has a masked array."""
+    """Raise SchemaError for a masked array, also one in lists up to `depth` levels deep."""
     if is_masked(value):
         raise SchemaError(
             f"{place}: a masked array would lose its mask; fill it, x.filled(0), or give the mask "
@@ -174,7 +174,7 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
     """Return an array that NumPy made of Python numbers, with the field's dtype.
 
-    Raises an exception for a number out of range, which NumPy might wrap.
+    Raises OverflowError for a number out of range, and TypeError for another kind of number.
     """
     wanted = field.numpy
     if found.size == 0 and found.dtype.kind == "f":

@@ -1,7 +1,7 @@
 """The field types of numbers: arrays, and lists of arrays.
 
-The functions of `row_encoder` and `record_encoder` encode common types directly; `encode_array`,
-for all others, takes ten times as long.
+The functions returned by `row_encoder` and `record_encoder` encode values of common types directly,
+and others by `encode_array`, which takes ten times as long.
 
 The record of a list of arrays is
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 MAX_DIMS: Final = 16
 COLUMN_ALIGNMENT: Final = 64
 RECORD_ALIGNMENT: Final = 64
-"""The alignment of uncompressed records of arrays, in bytes, which their views need."""
+"""The alignment of uncompressed records of arrays, in bytes, so that views are aligned."""
 VARYING: Final = -1
 
 
@@ -87,7 +87,7 @@ _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     **{f"int{8 << i}": (int, f"<{letter}") for i, letter in enumerate("bhiq")},
     **{f"uint{8 << i}": (int, f"<{letter}") for i, letter in enumerate("BHIQ")},
 }
-"""By dtype: a type of Python numbers, and the `struct` format with NumPy's bytes for it."""
+"""For each dtype, a Python type, and the `struct` format that packs it as NumPy does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Array(Field):
             tensors of torch, JAX and tinygrad are bfloat16.
         shape: dimensions from 1 up; None for a dimension that varies between samples and may be 0.
         codec: "raw", "zstd" or "zstd_dictionary". Each value is compressed separately. A "raw"
-            field of fixed shape is a column, which one gather per batch reads.
+            field of fixed shape is a column, whose rows for a batch are read in one operation.
         optional: True if a sample may lack a value of the field; the value is None then.
 
     Raises:
@@ -422,7 +422,7 @@ def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[Any]]:
-    """Return the arrays in the record of a list, as views; raise ShardCorrupt, without a place."""
+    """Return the arrays in the record of a list, as views; raise ShardCorrupt, without a path."""
     place, dims = _head(element, record)
     arrays = []
     for varying in dims:

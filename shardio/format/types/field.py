@@ -60,15 +60,15 @@ class Field(ABC):
     required: ClassVar[Required] = Required(0)
     """The features that a reader needs for fields of this type."""
     medium: ClassVar[str | None] = None
-    """"image", "video" or "audio" if values are encoded media, or made from such files."""
+    """"image", "video" or "audio" if values are encoded media; otherwise None."""
     is_streamed: ClassVar[bool] = False
     """True if records are streams of packets, described by tables in sections of their own."""
     has_frames: ClassVar[bool] = False
-    """True if each packet is a frame to show, unless it is hidden (video)."""
+    """True if each packet that is not hidden has one frame to show (video)."""
     is_utf8: ClassVar[bool] = False
     """True if records are valid exactly when they are valid UTF-8."""
     is_json: ClassVar[bool] = False
-    """True if values are JSON values. JSON's null is then a value too, namely None."""
+    """True if values are JSON values, which include None (JSON's null)."""
     is_opaque: ClassVar[bool] = False
     """True if values are bytes without a format."""
     alignment: ClassVar[int] = 1
@@ -124,7 +124,7 @@ class Field(ABC):
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:
-        """Return the members of this type alone in a stored schema, such as a dtype."""
+        """Return the members of a schema's entry that only this type has, such as a dtype."""
         return {}
 
     @classmethod
@@ -140,7 +140,7 @@ class Field(ABC):
         return lambda value: self.encode_record(name, value)
 
     def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
-        """Return a value's record and shape; a missing value has an empty record and zeros."""
+        """Return a value's record and shape; for a missing value, an empty record and zeros."""
         if value is None and self.optional:
             return memoryview(b""), self._missing_shape()
         return self._encode(name, value)
@@ -157,7 +157,7 @@ class Field(ABC):
         return ()
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
-        """Return the value in a record; arrays are views of it.
+        """Return the value in a record; arrays are views of the record.
 
         Raises ValueError or RecursionError for an invalid record.
         """
@@ -168,7 +168,7 @@ class Field(ABC):
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that are valid with any bytes, given their `dims`."""
+        """Return a mask of the records that are valid whatever bytes they have, by their `dims`."""
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
@@ -217,7 +217,7 @@ def refuse(name: str, expected: str, value: object) -> SchemaError:
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
     """Return the meaning of a code, or raise ShardUnsupported.
 
-    The message has `what`, the kind of the code, and `name`, that of the field.
+    The message has `what`, the kind of the code, and the `name` of the field.
     """
     if code not in known:
         raise ShardUnsupported(

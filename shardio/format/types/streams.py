@@ -1,11 +1,12 @@
 """The field types of videos and audio, and the tables that locate the packets of their streams.
 
-A shard stores one stream of unchanged packets per sample, which `media` demuxes and decodes. Its
-record is
+Each value is one stream of unchanged packets; `shardio.media` demuxes and decodes streams. The
+record of a stream is
 
     | parameters: canonical JSON | extradata | packets, back to back |
 
-Two tables have a row for each stream (`STREAM`, packed: a *line*) and for each packet (`PACKET`).
+One table has a row for each stream (`STREAM`; a packed row is a *line*), another for each packet
+(`PACKET`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ STREAM_DTYPE: Final = np.dtype(
         ("duration", "<u8"),
     ]
 )
-"""The dtype of a row of the table of streams; see `EncodedStream`."""
 Streams = npt.NDArray[np.void]
 MAX_PARAMETER_BYTES: Final = 1 << 20
 
@@ -149,7 +149,7 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """A stream's packed line, with 0 for its first packet and chunk, and its packed packets."""
+    """A stream's line, with 0 for its first packet and chunk, and its rows of the packet table."""
 
     line: bytes = bytes(STREAM.size)
     packets: bytes = b""
@@ -158,8 +158,8 @@ class StreamTables:
 class StreamRecord:
     """The record of a stream and its tables, to be written to a shard.
 
-    Parameters and extradata (`head`) and packets (`data`) are never joined: hours of video are
-    gigabytes.
+    Parameters and extradata (`head`) and packets (`data`) are kept apart: joining them would copy
+    gigabytes for hours of video.
     """
 
     __slots__ = ("_data", "_head", "nbytes", "tables")
@@ -185,8 +185,7 @@ class StreamRecord:
 
 
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""A record to be written: the bytes and the shape (of an array or image, else empty), or a stream.
-"""
+"""A record to be written: its bytes and shape (empty unless array or image), or a stream."""
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
@@ -326,8 +325,8 @@ def invalid_streams(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
-    `sizes` has the size of each stream's record, below 2^48, or 0. `n_packets` and `n_chunks` count
-    those of all streams of the field.
+    `sizes` has the size of each stream's record, below 2^48; 0 if missing. `n_packets` and
+    `n_chunks` count those of all streams of the field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)

@@ -145,9 +145,9 @@ MAX_JSON_DEPTH: Final = 256
 
 
 def check_json(value: object) -> None:
-    """Raise SchemaError unless a value survives a round trip through JSON, also on a small stack.
+    """Raise SchemaError for a key that is not a str, or nesting deeper than MAX_JSON_DEPTH.
 
-    A key 1 would become "1", so keys must be strings.
+    JSON would change the key 1 to "1".
     """
     waiting, depth = [value], -1
     while waiting:
