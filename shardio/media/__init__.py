@@ -1,4 +1,4 @@
-"""Decode encoded media to pixels, audio samples and exact times, and encode them again.
+"""Decode media to pixels, audio samples and exact times; encode pixels.
 
 README.md in this folder lists the modules. Public names are imported from here.
 """

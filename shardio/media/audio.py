@@ -251,7 +251,7 @@ class AudioDecoder(Closing):
 
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:
-    """Decode samples `start` to `stop` at the stream's rate, with gaps filled by silence."""
+    """Decode samples `start` to `stop`, with silence in gaps; None if there is no sample."""
     sample_index = opened.sample_index
     wanted = sample_index.packets(start, stop)
     stream = opened.stream

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 LEAD_PACKETS: Final = 12
-"""Packets decoded before a range: MP3 depends on up to 9 earlier ones, Opus on those of 80 ms."""
+"""Packets to decode before a range: MP3 depends on up to 9 earlier packets, Opus on 80 ms."""
 _RESAMPLER_MARGIN: Final = 4096
 """The samples before and after a part that are cut out with it, because a resampler reads them."""
 _MAX_RATE: Final = 1 << 24

@@ -60,7 +60,7 @@ def disposable_packets(
     # A packet may be referred to by packets of its own layer and of all higher layers.
     highest = np.maximum(layers, ~layers).max(initial=0)
     found: npt.NDArray[np.bool_] = layers == highest
-    # Decoders output the frames of a stream with packed pictures one packet later than others.
+    # Decoders output packed pictures one packet late: no packet of such a stream is disposable.
     return found & (_PACKED not in layers)
 
 
@@ -161,7 +161,7 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
-    After a keyframe of H.264 or HEVC that is a mere recovery point, some do.
+    After a keyframe of H.264 or HEVC that is only a recovery point, some packets do.
     """
     if codec not in _LENGTH_SIZE_AT:
         return True

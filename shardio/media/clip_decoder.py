@@ -81,7 +81,7 @@ class FrameTable:
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _keyframes_needed(self) -> npt.NDArray[np.int64]:
-        """Return, for each frame, the last keyframe that is decoded and shown no later.
+        """Return, for each frame, the last keyframe that is not decoded or shown after the frame.
 
         A *leading picture* is decoded after a keyframe K but shown before K. Decoding it takes
         packets before K, so decoding starts at an earlier keyframe.
@@ -140,12 +140,13 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the keyframe `steps` keyframes before packet `first`, or the first; or None."""
+        """Return the keyframe `steps` before `first`, or the first of all; None if `first` is
+        it."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Let all frames that start after keyframe `key`, and not after `first`, start at `key`."""
+        """Set the start of frames to keyframe `key` if it is after `key` and not after `first`."""
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 
@@ -209,7 +210,7 @@ class _OpenDecoder:
 class ClipDecoder(Closing):
     """A decoder of clips. Not thread-safe; `close()` releases the codecs.
 
-    It keeps the most recently used codecs open. Streams with the same parameters share a codec.
+    It keeps the most recently used codecs open. Streams with equal `decoder_key` share a codec.
 
     `max_streams` is the number of streams whose frame tables are cached, 35 bytes per packet.
     """

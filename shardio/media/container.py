@@ -239,7 +239,7 @@ def named_errors(name: str) -> Iterator[None]:
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
-    """Return the video streams other than cover pictures; there is a decoder for the first."""
+    """Return all video streams but cover pictures; raise MediaError if the first has no decoder."""
     from av.stream import Disposition
 
     streams = [
@@ -255,7 +255,7 @@ def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
 
 
 def audio_stream(container: InputContainer, name: str) -> AudioStream:
-    """Return the first audio stream, for which there is a decoder."""
+    """Return the first audio stream; raise MediaError without a stream or a decoder for it."""
     if not container.streams.audio:
         raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
     stream = container.streams.audio[0]

@@ -1,7 +1,7 @@
 """Demux media files into packets, with a table that makes it possible to decode any frame.
 
-Usually only the first frame is decoded, for orientation and colours. Streams whose times or
-keyframe flags may be wrong are decoded completely, by `checking`.
+Usually only the first frame of a video is decoded, for orientation and colours. Videos whose times
+or keyframe flags may be wrong are decoded completely, by `checking`.
 """
 
 from __future__ import annotations

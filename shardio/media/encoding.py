@@ -1,7 +1,7 @@
 """Encode frames for random access: the groups of pictures are short, closed, and easy to decode.
 
-In H.264, three of every four frames are needed by no other frame, so that decoding a clip can leave
-them out. Encoders use one thread, because the same frames then always give the same bytes.
+In H.264, up to three of every four frames are needed by no other frame, so that decoding a clip can
+leave them out. Encoders use one thread, because the same frames then always give the same bytes.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class StreamEncoder:
         return codec
 
     def add(self, time: int, picture: Pixels) -> None:
-        """Encode the next picture, shown from the tick `time` on, which must rise.
+        """Encode the next picture, shown from the tick `time` on; `time` must rise in each call.
 
         `picture` is uint8: RGB of (height, width, 3), or YUV of (height * 3 / 2, width), with Y
         above, and U and V side by side below Y.

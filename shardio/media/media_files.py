@@ -51,7 +51,7 @@ def library_versions() -> dict[str, str]:
 
 
 class VideoFile(Closing):
-    """An open video file and its decoder, which reads the first video stream but cover pictures.
+    """An open video file and a decoder of its first video stream that is not a cover picture.
 
     If `fill_in_times` is True, FFmpeg guesses the times and durations that the container lacks.
     """
@@ -85,7 +85,7 @@ class VideoFile(Closing):
         return 1 / (self._stream.average_rate or Fraction(25))
 
     def facts(self) -> dict[str, Any]:
-        """Return stored properties of the video as JSON values; some once a frame is decoded."""
+        """Return the video's properties as JSON values; some are set when a frame is decoded."""
         return dict(self._facts)
 
     def pictures(

@@ -69,8 +69,8 @@ class MuxedStream:
 def mux(stream: EncodedStream) -> MuxedStream:
     """Return a file that contains a stream. Demuxing the file gives the same packets and times.
 
-    All times of an audio stream may be shifted, with the same audible samples. All times of a video
-    may be shifted so that it begins at 0, because few containers can store times before 0.
+    PCM may be cut into other packets. All times of an audio stream may be shifted. All times of a
+    video may be shifted so that it begins at 0: few containers can store times before 0.
 
     Raises:
         MediaError: no container can store the stream unchanged; the message has the reasons.
@@ -185,7 +185,7 @@ def _sound_target(container: OutputContainer, stream: EncodedStream, encoder: st
 def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
     """Yield the packets of a stream, with `shift` subtracted from their presentation times.
 
-    No packet is decoded after it is shown.
+    Decoding times are computed, so that none is after the packet's presentation time.
     """
     import av
 

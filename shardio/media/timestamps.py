@@ -60,7 +60,8 @@ def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return a frame's ticks: `interval` if the stored duration is missing, or is it rounded."""
+    """Return a frame's ticks: `interval` if the stored duration is missing, or `interval`
+    rounded."""
     if not duration or abs(duration - interval) < 1:
         return interval
     return Fraction(duration)
@@ -101,7 +102,7 @@ def fill_missing_times(
 
 
 class MonotonicTimestamps:
-    """A callable that changes times so that they rise strictly, as packet tables require.
+    """A callable that changes times so that they rise strictly, as `StreamEncoder` requires.
 
     If the time of a frame is before the previous time, the clock has restarted: this and later
     frames are moved behind the previous frame. If two times are equal, the second is moved by one

@@ -22,7 +22,7 @@ OUTPUTS: Final = get_args(Output)
 class TensorAdapter(Protocol):
     """A converter from arrays, views of a batch's block, to tensors.
 
-    If `aliases` is True, tensors share the memory of their arrays, so later writes change them.
+    If `aliases` is True, a tensor shares the memory of its array: writes to the array change it.
     """
 
     aliases: bool

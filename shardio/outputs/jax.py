@@ -1,6 +1,6 @@
 """Convert arrays to JAX arrays, which share the NumPy arrays' memory if JAX supports this.
 
-JAX then keeps a NumPy array, and with it its block, alive as long as anything needs the memory.
+JAX keeps a NumPy array whose memory it shares alive as long as the memory is needed.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class TinygradAdapter:
         return _as_dtype(tensor, array, dtype)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
-        """Return a function that copies an array into a Tensor, the same in every call.
+        """Return a function that copies an array into a Tensor: the same Tensor in every call.
 
         Work that was queued before a call still reads the old values. If the device does not
         support overwriting, each call returns a new Tensor.
@@ -110,7 +110,7 @@ class TinygradAdapter:
         self._n_staged_bytes = 0
 
     def _copy(self, array: Ndarray) -> Tensor:
-        """Return a copy of an array, which has been read when this returns."""
+        """Return a copy of an array. The array has been read when this method returns."""
         native = array.dtype.newbyteorder("=")
         if native not in _DTYPES:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Fast ways to create tensors, which use tinygrad's internals. Each is tested when it is created.
+"""Create tensors fast, by tinygrad's internals, which are tested before they are used.
 
 A view shares the memory of a block on the CPU device. The owner of the memory is attached to
 tinygrad's `Buffer`, to which a slice or lazy sum of the tensor also refers. The public
@@ -7,9 +7,8 @@ tinygrad's `Buffer`, to which a slice or lazy sum of the tensor also refers. The
 A copy is made by the allocator's `_copyin`. The public `Tensor(array).to(device).realize()` takes
 milliseconds, because it builds and runs a schedule.
 
-A *template* is the small graph that tinygrad builds and checks for each tensor, over a buffer
-without memory; it is the same for one shape and dtype. To create a tensor, only its buffer is
-replaced.
+A *template* is the small graph that tinygrad builds and checks for a tensor, over a buffer without
+memory. Tensors of one shape and dtype share a template; each gets its own buffer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ INTERNALS_CHANGED: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions of an unknown version of tinygrad's internals."""
+"""The exceptions that a version of tinygrad with other internals may raise."""
 
 
 class TensorTemplates:

@@ -25,14 +25,14 @@ class TorchAdapter:
         self.aliases: bool = self._device.type == "cpu"
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor, which keeps it alive on the CPU; else it has been copied."""
+        """Return an array as a tensor, which keeps the array alive on the CPU; a copy elsewhere."""
         tensor = self._cpu_tensor(array, dtype)
         return tensor if self.aliases else tensor.to(self._device)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Return a function that copies an array into a tensor, the same in every call.
+        """Return a function that copies an array into a tensor: the same tensor in every call.
 
-        Work queued before on torch's current stream still reads the old values.
+        Work that was queued on torch's current stream still reads the old values.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
         return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))

@@ -168,7 +168,7 @@ class ClipView(SampleView):
         return ClipGrouping(self.clip.per_video or 1, ends)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the positions of samples in an epoch without shuffling, or `numbers`."""
+        """Return the positions of samples in an unshuffled epoch; `numbers` if nothing is drawn."""
         if "random" not in (self.clip.where, self.clip.crop):
             return numbers
         position, ends = self.dataset.first_position, self.source_ends
@@ -195,7 +195,7 @@ class ClipView(SampleView):
 
 
 def default_clip(view: Mapping[str, Any]) -> Clip:
-    """Return the options of clips in a dataset's stored view; `Clip()` if that view has rows."""
+    """Return the options of clips in a dataset's stored view; `Clip()` if its samples are rows."""
     return Clip(**{name: view[name] for name in _OPTIONS if name in view})
 
 

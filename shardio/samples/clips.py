@@ -146,7 +146,7 @@ class Clip:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the set of clips, whatever their pixels, fields and order."""
+        """A text that identifies the set of clips, regardless of their pixels, times and order."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         for name in ("size", "crop", "pixels", "times"):
             known.pop(name, None)
@@ -205,8 +205,8 @@ class Clips:
 
         Clips with `around`: the index of the event. Clips with neither `around` nor `fps`: the
         first frame. Clips with `fps` and where="all": the code divided by `fps` is the time in
-        seconds from the video's first frame to the clip. Clips with `fps` and another `where`: the
-        share code / `n_shares` of all possible first frames are before the clip's.
+        seconds from the video's first frame to the clip. Clips with `fps` and another `where`: of n
+        possible first frames, the clip starts at frame n * code // `n_shares`.
 
         `draws` are 64 random bits for each clip, used only for where="random".
         """
@@ -231,7 +231,7 @@ class Clips:
 
     @property
     def n_shares(self) -> int:
-        """The denominator of the shares that some start codes are."""
+        """The divisor of start codes with `fps` and where="random" or "uniform"."""
         return 1 << 32 if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
     def frames(self, first_frame: int) -> range:

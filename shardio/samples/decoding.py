@@ -106,7 +106,7 @@ Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | None]]
 """The clips of one video, as pairs (start code, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
-"""The maximum number of open videos, of 5 KB each. Opening one costs as much as 12 frames."""
+"""The maximum number of open videos, of 5 KB each. Opening one takes the time of 12 frames."""
 _MAX_PACKETS: Final = 1 << 19
 """The maximum number of packets of all open videos: 18 MB, or 26 MB with times of frames."""
 
@@ -136,7 +136,7 @@ class ClipSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Decode clips, those of a video together; or write the times, a field of their own."""
+        """Decode the clips of each video together; for a time field, write the times instead."""
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
         videos: dict[tuple[int, int], Wanted] = {}
         for i, code in enumerate(chunk.start_codes[part].tolist()):

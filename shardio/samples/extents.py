@@ -1,8 +1,8 @@
 """Compute the byte ranges of a dataset's files that are touched when some samples are read.
 
-All files are treated as if they were concatenated: every byte has one offset. Index entries are
-read by descriptor, because the map of a truncated file kills the process, and not verified. The
-ranges of clips are estimated, as if all frames had the same size.
+All files are treated as if they were concatenated: every byte has one offset. Index entries are not
+verified. They are read by descriptor, because reading the map of a truncated file kills the
+process. The ranges of clips are estimated, as if all frames had the same size.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Section:
 
 
 class _ColumnExtents:
-    """The ranges of a column's rows. The rows that share a hash, a unit, are read together."""
+    """The ranges of a column's rows, and of units (rows that share a hash) to be verified."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._reader = name, verify, dataset.files.reader
@@ -266,7 +266,7 @@ class Extents:
     """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
     Units (rows that share a hash) that must be verified, according to `verify`, are read as a
-    whole. Records of streamed fields count only `with_streams`, and then as a whole.
+    whole. Videos and audio count only `with_streams`, and then as a whole.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class Extents:
 _MAX_AROUND: Final = 256 << 10
 """The maximum margin on either side of a clip. The margin is a sixteenth of the video's bytes."""
 _HEAD_BYTES: Final = 4096
-"""An upper bound for the stream parameters at the start of a record, before its packets."""
+"""The estimated maximum size of what precedes the packets in a record."""
 
 
 class ClipExtents:
@@ -316,7 +316,7 @@ class ClipExtents:
         (self._numbers,) = (numbers for names, numbers in files.groups if self._name in names)
 
     def ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Ranges:
-        """Return the ranges that are read to decode some clips; `rows` are of their videos."""
+        """Return the ranges that are read to decode some clips; `rows` are the videos' rows."""
         local = rows - self._dataset.starts.take(shards)
         found = [
             self._of_shard(shard, local[shards == shard], first_frames[shards == shard])

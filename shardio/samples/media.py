@@ -78,7 +78,7 @@ def distinct_sizes(pairs: npt.NDArray[Any]) -> set[tuple[int, int]]:
 
 
 _NEARLY: Final = Fraction(199, 200)
-"""Audio whose shortest has at least this fraction of its longest length is padded to one length."""
+"""If the shortest audio has this fraction of the longest length, all is padded to one length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ def audio_schema(schema: Schema, sounds: Mapping[str, Sound | AudioField]) -> Sc
 def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) -> AudioField:
     """Return the format of the audio in a field, over the selected rows of a dataset.
 
-    What `sound` leaves open is read from the index, 96 bytes per stream; rate and channels must
-    then be the same in all rows. `clip` is None if samples are not clips.
+    Options of `sound` that are None are read from the index, 96 bytes per stream; rate and channels
+    must then be the same in all rows. `clip` is None if samples are not clips.
     """
     rate, channels = sound.rate, sound.channels
     if rate is None:

@@ -128,7 +128,7 @@ class Mixture(OpenDataset):
         return RowView(self).sources_of(indices)
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
-        """Check that `fields`, by default all, are equal in all sources; return them, as a list."""
+        """Check that `fields`, by default all, are equal in all sources; return `fields`."""
         known = dict.fromkeys(name for source in self.sources for name in source.schema)
         if isinstance(fields, Iterable) and not isinstance(fields, str):
             fields = list(fields)

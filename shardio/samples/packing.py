@@ -73,7 +73,7 @@ class Pack:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the set of windows, whatever their tokens and other fields."""
+        """A text that identifies the set of windows; it omits `pad`, `apart` and the eot token."""
         known = {
             "eot": self.eot is not None,
             "field": self.field,
@@ -131,7 +131,7 @@ class WindowParts(NamedTuple):
         return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts `within`, of windows `first` to `last` - 1, numbered from 0."""
+        """Return the parts `within`; number their windows, `first` to `last` - 1, from 0."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -142,7 +142,7 @@ class PackedWindows:
     Args:
         pack: the options of the windows.
         ends: the cumulative token counts of the documents, eot included.
-        sources: the number of documents of each source of a mixture, which are a stream each.
+        sources: the number of documents of each source of a mixture; each source is a stream.
         firsts: the first document of each window; None to compute them.
     """
 

@@ -229,7 +229,7 @@ class ShardDataset(OpenDataset):
 
 
 def dataset_path(given: Any, others: str = "") -> str:
-    """Return the path or the URL of a dataset; errors list `others`, which the caller accepts."""
+    """Return the path or URL of a dataset; errors add `others`, a text on other valid values."""
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:
         return path

@@ -42,7 +42,8 @@ class FrameTimes:
 
     @cached_property
     def pts(self) -> Numbers:
-        """The times of all frames in ticks, ascending; of equal times, only the last is on show."""
+        """The times of all frames in ticks, ascending; of equal times, only the last frame is
+        shown."""
         found: Numbers = np.sort(self._shown["pts"])
         n_frames = self.stream.n_frames
         if len(found) != n_frames or not n_frames:
@@ -70,7 +71,7 @@ class FrameTimes:
         return int(self.pts[frame]) - int(self.pts[0])
 
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
-        """Return the frames on show at n times, `every` ticks apart, from tick `first` >= 0 on."""
+        """Return the frames on show at `first` + i * `every` ticks after frame 0, for i below n."""
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
         start, step, parts = start * step_parts, step * parts, parts * step_parts

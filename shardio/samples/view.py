@@ -127,8 +127,8 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        In a mixture, they are those of the sample's first occurrence in the epoch, or of a position
-        after the epoch's end if it does not occur.
+        In a mixture, the draws are those at the sample's first position in the epoch or, if the
+        epoch leaves the sample out, at a position after its end.
 
         Args:
             index: the index of the sample; a negative one counts from the end.

@@ -1,7 +1,7 @@
 """Windows of tokens, over all documents of a dataset: `WindowView` and `TokenSource`.
 
-A document is read and verified as a whole; of one that is verified, uncompressed and mapped, only
-the part in the window is read.
+A document is read and verified as a whole. Unless verify="always", later reads of an uncompressed,
+mapped document touch only the part in the window.
 """
 
 from __future__ import annotations
