@@ -140,8 +140,7 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the keyframe `steps` before `first`, or the first of all; None if `first` is
-        it."""
+        """Return the keyframe `steps` before `first`, at most the first of all; None for it."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 

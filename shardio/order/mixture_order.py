@@ -205,10 +205,9 @@ class MixtureOrdering:
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield the distinct values of `numbers`, ascending, up to `n_at_once` at a time.
+    """Yield up to `n_at_once` ascending values of `numbers` at a time, and their elements' indices.
 
-    With them, yield the indices of the elements that have these values. If all values are close
-    together, yield all integers from the smallest to the largest value at once.
+    If all values are close together, yield all integers from the smallest to the largest at once.
     """
     if not len(numbers):
         return

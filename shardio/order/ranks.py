@@ -25,10 +25,9 @@ class RankPartition:
         n: the number of positions of the epoch.
         first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: the use of the last positions, too few for a whole step. "short": they are divided
-            among the ranks, with counts that differ by at most one; a rank that gets none has one
-            step less. "drop": no rank visits them. "pad": all ranks have a step, and batches are
-            filled up with padding.
+        tail: the use of the last positions, too few for a step. "short": they are divided among the
+            ranks, with counts that differ by at most one; a rank that gets none has one step less.
+            "drop": no rank visits them. "pad": a step of all ranks, filled up with padding.
     """
 
     n: int

@@ -7,8 +7,7 @@ permuted by a Feistel network over the k bits of a position (constants: MurmurHa
 the golden ratio).
 
 Shard shuffle permutes the shards. Every 8 of this sequence form a window, within which samples are
-permuted: an epoch needs each shard in one window only. Memory is proportional to the number of
-shards.
+permuted. An epoch reads a shard in one window. Memory is proportional to the number of shards.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ class BatchRows(NamedTuple):
     ) -> tuple[list[int], int]:
         """Reserve `n_bytes` in the heap for each value of a field, from row `first` on.
 
-        Return each value's offset, and the number of heap bytes then in use. `used` is the number
-        in use before.
+        Return each value's offset, and the heap bytes in use after the call; `used` are before.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment

@@ -42,8 +42,7 @@ class FrameTimes:
 
     @cached_property
     def pts(self) -> Numbers:
-        """The times of all frames in ticks, ascending; of equal times, only the last frame is
-        shown."""
+        """The times of all frames in ticks, ascending; of equal times, the last is on show."""
         found: Numbers = np.sort(self._shown["pts"])
         n_frames = self.stream.n_frames
         if len(found) != n_frames or not n_frames:

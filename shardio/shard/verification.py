@@ -47,10 +47,9 @@ is `Section.of_kind`."""
 class VerifiedUnits:
     """The units of one open shard, their marks, and the content of the file.
 
-    The content is borrowed until `release`. With verify="first", a check verifies the units whose
-    mark is 0, and sets the mark to 1; "always" ignores marks, and "off" checks nothing.
-    ChecksumMismatch has the field, the sample and the offset; for an index section, the section and
-    no sample.
+    The content is borrowed until `release`. With verify="first", a check verifies units with the
+    mark 0, and sets the mark to 1; "always" ignores marks, "off" checks nothing. ChecksumMismatch
+    has the field, the sample and the offset; for an index section, the section and no sample.
     """
 
     def __init__(
