@@ -117,7 +117,7 @@ class ShardIncomplete(DataError, ValueError):
 
 
 class ShardUnsupported(DataError, ValueError):
-    """The shard needs a newer version of shardio, or a missing feature; it is not damaged."""
+    """The shard is not damaged, but uses a format version or feature that is not supported."""
 
 
 class DatasetCorrupt(DataError, ValueError):

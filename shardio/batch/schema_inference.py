@@ -158,7 +158,7 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Raise SchemaError unless a sample matches `schema`, the schema of the sample `first`."""
+    """Raise SchemaError unless a sample matches `schema`, that of the sample that `first` names."""
     # Checking for dict first is ten times as fast as checking only for Mapping.
     if not isinstance(sample, dict | Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")

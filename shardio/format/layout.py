@@ -93,8 +93,8 @@ class Section:
     """One entry of the section table.
 
     `field` is the id of a field, or NO_FIELD. `size` excludes padding. `stride` is the size of each
-    of the `count` items in bytes, or 0 if items differ in size. In an entry
-    of the kind BLOCK_HASHES, `of_kind` is the kind of the section with the blocks; otherwise 0.
+    of the `count` items in bytes, or 0 if items differ in size. In an entry of the kind
+    BLOCK_HASHES, `of_kind` is the kind of the section with the blocks; otherwise 0.
     """
 
     kind: int

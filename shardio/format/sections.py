@@ -188,7 +188,7 @@ itself a unit, verified as a whole before its hashes are used; otherwise 0."""
 
 
 def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
-    """Return, for each of several shards, an upper bound of the number of units with a hash."""
+    """Return, for each of several shards, an upper bound of the number of its units."""
     found: Counts = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
         found[n_samples == n] = sum(

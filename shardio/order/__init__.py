@@ -88,7 +88,7 @@ class Order:
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the order of one epoch of n positions.
 
-        It depends only on `self` and the arguments.
+        The order depends only on `self` and the arguments.
         """
         raise NotImplementedError
 

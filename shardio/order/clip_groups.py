@@ -5,9 +5,9 @@ clips has n // k groups of k clips; clips left over form a smaller group at a ra
 others.
 
 An epoch permutes the groups of each size among themselves (see `permutation`), and is divided into
-*windows* of 1,024 or more groups. All windows have the same proportions of sizes, so that the start
-of a window can be calculated. Within a window, the groups of a video are spread far apart. Only the
-window of a position is computed, which takes about 250 µs.
+*windows* of at least 1,024 groups, or one window of all. All have the same proportions of sizes, so
+that the start of a window can be calculated. Within a window, the groups of a video are spread far
+apart. Only the window of a position is computed, which takes about 250 µs.
 """
 
 from __future__ import annotations

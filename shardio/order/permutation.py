@@ -25,8 +25,8 @@ SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
 """The number of positions to compute in one call; a call takes 100 µs plus 15 ns per position."""
 ROUNDS: Final = 6
-"""The number of rounds of the Feistel network. By 4 rounds, statistics of rows at a fixed distance
-differ from those of a random permutation; by 5, they do not."""
+"""The number of rounds of the Feistel network. With 4, statistics of rows at a fixed distance
+differ from those of a random permutation; with 5, they do not."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -193,9 +193,9 @@ OF_SAMPLERS = 53
 class SampleGenerators:
     """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
 
-    The position is that in the epoch of all ranks. A batch uses the position of its first sample,
-    and another stream. One Philox generator (J. Salmon et al., 2011) is set to the state of each
-    sample, which takes 1 µs; creating a generator takes 13 µs.
+    Positions count over all ranks. A batch uses the position of its first sample, and another
+    stream. One Philox generator (J. Salmon et al., 2011) is set to the state of each sample, which
+    takes 1 µs; creating a generator takes 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:

@@ -3,7 +3,7 @@
 A draw with replacement looks up a random number in the cumulative weights. Without replacement,
 rows are sorted by -log(u) / weight with a random u, which is equivalent to drawing from the rows
 that are left (P. Efraimidis and P. Spirakis, 2006). Libraries' logarithms differ between machines;
-the one here only uses operations that IEEE 754 rounds exactly.
+`natural_log` only uses operations that IEEE 754 rounds exactly.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
-    """Raise InvalidArgument unless a user's function can be called with one argument, `given`."""
+    """Raise InvalidArgument unless `function` takes one argument, which errors call `given`."""
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     try:

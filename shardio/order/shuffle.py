@@ -6,8 +6,8 @@ one window, and neighbouring samples come from 64 parts of the dataset. A window
 permuted by a Feistel network over the k bits of a position (constants: MurmurHash3, A. Appleby, and
 the golden ratio).
 
-Shard shuffle permutes the shards. Every 8 of this sequence form a window, within which samples are
-permuted. An epoch reads a shard in one window. Memory is proportional to the number of shards.
+Shard shuffle permutes the shards. Every 8 form a window, within which samples are permuted, so that
+an epoch reads a shard in one window only. Memory is proportional to the number of shards.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class PayloadWriter:
         self.dictionaries: dict[str, Dictionary | None] = {
             n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
-        """By field; None before the training, and if there is too little data for it."""
+        """By field, None before training; None also if there is too little data."""
         self.required = Required(0)
         """The features that a reader needs for the records written so far."""
         self.n_spooled = 0

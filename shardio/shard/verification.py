@@ -234,7 +234,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def read_whole(self, section: Section) -> bytes:
-        """Return the bytes of a section without marks, such as a dictionary; always verified."""
+        """Return a section without marks, such as a dictionary; verify it unless verify="off"."""
         end = section.offset + section.size
         if self._verify == "off":
             return bytes(self.read(section, section.offset, end))

@@ -50,7 +50,7 @@ class Field(ABC):
 
     A value is stored as a row of a column or as a record; None is the missing value of an optional
     field. Methods raise SchemaError for a value that does not fit, and ShardCorrupt, without a
-    place, for an invalid record.
+    path, for an invalid record.
     """
 
     __slots__ = ()
@@ -115,7 +115,7 @@ class Field(ABC):
 
     @property
     def record_bytes(self) -> int | None:
-        """The size in bytes of all records of present values; None if it varies."""
+        """The size in bytes of the record of any present value; None if it varies."""
         return None
 
     @property

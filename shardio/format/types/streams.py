@@ -73,7 +73,7 @@ class PacketFlag(IntFlag):
     KEY = 1
     """Decoding can begin at this packet."""
     HIDDEN = 2
-    """The frame is never shown: an edit list excludes it, or other frames only refer to it."""
+    """The frame is never shown: an edit list excludes it, or it is only a reference for others."""
     DISPOSABLE = 4
     """No other frame depends on the frame of this packet."""
 
