@@ -79,9 +79,9 @@ def packet_times(
 class _PacketRun:
     """Consecutive packets without a gap between them, from packet `first` on.
 
-    `low` and `high` bound the time at which the stream would start if all gaps before the run were
-    left out: the time of a packet minus the duration of all samples before the packet. They are in
-    steps of 1 / (2 * `unit`) sample. A tick of the container is `tick` / `unit` samples.
+    Each packet gives a start time of the stream without gaps: the packet's time minus the duration
+    of all earlier samples. `low` and `high` bound this start time, in steps of 1 / (2 * `unit`)
+    sample. A tick of the container is `tick` / `unit` samples.
     """
 
     first: int
@@ -93,7 +93,7 @@ class _PacketRun:
     def begin(self, known: int) -> int:
         """Return a start time within the bounds, in samples.
 
-        If possible, the sample `known`, counted from the first decoded one, is at a whole tick.
+        If possible, it puts the sample `known`, counted from the first one, at a whole tick.
         """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead

@@ -213,7 +213,7 @@ def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]
         yield unit.rstrip(b"\0")  # a start code of four bytes has one more zero at its beginning
 
 
-# Each of the following functions returns the temporal layer of a packet, from 0 up, if no packet of
+# Each `_layer_…` function returns the temporal layer of a packet, from 0 up, if no packet of
 # the same layer refers to the packet. Otherwise it returns ~layer, which is negative.
 
 

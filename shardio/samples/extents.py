@@ -77,7 +77,7 @@ rounded to smaller multiples never overlaps another file."""
 
 
 class ShardFileNumbers:
-    """The files in which some fields of a dataset are stored, numbered as they are concatenated.
+    """The files in which some fields are stored, numbered in the order of concatenation.
 
     Each entry of `groups` is a pair: fields that are stored in the same files, and for each shard
     the number of its file. In a mixture, several shards have the same file if a dataset is a source

@@ -135,7 +135,7 @@ class BatchRows(NamedTuple):
     ) -> tuple[list[int], int]:
         """Reserve `n_bytes` in the heap for each value of a field, from row `first` on.
 
-        Return each value's offset, and the heap bytes in use after the call; `used` are before.
+        `used` heap bytes are in use before. Return each value's offset, and the bytes in use after.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment

@@ -78,7 +78,7 @@ def distinct_sizes(pairs: npt.NDArray[Any]) -> set[tuple[int, int]]:
 
 
 _NEARLY: Final = Fraction(199, 200)
-"""If the shortest audio has this fraction of the longest length, all is padded to one length."""
+"""If the shortest audio has at least this part of the longest length, all gets one length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Mixture(OpenDataset):
     all sources, by absolute paths. The strictest `verify` applies to every source.
 
     Args:
-        sources: the datasets, from which nothing may have been read yet.
+        sources: the datasets; no sample may have been read from them before.
         mixing: the shares of the sources.
     """
 
@@ -71,7 +71,7 @@ class Mixture(OpenDataset):
         """The datasets in the mixture, in order."""
         self.mixing: Final = mixing
         self.has_one_view: Final = all(source.view == sources[0].view for source in sources)
-        """True if the default kind of sample is the same for all sources."""
+        """True if all sources have the same default view (rows or clips)."""
         n_more = len(sources) - _MAX_NAMED
         paths = ", ".join(source.path for source in sources[:_MAX_NAMED])
         path = f"a mixture of {paths}{f' and {n_more} more' if n_more > 0 else ''}"

@@ -59,7 +59,7 @@ class OpenDataset(Dataset):
             stride: use every `stride`-th frame of the video. Not together with `fps`.
             where: the set of clips. "all": a clip every `step` frames, as long as the whole clip is
                 inside the video. "uniform": `per_video` clips per video; the possible first frames
-                are divided into as many equal parts, and a clip starts in the middle of each part.
+                are divided into `per_video` equal parts, and a clip starts in the middle of each.
                 "random": `per_video` clips per video and epoch, with first frames drawn uniformly.
             step: the number of frames from the start of a clip to the start of the next, by default
                 frames * stride, which leaves no gap. Only for "all"; with `fps`, clips start every
@@ -82,7 +82,7 @@ class OpenDataset(Dataset):
                 integers are frame numbers. A clip that would extend beyond the video is moved
                 inside.
             lead: the part of a clip before its event, from 0 to 1, by default 0.5. Unless the clip
-                was moved, the event is at its frame lead * (frames - 1), rounded down.
+                was moved, its frame lead * (frames - 1), rounded down, shows the event.
             times: True to add the times of the clips' frames. For a field `video`, these are
                 `video_pts`, int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the
                 numerator and the denominator of seconds per tick.
