@@ -161,7 +161,7 @@ class TransformError(ShardioError, RuntimeError):
 
 
 class WorkerDied(ShardioError, RuntimeError):
-    """A worker process exited without finishing its task."""
+    """A worker crashed, or raised an unexpected exception, before its task was finished."""
 
 
 class TooManySkipped(ShardioError, RuntimeError):
@@ -193,7 +193,7 @@ class ClosedError(ShardioError, RuntimeError):
 
 
 class InsufficientMemory(ShardioError, MemoryError):
-    """There is not enough memory; the message has the needed and available bytes."""
+    """There is too little memory, or a limit is too low; the message has the needed bytes."""
 
 
 class UnsupportedEnvironment(ShardioError, RuntimeError):
