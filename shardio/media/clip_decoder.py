@@ -140,12 +140,12 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the keyframe `steps` before `first`, at most the first of all; None for it."""
+        """Return the `steps`-th keyframe before `first`, or else the first one; None if none."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Set the start of frames to keyframe `key` if it is after `key` and not after `first`."""
+        """Let frames that start after keyframe `key`, but not after `first`, start at `key`."""
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 

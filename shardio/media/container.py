@@ -142,7 +142,7 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return the missing bytes, by the AMF 0 number `filesize`; it is 0 in live recordings."""
+    """Return how many bytes are missing by the declared `filesize`; 0 in live recordings."""
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:
@@ -152,7 +152,7 @@ def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return the missing bytes. An AVI file of more than 1 GiB (OpenDML) has several chunks."""
+    """Return how many bytes are missing. An AVI file above 1 GiB (OpenDML) has several chunks."""
     offset = 0
     while offset + 12 <= n_bytes:
         file.seek(offset)

@@ -1,7 +1,7 @@
 """Open decoders from the parameters of a stream, without its container.
 
-Decoders use one thread, and all damage that they detect is an error. A parameter that is missing,
-unknown or invalid causes a MediaError, because parameters come from files.
+Decoders use one thread, and all damage that they detect is an error. An unknown codec
+or an invalid parameter causes a MediaError, because parameters come from files.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class ImageFacts:
     """The properties of a picture that its header contains.
 
     `height` and `width` are those of the upright picture. `channels` is 1 for grey, 2 for grey and
-    alpha, 3 for RGB, 4 for RGBA or CMYK; a palette counts as its colours. `orientation` is the
-    number of the orientation in EXIF, from 1 to 8.
+    alpha, 3 for RGB, 4 for RGBA or CMYK; for a palette, those of its colours. `orientation`
+    is the number of the orientation in EXIF, from 1 to 8.
     """
 
     format: str
