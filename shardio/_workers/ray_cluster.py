@@ -125,8 +125,7 @@ EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
 """A job is given up after this number of machines were lost while they ran the job.
 
-Machines that may have run the job are counted apart; if there are more running machines than
-MAX_LOST, their number is the limit.
+Machines that may have run the job count apart; their limit is max(MAX_LOST, running machines).
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2  # the number of jobs per CPU of the cluster, including the one that is running

@@ -76,9 +76,8 @@ class _Sender:
 class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
-    Threads may share the iterator, which closes itself at the end. At most `most_bytes` are in
-    flight from all workers together. `say` gets a line of text: first the address of the socket,
-    then a line for each worker that finishes.
+    Threads may share the iterator, which closes itself at the end. All workers together have up to
+    `most_bytes` in flight. `say` gets the address of the socket, then a line per finished worker.
     """
 
     def __init__(
