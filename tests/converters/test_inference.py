@@ -75,12 +75,11 @@ COLUMNS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_columns_of_several_files_are_those_of_pyarrow(suffix: str, tmp_path: Path) -> None:
+def test_columns_of_several_files_as_of_pyarrow(suffix: str, root: Path, tmp_path: Path) -> None:
     files = [{name: arrays[n] for name, arrays in COLUMNS.items()} for n in range(3)]
-    (tmp_path / "in").mkdir()
     for n, columns in enumerate(files):
-        WRITERS[suffix](tmp_path / "in" / f"{n}.{suffix}", columns)
-    report = convert(tmp_path / "in", tmp_path / "out")
+        WRITERS[suffix](root / f"{n}.{suffix}", columns)
+    report = convert(root, tmp_path / "out")
     assert report.counts == {"converted": 3}
     expected = pa.concat_tables(map(pa.table, files), promote_options="permissive")
     with shardio.open(tmp_path / "out") as dataset:
@@ -97,28 +96,26 @@ def test_columns_of_several_files_are_those_of_pyarrow(suffix: str, tmp_path: Pa
             assert values == expected[name].to_pylist(), name
 
 
-def test_what_lies_where_a_value_is_null_is_no_number_that_is_too_large(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+def test_what_lies_where_a_value_is_null_is_no_number(root: Path, tmp_path: Path) -> None:
     mask = pa.py_buffer(b"\x01")  # the second one is null
     numbers = pa.Array.from_buffers(
         pa.int64(), 2, [mask, pa.py_buffer(np.array([5, 1 << 60]).tobytes())]
     )
-    WRITERS["arrow"](tmp_path / "in" / "0.arrow", {"x": numbers})
-    WRITERS["arrow"](tmp_path / "in" / "1.arrow", {"x": [0.5]})
-    convert(tmp_path / "in", tmp_path / "out")
+    WRITERS["arrow"](root / "0.arrow", {"x": numbers})
+    WRITERS["arrow"](root / "1.arrow", {"x": [0.5]})
+    convert(root, tmp_path / "out")
     assert [plain(one["x"]) for one in read(tmp_path / "out")] == [5, None, 0.5]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
-def test_a_whole_number_that_no_float_is_breaks_its_file(suffix: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+def test_a_whole_number_no_float_is_breaks_it(suffix: str, root: Path, tmp_path: Path) -> None:
     for n, value in enumerate(([1 << 53], [0.5], [(1 << 53) + 1])):
-        path = tmp_path / "in" / f"{n}.{suffix}"
+        path = root / f"{n}.{suffix}"
         if suffix == "npy":
             np.save(path, np.array(value))
         else:
             pq.write_table(pa.table({"x": value}), path)
-    report = convert(tmp_path / "in", tmp_path / "out")
+    report = convert(root, tmp_path / "out")
     assert report.counts == {"converted": 2, "broken": 1}
     (broken,) = report.broken
     assert broken.name == f"2.{suffix}"
@@ -146,9 +143,7 @@ def test_arrays_of_several_files(suffix: str, root: Path, tmp_path: Path, *, row
         assert np.array_equal(found, expected)
 
 
-def test_an_append_takes_numbers_that_fit_and_makes_no_field_wider(tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    root.mkdir()
+def test_an_append_makes_no_field_wider(root: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), root / "0.parquet")
     convert(root, tmp_path / "out")
     pq.write_table(pa.table({"x": pa.array([3], "int32")}), root / "1.parquet")
