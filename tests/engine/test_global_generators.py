@@ -287,9 +287,11 @@ def test_the_programs_generator_of_torch_is_left_as_it_was(
 
 @pytest.mark.usefixtures("stand_in")
 def test_torch_is_imported_as_without_a_loader_and_not_by_it(folder: str) -> None:
+    finders = [*sys.meta_path]
     with loading(folder, num_workers=0) as loader:
         drawn(loader)
     assert "torch" not in sys.modules
+    assert sys.meta_path == finders
 
     def look(sample: dict[str, Any]) -> dict[str, Any]:
         import torch
@@ -300,6 +302,24 @@ def test_torch_is_imported_as_without_a_loader_and_not_by_it(folder: str) -> Non
 
     with loading(folder, transform=look, num_workers=0) as loader:
         drawn(loader)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_transform_that_imports_torch_inside_of_another_leaves_it_keyed(folder: str) -> None:
+    with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
+        expected = drawn(loader)
+    del sys.modules["torch"]
+    nested: list[Any] = []
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if not nested:
+            with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
+                nested.append(drawn(loader))
+        return draw_from_stand_in(sample)
+
+    with loading(folder, transform=transform, num_workers=0) as loader:
+        assert drawn(loader) == expected
+    assert nested == [expected]
 
 
 @pytest.mark.usefixtures("stand_in")
