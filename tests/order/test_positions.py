@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardio.format.checksum import hash_bytes
 from shardio.order import FullShuffle, Ordering, Sequential
 from shardio.order import clip_groups as groups
 from shardio.order.clip_groups import ClipGroupOrdering, ClipGroups
@@ -92,7 +93,7 @@ KINDS = {
             st.sampled_from(["stop", "repeat"]),
             st.sampled_from(SOURCES),
         ),
-        ([(1, 500), (1, 500)], "repeat", FullShuffle()),
+        ([(5, 700), (2, 500), (1, 60)], "repeat", FullShuffle()),
         is_permutation=False,
     ),
 }
@@ -124,3 +125,24 @@ def test_another_seed_or_epoch_gives_another_order(name: str) -> None:
     found = [make(seed=seed, epoch=epoch).at(np.arange(n)) for seed, epoch in keys]
     assert len({rows.tobytes() for rows in found}) == len(keys)
     assert all(np.mean(a == b) < 0.06 for a, b in zip(found, found[1:], strict=False))
+
+
+DIGESTS = {
+    "full": 0x4339B7E0731EFBD0,
+    "blocks": 0x0A10039EC3F4870C,
+    "blocks of clips": 0x99E519C4E9E1B524,
+    "shards": 0x4793EB68A3C88C0A,
+    "clips": 0x35E6F82277B805FF,
+    "weights": 0xABABC4F6D6081A4B,
+    "mixture": 0xD4E9A26773380486,
+}
+
+
+@pytest.mark.parametrize(("name", "digest"), DIGESTS.items())
+def test_a_whole_order_is_what_it_always_was(name: str, digest: int) -> None:
+    kind = KINDS[name]
+    n, make = kind.make(*kind.example)
+    positions = np.arange(n)[::-1].copy()
+    rows = make(seed=2**40 + 5, epoch=3).at(positions)
+    assert hash_bytes(rows.astype("<i8").data) == digest
+    assert np.array_equal(positions, np.arange(n)[::-1])  # they are the caller's
