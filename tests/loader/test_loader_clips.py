@@ -32,6 +32,7 @@ from shardio.format.layout import Kind
 from shardio.media import VideoFile
 from shardio.samples import decoding
 from shardio.samples.clips import Clip, Clips
+from shardio.samples.field_sources import Keys
 from tests.loading import (
     WORKERS,
     bits,
@@ -188,6 +189,19 @@ def test_the_place_of_a_crop_is_drawn_for_each_clip(folder: str, frames: Frames)
     center = epoch(folder, Clip(2, step=2, size=(HEIGHT, HEIGHT)))
     left = (WIDTH - HEIGHT) // 2
     np.testing.assert_array_equal(center[0][2], frames(0)[:2, :, left : left + HEIGHT])
+
+
+def test_starts_and_crops_are_drawn_as_they_always_were(folder: str) -> None:
+    with ShardDataset(folder) as dataset:
+        view = dataset.clips(2, where="random", per_video=3, size=(16, 24), crop="random")
+        codes, places = view.draws(np.arange(3), Keys(seed=7, epoch=3, positions=np.arange(10, 13)))
+    assert codes.tolist() == [15, 18, 16]
+    assert places is not None
+    assert (places * 2**32).astype(np.int64).tolist() == [
+        [120798781, 1162110323],
+        [2939149569, 1094852406],
+        [1586697510, 2364649199],
+    ]
 
 
 @pytest.mark.parametrize("where", ["all", "random", "uniform"])

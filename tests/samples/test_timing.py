@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardio import EncodedStream
+from shardio.errors import MediaError
 from shardio.format.types.streams import PacketFlag, pack_packets
 from shardio.order.permutation import keyed_hashes
 from shardio.samples.clips import Clip, Clips, Events
@@ -206,3 +208,19 @@ def test_times_that_are_far_apart_do_not_wrap_around() -> None:
     assert times.on_show(Fraction((1 << 64) - 1), Fraction(1 << 40), 2).tolist() == [2, 2]
     assert times.start_at_share(1, 2, Fraction((1 << 63) - 1)) == 1 << 63
     assert times.inside(Fraction(1 << 64), Fraction(5)) == (1 << 64) - 6
+
+
+def test_a_table_that_counts_other_frames_is_refused() -> None:
+    stream = Made([(0, False), (1, True)], Fraction(1, 25), 1, is_known=True).stream()
+    other = replace(stream, n_frames=2)
+    with pytest.raises(MediaError, match="holds 1 frames; expected 2"):
+        _ = FrameTimes(other).pts
+
+
+def test_a_clip_that_would_end_with_the_video_is_moved_by_a_tick() -> None:
+    # From the frame at tick 32 the last time would be 40, the end; the latest that fits is 31.
+    times = FrameTimes(
+        Made([(k * 4, False) for k in range(10)], Fraction(1, 100), 4, True).stream()
+    )
+    assert times.inside(Fraction(32), Fraction(8)) == 31
+    assert times.inside(Fraction(63, 2), Fraction(8)) == Fraction(63, 2)
