@@ -72,6 +72,11 @@ def test_a_line_that_reaches_just_to_the_end_of_its_tables_is_right() -> None:
     assert not is_broken(line())
 
 
+@pytest.mark.parametrize("name", ["numerator", "denominator", "width", "height", "parameter_bytes"])
+def test_a_line_of_a_stream_has_each_of_its_numbers(name: str) -> None:
+    assert is_broken(line(**{name: 0}))
+
+
 @pytest.mark.parametrize("name", [n for n in STREAM_DTYPE.names or () if "first" not in n])
 def test_the_line_of_no_stream_has_only_its_place(name: str) -> None:
     empty = np.zeros(1, STREAM_DTYPE)
