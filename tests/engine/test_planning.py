@@ -86,6 +86,25 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def test_the_order_of_an_epoch_is_arranged_once(
+    labels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arranged, arrange = list[int](), FullShuffle.arrange
+
+    def counted(self: Any, samples: Any, n: int, *, seed: int, epoch: int) -> Any:
+        arranged.append(epoch)
+        return arrange(self, samples, n, seed=seed, epoch=epoch)
+
+    monkeypatch.setattr(FullShuffle, "arrange", counted)
+    plan, other = (EpochPlan(epoch, RankPartition(N, 0, 13), FullShuffle()) for epoch in (3, 4))
+    with shardio.open(labels) as dataset:
+        index_planner = IndexPlanner(RowView(dataset), seed=5)
+        for each in (plan, plan, other):
+            index_planner.at(each, np.arange(5))
+            index_planner.index_chunk(each, 0)
+    assert arranged == [3, 4]
+
+
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("tail", ["short", "pad"])
 @pytest.mark.parametrize("first", [0, 40])

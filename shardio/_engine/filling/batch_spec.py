@@ -195,10 +195,7 @@ class IndexPlanner:
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
         """Return a chunk that contains the samples of a step, and the slice with these samples."""
         partition, n_workers = plan.partition, self.n_workers
-        if plan is not self._plan:
-            self._plan = None  # if Ctrl-C interrupts the next lines, the chunks have no plan
-            self._chunks, self._order = {}, self._order_of(plan)
-            self._plan = plan
+        self._use(plan)
         found = self._chunks.get(step % n_workers)
         if found is None or not found[0] <= step < found[1]:
             found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
@@ -209,9 +206,9 @@ class IndexPlanner:
         return chunk, slice(start, stop)
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
-        order = self._order if plan is self._plan else self._order_of(plan)
+        self._use(plan)
         keys = Keys(self._seed, plan.epoch, positions)
-        return IndexChunk(self._view, order.at(positions), keys, plan.tokens)
+        return IndexChunk(self._view, self._order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
         """Return a chunk with sample `number` of the view, as in epoch 0 without shuffling."""
@@ -222,9 +219,13 @@ class IndexPlanner:
     def _samples(self) -> Samples:
         return samples_of(self._view)
 
-    def _order_of(self, plan: EpochPlan) -> Ordering:
+    def _use(self, plan: EpochPlan) -> None:
+        if plan is self._plan:
+            return
+        self._plan = None  # if Ctrl-C interrupts the next lines, the chunks have no plan
         n, epoch = plan.partition.n, plan.epoch
-        return plan.order.arrange(self._samples, n, seed=self._seed, epoch=epoch)
+        order = plan.order.arrange(self._samples, n, seed=self._seed, epoch=epoch)
+        self._chunks, self._order, self._plan = {}, order, plan
 
     def _compute_chunk(self, plan: EpochPlan, step: int) -> tuple[int, int, IndexChunk]:
         partition, every = plan.partition, self.n_workers
