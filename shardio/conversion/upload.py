@@ -219,6 +219,7 @@ class Upload(Closing):
             make_folder(remote.cache_folder)
             self._lock_locally(f"{remote.cache_folder}/converting.lock", name >> 2)
             self._clean_up()
+            was_interrupted = os.path.exists(self.folder)
             if plan_path(Path(self.folder, WORK_FOLDER)) is None:
                 # An earlier process was killed while it wrote Python samples, which have no journal
                 # from which the conversion could be resumed.
@@ -226,6 +227,8 @@ class Upload(Closing):
             self._is_converted = holds_dataset(self.folder)
             self._has_lease = self._lease.is_held()
             self._begin(resume=resume)
+            # If shards may be in the store, the folder keeps the lease until there is a dataset.
+            make_folder(self.folder if was_interrupted else os.path.dirname(self.folder))
         except BaseException:
             self.close()
             raise
@@ -258,7 +261,6 @@ class Upload(Closing):
             self._lease.acquire()
             self._has_lease = True
             self._is_published()  # Another upload may have published since the first check.
-        make_folder(os.path.dirname(self.folder))
 
     def _is_published(self) -> bool:
         """Return True if this dataset is already published; raise DatasetExists if another is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -445,3 +445,25 @@ def test_the_command_converts_into_a_store(
     assert cli.main(command) == 0
     assert "4 samples" in capsys.readouterr().out
     assert place.texts() == WORDS
+
+
+def test_an_interrupted_upload_of_samples_is_converted_again_after_any_failure(
+    place: Place,
+) -> None:
+    def samples(n_good: int) -> Iterator[dict[str, int]]:
+        yield from ({"number": n} for n in range(n_good))
+        if n_good < 5:
+            raise ValueError("a mistake")
+
+    place.store.fail("denied", "generations", times=99, method="PUT")
+    with pytest.raises(StoreAccessDenied):
+        place.convert(samples(5))
+    place.store.proxy.forget()
+    with pytest.raises(ValueError, match="a mistake"):
+        place.convert(samples(2))
+    with pytest.raises(InvalidArgument, match="resume: not for samples"):
+        place.convert(samples(5), resume=True)
+    place.store.fail("denied", r"\.shard", times=99, method="PUT")
+    assert place.convert(samples(5)).n_samples == 5  # without a shard that is there
+    assert "conversion.json" not in place.objects()
+    assert place.left_here() == []
