@@ -19,7 +19,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio._workers.tasks.zeromq import zeromq
-from shardio.errors import InsufficientMemory, UnsupportedEnvironment
+from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving import Server, make_server
 from shardio.serving.client.connection import Link
 from shardio.serving.client.protocol import VERSION, MalformedMessage, pack, parse
@@ -215,6 +215,22 @@ def test_a_session_keeps_so_many_questions_and_no_more() -> None:
     going.set()
     session.join(PATIENCE_S)
     assert not session.is_running
+
+
+def test_a_loader_whose_state_cannot_be_sent_is_closed_and_reported(path: str) -> None:
+    said, made = list[bytes](), list[ShardLoader]()
+
+    def make_loader(options: dict[str, Any]) -> ShardLoader:
+        made.append(ShardLoader(path, 2, num_workers=0, output="numpy"))
+        made[0].state_dict = lambda: {1: {2}}  # type: ignore[method-assign, dict-item]
+        return made[0]
+
+    asked = {"options": {}, "most_bytes": 1}
+    session = Session(asked, make_loader, {}, lambda _, frames: said.extend(frames))
+    session.join(PATIENCE_S)
+    assert b'"failed"' in said[-1] and not session.is_running
+    with pytest.raises(ClosedError):
+        iter(made[0])
 
 
 def test_ending_sessions_are_bounded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
