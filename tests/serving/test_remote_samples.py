@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +17,9 @@ from shardio import InvalidArgument, MultiLoader
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
 from shardio.serving import Server
+from shardio.serving.client.connection import Lost, Servers
 from shardio.serving.client.remote_loader import RemoteLoader
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import Gate, refuse_sample_7, serving
 from tests.shards import EVERY_FIELD, same_in_batch
 
@@ -51,6 +53,25 @@ def test_every_iteration_is_the_next_epoch(server: Server, second: Server) -> No
         last = _labels(one)
     assert [sorted(each) for each in (*epochs, last)] == [list(range(30))] * 3
     assert len({tuple(each) for each in (*epochs, last)}) == 3
+
+
+def test_kill_ends_the_wait_for_a_server_that_is_away(path: str) -> None:
+    with serving(path) as server:
+        far = MultiLoader(address=server.address)
+        list(far)
+    lose, is_waiting = Servers.lose, threading.Event()
+
+    def note(self: Servers, lost: Lost) -> None:
+        is_waiting.set()
+        lose(self, lost)
+
+    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Servers, "lose", note)
+        waiting = pool.submit(list, far)
+        assert is_waiting.wait(PATIENCE_S)
+        far.kill()
+        with pytest.raises(ClosedError):
+            waiting.result()
 
 
 def test_an_iteration_that_goes_on_beside_the_next_is_over(server: Server) -> None:
