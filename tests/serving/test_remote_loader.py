@@ -90,7 +90,10 @@ def test_epochs_without_a_batch_are_warned_of_once(server: Server) -> None:
         {"fields": ["label", "note"], "shuffle": "blocks"},
         {"shuffle": "shards", "fields": ["label"]},
         {"sampler": [5, 3, 3, 7], "shuffle": False},
-        {"sampler": WeightedSampler(np.arange(30) / 7, n_draws=9), "shuffle": False},
+        {
+            "sampler": WeightedSampler(np.arange(30) / 7, replacement=False, n_draws=9),
+            "shuffle": False,
+        },
         {"fields": ["points", "cloud"], "collate": {"points": "pad", "cloud": (2, None, 4)}},
         {"fields": ["points"], "collate": "ragged", "tail": "pad"},
         {"verify": "off", "tail": "drop", "fields": ["label"]},
