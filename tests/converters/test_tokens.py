@@ -107,8 +107,8 @@ def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"1234")
     refused: list[tuple[dict[str, Any], str]] = [
-        ({}, "dtype is None; it must be one of uint8, uint16, uint32, int32, int64"),
-        ({"dtype": "float32"}, "dtype is 'float32'; it must be one of"),
+        ({}, "dtype (--dtype) is None; it must be one of uint8, uint16, uint32, int32, int64"),
+        ({"dtype": "float32"}, "is 'float32'; it must be one of"),
         ({"dtype": "uint16", "eot": -1}, "eot is -1"),
         ({"dtype": "uint16", "eot": 65_536}, "eot is 65536: out of range for uint16"),
         ({"dtype": "uint16", "length": 0}, "length is 0"),

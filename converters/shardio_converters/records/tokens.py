@@ -45,7 +45,7 @@ class TokenFiles(Converter):
     """Tokens per sample (default: 1024)."""
 
     def __post_init__(self) -> None:
-        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("dtype (--dtype)", self.dtype, DTYPES)
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
             raise InvalidArgument(f"eot is {self.eot!r}; it must be a token, a whole number from 0")
         if self.eot is not None and self.eot > np.iinfo(str(self.dtype)).max:

@@ -290,12 +290,16 @@ def _filled(template: str, chunk: int, file: int, camera: str | None = None) -> 
     values: dict[str, Any] = {"chunk_index": int(chunk), "file_index": int(file)}
     if camera is not None:
         values["video_key"] = camera
-    for _, hole, width, conversion in Formatter().parse(template):
+    try:
+        parts = [*Formatter().parse(template)]
+    except ValueError as error:
+        raise MediaError(f"{template!r}: {error}") from error
+    for _, hole, width, conversion in parts:
         if hole is None:
             continue
         if hole not in values or conversion or not _WIDTH.fullmatch(width or ""):
             raise MediaError(
-                f"{template!r}: found {hole}, expected {', '.join(values)}, with up to 9 digits"
+                f"{template!r}: found {hole!r}, expected {', '.join(values)}, with up to 9 digits"
             )
     name = template.format(**values)
     if os.path.isabs(name) or os.path.normpath(name) != name or name.startswith(".."):
