@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import platform
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,9 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress
+from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
+from tests.faults.failing import before_calls
 from tests.lines import (
     Lines,
     check_resumes,
@@ -327,3 +333,34 @@ def test_on_error_stop_ends_at_an_input_that_crashes_workers(lines: Path, tmp_pa
     (lines / "b" / "3.txt").write_text("kill")
     report = convert(lines, tmp_path / "out", workers=2, on_error="stop")
     assert report.stopped and texts(tmp_path / "out") == ["one", "two"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_conversion_killed_in_its_clean_up_is_resumed(
+    lines: Path, tmp_path: Path, *, overwrite: bool
+) -> None:
+    out, finish, n_left = tmp_path / "out", Staging.finish, 0
+
+    def act(*_: str) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise KeyboardInterrupt
+
+    convert(lines, tmp_path / "whole")
+    for limit in itertools.count():
+        shutil.rmtree(out, ignore_errors=True)
+        if overwrite:
+            convert(lines, out, shard_bytes=77)
+        n_left = limit
+        with pytest.MonkeyPatch.context() as patch:
+            watch = partial(before_calls, patch, act)
+            patch.setattr(Staging, "finish", lambda self, watch=watch: (finish(self), watch()))
+            with contextlib.suppress(KeyboardInterrupt):
+                convert(lines, out, overwrite=overwrite)
+                break
+        if any(out.glob(".conversion/*")):
+            assert len(convert(lines, out, resume=True).inputs) == N_INPUTS
+            assert not (out / ".conversion").exists()
+        assert contents(out) == contents(tmp_path / "whole")
+    assert limit > 8

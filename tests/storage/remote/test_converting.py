@@ -6,6 +6,7 @@ import platform
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -467,3 +468,33 @@ def test_an_interrupted_upload_of_samples_is_converted_again_after_any_failure(
     assert place.convert(samples(5)).n_samples == 5  # without a shard that is there
     assert "conversion.json" not in place.objects()
     assert place.left_here() == []
+
+
+def test_few_shards_are_uploaded_at_once_and_few_wait(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, submitted, may_end = list[str](), list[str](), threading.Event()
+
+    def slow(_: object, path: str, *__: object) -> None:
+        begun.append(path)
+        assert may_end.wait(60)
+
+    monkeypatch.setattr("shardio.conversion.upload.upload_shard", slow)
+    uploader = ShardUploader(ObjectStore(store.url("busy"), store.options), "")
+
+    def submit() -> None:
+        for n in range(13):
+            path = tmp_path / str(n)
+            path.touch()
+            uploader.submit(str(path), ShardSummary("000000-000.shard", 1, 1, "0"))
+            submitted.append(str(path))
+
+    with ThreadPoolExecutor(1) as pool:
+        submission = pool.submit(submit)
+        with pytest.raises(TimeoutError):
+            submission.result(0.5)
+        assert (len(begun), len(submitted)) == (4, 12)
+        may_end.set()
+        submission.result(60)
+    uploader.finish()
+    assert len(begun) == 13 and not any(path.suffix != ".sent" for path in tmp_path.iterdir())
