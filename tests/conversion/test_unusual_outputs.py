@@ -15,6 +15,7 @@ from shardio.errors import DatasetExists, DatasetNotFound
 from shardio.export import export
 from shardio.maintenance import merge, reshard
 from shardio.storage.fs import to_checksummed_json
+from tests.faults.failing import before_calls
 from tests.lines import OLD, contents, convert, leave_killed, texts, write
 
 OPTIONS: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
@@ -112,6 +113,18 @@ def test_a_dataset_being_replaced_takes_no_append(lines: Path, killed_replacemen
         convert(lines, killed_replacement, append=True)
     convert(lines, killed_replacement, resume=True)
     assert texts(killed_replacement) == OLD
+
+
+def test_a_replaced_dataset_returns_with_its_pointer_last(
+    lines: Path, killed_replacement: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: list[str] = []
+    before_calls(monkeypatch, lambda kind, path: restored.append(path))
+    convert(lines, killed_replacement, resume=True)
+    places = [
+        restored.index(str(killed_replacement / name)) for name in ("generations", "dataset.json")
+    ]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
