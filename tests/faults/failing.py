@@ -29,6 +29,7 @@ class FailingDisk:
     def __init__(self, code: int = 0, fail_at: int = -1, *, for_good: bool = False) -> None:
         self.calls: list[Call] = []
         self.refused: Call | None = None
+        self.refused_paths: set[str] = set()  # several, where threads are at work
         self.code, self._fail_at, self._for_good = code, fail_at, for_good
 
     def perform(
@@ -40,6 +41,7 @@ class FailingDisk:
         if n == self._fail_at or (self._for_good and n > self._fail_at >= 0):
             if self.refused is None:
                 self.refused = call
+            self.refused_paths.add(path)
             raise OSError(self.code, os.strerror(self.code), path)
         return function(*given, **named)
 
