@@ -67,9 +67,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("access", "verify"), [("mmap", "first"), ("pread", "always")])
-def test_samples_have_the_added_fields_behind_the_others(
-    added: Path, access: Any, verify: Any
-) -> None:
+def test_samples_list_added_fields_last(added: Path, access: Any, verify: Any) -> None:
     with open_dataset(added, access=access, verify=verify) as dataset:
         assert dataset.schema == SCHEMA
         assert [list(sample) for sample in dataset[:2]] == [list(SCHEMA)] * 2
@@ -144,9 +142,7 @@ def transformed(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, A
     ],
     ids=lambda options: str(options).replace(str(transformed), "transformed"),
 )
-def test_batches_are_those_of_a_dataset_that_was_written_whole(
-    whole: Path, added: Path, options: dict[str, Any]
-) -> None:
+def test_batches_match_a_whole_dataset(whole: Path, added: Path, options: dict[str, Any]) -> None:
     found = batches(added, **options)
     assert found == batches(whole, **options)
     assert len(found) == 2 * -(-(11 if "subset" in options else N) // 5)
@@ -200,9 +196,7 @@ def test_a_file_beside_that_is_cut_short_is_named(tmp_path: Path, access: Any) -
 
 
 @pytest.mark.parametrize("field", ["frames", "note", None])
-def test_what_killed_a_worker_is_looked_for_among_the_files_that_it_read(
-    tmp_path: Path, field: str | None
-) -> None:
+def test_crash_error_checks_the_files_of_the_field(tmp_path: Path, field: str | None) -> None:
     folder = with_added(tmp_path / "d", "note", "frames")
     with open_dataset(folder) as dataset:
         assert len(dataset.reader(1, "frames")) == 8

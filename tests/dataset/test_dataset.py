@@ -89,9 +89,7 @@ def test_a_slice_is_a_list_of_samples(folders: dict[int, str], part: slice) -> N
         *((index, TypeError) for index in (1.5, 1.0, "3", None, (1, 2))),
     ],
 )
-def test_what_is_no_number_of_a_sample_is_an_error(
-    folders: dict[int, str], index: Any, error: type[Exception]
-) -> None:
+def test_invalid_index_raises(folders: dict[int, str], index: Any, error: type[Exception]) -> None:
     with ShardDataset(folders[3]) as dataset:
         message = folders[3] if error is IndexError else None
         with pytest.raises(error, match=message):
@@ -251,9 +249,7 @@ def test_a_sample_that_does_not_fit_is_refused_and_the_writer_goes_on(tmp_path: 
 
 
 @pytest.mark.parametrize("then", ["append", "close"])
-def test_a_full_disk_is_an_error_about_the_dataset_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_full_disk_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     with pytest.raises(OSError, match="No space left.*free some space") as caught:
         with monkeypatch.context() as patch, DatasetWriter(tmp_path / "d", LABELS) as writer:
             if then == "close":
@@ -294,9 +290,7 @@ def test_shard_bytes_of_nothing_is_refused(tmp_path: Path) -> None:
 # --- in other processes ---------------------------------------------------------------------
 
 
-def test_a_pickled_dataset_is_opened_anew_with_the_samples_that_it_shows(
-    folders: dict[int, str],
-) -> None:
+def test_pickled_dataset_reopens_with_its_samples(folders: dict[int, str]) -> None:
     with open_dataset(folders[3], verify="always", access="pread") as whole:
         assert whole[20]["label"] == 20, "files are open"
         with whole.select([30, 2, 30]) as chosen:
@@ -307,9 +301,7 @@ def test_a_pickled_dataset_is_opened_anew_with_the_samples_that_it_shows(
                     assert same_sample(found[-1], dataset[-1])
 
 
-def test_a_pickled_dataset_is_found_from_another_folder(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_full_path(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(three.parent)
     with open_dataset(three.name) as dataset:
         stored = pickle.dumps(dataset)

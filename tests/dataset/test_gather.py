@@ -96,17 +96,13 @@ def rows_at_random(n: int = 300) -> npt.NDArray[np.int64]:
 
 @pytest.mark.parametrize("n_shards", [1, 3, 400])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_gather_delivers_the_rows_that_were_written(
-    datasets: dict[int, ShardDataset], name: str, n_shards: int
-) -> None:
+def test_gather_returns_rows(datasets: dict[int, ShardDataset], name: str, n_shards: int) -> None:
     for rows in (rows_at_random(), np.arange(N_SAMPLES)):
         assert np.array_equal(gathered(datasets[n_shards], name, rows), VALUES[name][rows])
 
 
 @pytest.mark.parametrize("name", ["vector", "odd"])
-def test_rows_with_padding_may_be_more_than_pass_through_the_cache_at_a_time(
-    datasets: dict[int, ShardDataset], name: str
-) -> None:
+def test_padded_rows_fill_several_chunks(datasets: dict[int, ShardDataset], name: str) -> None:
     rows = np.random.default_rng(0).integers(0, N_SAMPLES, 20_000)
     assert np.array_equal(gathered(datasets[3], name, rows), VALUES[name][rows])
 
@@ -135,9 +131,7 @@ def maps_of(folder: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["row", "odd"])
-def test_a_gather_maps_the_column_and_its_hashes_and_closing_unmaps_both(
-    three: str, name: str
-) -> None:
+def test_gather_maps_column_and_hashes_until_close(three: str, name: str) -> None:
     with ShardDataset(three) as dataset:
         gather = dataset.gather(name)
         assert maps_of(three) == 3 * 3  # of each shard: the file, the column, its hashes
@@ -159,9 +153,7 @@ def test_what_was_mapped_before_a_file_was_found_missing_goes_with_the_dataset(t
 
 
 @pytest.mark.parametrize(("name", "verify"), [("row", "off"), ("vector", "first")])
-def test_no_hashes_are_mapped_where_none_are_compared_in_the_block(
-    three: str, name: str, verify: Verify
-) -> None:
+def test_hashes_are_mapped_only_to_be_compared(three: str, name: str, verify: Verify) -> None:
     with ShardDataset(three, verify=verify) as dataset:
         dataset.gather(name)
         assert maps_of(three) == 3 * 2
@@ -195,9 +187,7 @@ def test_off_delivers_a_flipped_bit(three: str, name: str) -> None:
 
 @pytest.mark.parametrize("verify", ["first", "always"])
 @pytest.mark.parametrize("name", HASHED_BY_ROW)
-def test_a_flipped_bit_in_a_large_row_is_named_by_file_field_sample_and_offset(
-    three: str, name: str, verify: Verify
-) -> None:
+def test_flipped_bit_in_a_large_row_is_located(three: str, name: str, verify: Verify) -> None:
     with ShardDataset(three, verify=verify) as dataset:
         path, offset = flip_row(dataset, name, at=2047)
         rows = [5, ROW + 1, ROW, 1200, ROW - 1]
@@ -214,9 +204,7 @@ def test_a_flipped_bit_in_a_large_row_is_named_by_file_field_sample_and_offset(
 
 @pytest.mark.parametrize("verify", ["first", "always"])
 @pytest.mark.parametrize(("name", "first_of_run"), [("label", 0), ("vector", 0), ("long", 256)])
-def test_a_flipped_bit_in_a_run_is_named_by_the_first_sample_of_the_run(
-    three: str, name: str, first_of_run: int, verify: Verify
-) -> None:
+def test_damaged_run_is_located(three: str, name: str, first_of_run: int, verify: Verify) -> None:
     with ShardDataset(three, verify=verify) as dataset:
         path, offset = flip_row(dataset, name)
         stride = COLUMNS.columns[name].stride
@@ -242,9 +230,7 @@ def test_first_checks_a_unit_once_and_always_every_time(three: str, name: str) -
 
 
 @pytest.mark.parametrize("name", [*HASHED_BY_ROW, "vector", "long"])
-def test_checking_other_rows_or_runs_of_other_shards_marks_none_of_this(
-    three: str, name: str
-) -> None:
+def test_checking_marks_only_the_runs_that_were_read(three: str, name: str) -> None:
     shared = [ROW] if name in HASHED_BY_ROW else np.arange(433, 866)
     with ShardDataset(three) as dataset:
         gathered(dataset, name, np.delete(np.arange(N_SAMPLES), shared))
@@ -277,9 +263,7 @@ def test_datasets_that_share_marks_check_once_between_them(three: str, name: str
 
 @pytest.mark.parametrize("verify", ["first", "always"])
 @pytest.mark.parametrize("name", ["row", "long"])
-def test_a_damaged_hash_is_damage_of_the_index_and_not_of_the_row(
-    three: str, name: str, verify: Verify
-) -> None:
+def test_damaged_hash_is_reported_as_index_damage(three: str, name: str, verify: Verify) -> None:
     with ShardDataset(three, verify=verify) as dataset:
         section = dataset.reader(1).hashes_section(name)
         flip(Path(dataset.reader(1).path), section.offset)

@@ -32,9 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("required", [["column_groups", "tags"], ["tags"]])
-def test_a_generation_that_needs_what_is_not_known_is_refused_by_name(
-    folder: Path, required: list[str]
-) -> None:
+def test_unknown_required_features_are_refused(folder: Path, required: list[str]) -> None:
     place = forge(generation_file(folder, 3), lambda g: g.update(required=required))
     with pytest.raises(ShardUnsupported, match=rf"{place}: needs 'tags', which this shardio"):
         open_dataset(folder)

@@ -36,9 +36,7 @@ def labels(dataset: ShardDataset) -> list[int]:
     return [int(sample["label"]) for sample in dataset]
 
 
-def test_the_next_generation_has_the_lineage_of_the_first_and_what_is_not_changed(
-    folder: Path,
-) -> None:
+def test_next_generation_keeps_lineage_and_unchanged_values(folder: Path) -> None:
     first = load(folder)
     second = publish_next(folder, first, classes=("a", "b"))
     assert (second.number, second.lineage) == (2, first.lineage)
@@ -80,9 +78,7 @@ def test_a_generation_that_a_killed_writer_did_not_publish_is_removed(folder: Pa
     assert load(folder) == later
 
 
-def test_a_file_system_without_locks_is_refused_and_nothing_is_left_there(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_needs_locks(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -111,9 +107,7 @@ def _race(folder: str, number: int, barrier: Any, queue: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
-    folder: Path, number: int
-) -> None:
+def test_one_of_several_concurrent_publishers_wins(folder: Path, number: int) -> None:
     folder = folder if number == 2 else folder.with_name("new")
     context = multiprocessing.get_context("fork")
     n, queue = 4, context.Queue()

@@ -268,9 +268,7 @@ def deep(n: int) -> object:
     return value
 
 
-def test_no_value_of_a_generation_lies_inside_of_more_than_256_lists_and_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generation_nests_at_most_256_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_in(tmp_path / "a", converter={"options": {"deep": deep(253)}})
     assert load(tmp_path / "a").converter == {"options": {"deep": deep(253)}}
     with pytest.raises(SchemaError, match="nested more than 256 deep"):
@@ -305,9 +303,7 @@ def put_socket(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
 @pytest.mark.parametrize("put", [Path.mkdir, put_pipe, put_socket])
-def test_what_is_no_file_is_refused_and_not_waited_for(
-    published: Path, name: str, put: Callable[[Path], object]
-) -> None:
+def test_non_files_are_refused(published: Path, name: str, put: Callable[[Path], object]) -> None:
     (published / name).unlink()
     put(published / name)
     with pytest.raises(DatasetCorrupt, match=f"{name}: is a .* expected a file"):
@@ -336,9 +332,7 @@ def test_a_view_of_clips_is_read_as_it_was_published(tmp_path: Path, size: dict[
 @pytest.mark.parametrize(
     "wrong", [{"frames": 0}, {"step": True}, {"stride": None}, {"size": [3]}, {"size": [0, 4]}]
 )
-def test_a_view_of_clips_that_makes_no_sense_is_corrupt(
-    tmp_path: Path, wrong: dict[str, Any]
-) -> None:
+def test_invalid_view_of_clips_is_corrupt(tmp_path: Path, wrong: dict[str, Any]) -> None:
     schema = Schema({"video": Video()})
     publish(tmp_path / "a", schema=schema, shards=SHARDS, view=CLIPS)
     forge(generation_file(tmp_path / "a"), lambda g: g["view"].update(wrong))
@@ -386,9 +380,7 @@ def test_a_new_dataset_needs_a_folder_that_is_missing_or_empty(tmp_path: Path) -
 # Crashes and competitors.
 
 
-def test_of_two_writers_in_one_folder_the_second_is_told_and_changes_nothing(
-    tmp_path: Path,
-) -> None:
+def test_second_writer_in_a_folder_is_refused(tmp_path: Path) -> None:
     schema = Schema({"x": Array("int64")})
     with DatasetWriter(tmp_path, schema) as first:
         first.append({"x": 1})

@@ -108,9 +108,7 @@ def test_a_list_that_is_not_long_stays_in_the_generation(tmp_path: Path) -> None
     assert [Path(name).suffix for name in parts_in(tmp_path / "b")] == [".shards"]
 
 
-def test_the_next_generation_shares_the_parts_that_stay_and_never_reads_inputs(
-    published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_generation_reuses_parts(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = parts_in(published)
     monkeypatch.setattr(InputList, "entries", property(lambda _: pytest.fail("inputs are read")))
     second = publish_next(published, load(published), classes=("ant",))
@@ -121,9 +119,7 @@ def test_the_next_generation_shares_the_parts_that_stay_and_never_reads_inputs(
     assert load(published) == third
 
 
-def test_a_list_becomes_long_as_it_grows_and_older_generations_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_growing_list_moves_to_a_part(tmp_path: Path) -> None:
     first = publish_in(tmp_path, shards=SHARDS[:3], inputs=INPUTS[:3])
     second = publish_next(tmp_path, first, shards=SHARDS, inputs=INPUTS)
     third = publish_next(tmp_path, second, subsets={"some": RowRuns([0], [9])})
@@ -149,9 +145,7 @@ def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
     assert load(tmp_path) == following and load_generation(tmp_path, 2) == found
 
 
-def test_opening_reads_no_inputs_and_damage_in_them_shows_when_they_are_read(
-    published: Path,
-) -> None:
+def test_inputs_are_read_on_access(published: Path) -> None:
     place = part(published, "inputs")
     place.write_bytes(place.read_bytes().replace(b"converted", b"convertee", 1))
     with open_dataset(published) as dataset:
@@ -163,9 +157,7 @@ def test_opening_reads_no_inputs_and_damage_in_them_shows_when_they_are_read(
         list(load(published).inputs)
 
 
-def test_opening_and_finding_rows_describes_no_single_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_builds_no_shard_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = [ShardSummary(f"{i}.shard", 3, 4096, f"{i:032x}") for i in range(1000)]
     publish_in(tmp_path, shards=shards)
     monkeypatch.setattr(external_lists, "ShardSummary", lambda *_: pytest.fail("one is described"))
@@ -226,9 +218,7 @@ INPUT = b'{"outcome":"x","path":"y"'
         ("inputs", INPUT + b',"z":' + b"[" * 300 + b"]" * 300 + b"}\n", "nested more than 256"),
     ],
 )
-def test_a_list_that_breaks_a_rule_is_corrupt(
-    published: Path, kind: str, content: bytes, message: str
-) -> None:
+def test_invalid_list_is_corrupt(published: Path, kind: str, content: bytes, message: str) -> None:
     forge_part(published, kind, content)
     with pytest.raises(DatasetCorrupt, match=message):
         read_lists(published)
@@ -246,9 +236,7 @@ def test_a_name_may_have_255_bytes(published: Path) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("kind", ["shards", "inputs"])
-def test_what_names_no_part_is_corrupt(
-    published: Path, wrong: dict[str, object], kind: str
-) -> None:
+def test_invalid_reference_is_corrupt(published: Path, wrong: dict[str, object], kind: str) -> None:
     forge(
         generation_file(published),
         lambda g: g.update({kind: {**g[kind], **wrong} if wrong else {}}),
@@ -266,9 +254,7 @@ def test_required_must_say_that_there_are_parts(published: Path) -> None:
         load(published)
 
 
-def test_a_part_that_is_a_link_out_of_the_dataset_is_refused(
-    published: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_part_may_not_link_out(published: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     place = part(published, "shards")
     target = tmp_path_factory.mktemp("elsewhere") / "x"
     os.rename(place, target)
@@ -278,9 +264,7 @@ def test_a_part_that_is_a_link_out_of_the_dataset_is_refused(
 
 
 @pytest.mark.parametrize("inputs", [[{"path": "\ud800"}], [{"detail": {1, 2}}]], ids=repr)
-def test_what_json_cannot_say_is_refused_and_nothing_is_published(
-    tmp_path: Path, inputs: list[Any]
-) -> None:
+def test_values_that_are_not_json_are_refused(tmp_path: Path, inputs: list[Any]) -> None:
     with pytest.raises(SchemaError, match="cannot be written"):
         publish_in(tmp_path, inputs=[*INPUTS, *inputs])
     assert list(tmp_path.iterdir()) == []
@@ -289,9 +273,7 @@ def test_what_json_cannot_say_is_refused_and_nothing_is_published(
 # Crashes and competitors.
 
 
-def test_parts_are_there_and_synced_before_the_generation_that_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_synced_before_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FailingDisk()
     disk.install(monkeypatch)
     publish_in(tmp_path)
@@ -310,9 +292,7 @@ class WorkerExit(BaseException):
     """The error that ends a writer in the middle."""
 
 
-def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_new_one(
-    tmp_path: Path,
-) -> None:
+def test_killed_writer_leaves_the_old_or_the_new_generation(tmp_path: Path) -> None:
     outcomes = set()
     for n in range(1, 40):
         folder = tmp_path / str(n)
@@ -339,9 +319,7 @@ def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_
     assert outcomes == {1, 2}
 
 
-def test_a_first_generation_that_failed_leaves_no_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_publish_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -351,9 +329,7 @@ def test_a_first_generation_that_failed_leaves_no_part(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_publishes_second_leaves_the_parts_of_the_first_and_none_of_its_own(
-    published: Path,
-) -> None:
+def test_losing_publisher_leaves_only_the_parts_of_the_winner(published: Path) -> None:
     before = {p: p.read_bytes() for p in published.rglob("*") if p.is_file()}
     with pytest.raises(DatasetConflict):
         publish_in(published, shards=SHARDS[:5])
@@ -363,9 +339,7 @@ def test_who_publishes_second_leaves_the_parts_of_the_first_and_none_of_its_own(
     assert load(published).shards == SHARDS
 
 
-def test_a_file_that_is_not_what_its_name_says_is_written_anew(
-    published: Path, tmp_path: Path
-) -> None:
+def test_half_written_part_is_overwritten(published: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "generations").mkdir(parents=True)
     for name in parts_in(published):
@@ -387,9 +361,7 @@ def test_parts_stay_where_a_generation_cannot_be_read(published: Path) -> None:
     assert parts_in(published) == before
 
 
-def test_where_no_part_is_no_older_generation_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_parts_no_older_generation_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = publish_in(tmp_path, shards=SHARDS[:1], inputs=())
     monkeypatch.setattr(external_lists, "read_checksummed_json", pytest.fail)
     assert publish_next(tmp_path, first, classes=("ant",)).number == 2

@@ -228,9 +228,7 @@ def test_no_file_is_opened_before_it_is_needed(folder: str) -> None:
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("batch_size", [3, 12])
-def test_maps_are_of_as_many_files_as_may_be_open_and_closing_leaves_none(
-    folder: str, batch_size: int
-) -> None:
+def test_mapped_files_are_bounded_and_unmapped_on_close(folder: str, batch_size: int) -> None:
     with loader(folder, fields=COLUMNS, shuffle=True, batch_size=batch_size) as batches:
         for _ in batches:
             mapped = files_mapped(folder)
@@ -263,9 +261,7 @@ def test_files_used_longest_ago_make_room(folder: str) -> None:
         assert known == [True, True, False, True]
 
 
-def test_what_was_checked_stays_known_when_a_file_is_opened_again(
-    folder: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_reopening_keeps_marks(folder: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     request.getfixturevalue("few")
     with ShardDataset(copy) as first, ShardDataset(copy, verify="always") as always:
@@ -298,9 +294,7 @@ def test_every_sample_of_an_epoch_is_marked_as_checked(folder: str) -> None:
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("fields", [["label"], ["note"]])
-def test_a_missing_shard_is_named_when_it_is_first_needed(
-    folder: str, tmp_path: Path, fields: list[str]
-) -> None:
+def test_missing_shard_named_on_first_use(folder: str, tmp_path: Path, fields: list[str]) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.unlink(path_of(copy, 15))
     with loader(copy, fields=fields, batch_size=4) as batches:
@@ -320,9 +314,7 @@ def test_a_damaged_shard_is_named_when_it_is_first_needed(folder: str, tmp_path:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_shard_that_killed_a_worker_is_named_by_a_main_that_never_opened_it(
-    folder: str, tmp_path: Path
-) -> None:
+def test_crash_error_names_a_shard_never_opened_before(folder: str, tmp_path: Path) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.truncate(path_of(copy, 15), 8192)
     with ShardDataset(copy) as dataset:
@@ -333,9 +325,7 @@ def test_a_shard_that_killed_a_worker_is_named_by_a_main_that_never_opened_it(
 
 
 @pytest.mark.usefixtures("few")
-def test_its_marks_never_reach_into_those_of_the_next_shard(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_stay_within_their_shard(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "max_units", lambda *given: max_units(*given) - 1)
     with ShardDataset(folder) as dataset:
         with pytest.raises(ShardCorrupt, match="more hashes than its size permits"):
@@ -382,9 +372,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
 
 
 @pytest.mark.usefixtures("few")
-def test_columns_take_their_share_of_the_maps_of_a_process(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_count_towards_the_map_limit(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "max_maps", lambda: 28)
     with loader(folder, fields=COLUMNS, shuffle=True) as batches:
         for _ in batches:
@@ -392,9 +380,7 @@ def test_columns_take_their_share_of_the_maps_of_a_process(
 
 
 @pytest.mark.usefixtures("few")
-def test_datasets_of_one_process_share_its_maps(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datasets_share_the_map_limit(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "max_maps", lambda: 8)
     with ShardDataset(folder) as one, ShardDataset(folder) as other:
         for shard in range(20):
@@ -411,9 +397,7 @@ def test_datasets_of_one_process_share_its_maps(
 
 
 @pytest.mark.usefixtures("few")
-def test_a_column_makes_room_for_its_maps_before_it_makes_any(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_column_evicts_before_mapping(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "max_maps", lambda: 12)
     with ShardDataset(folder) as dataset:
         for shard in range(MAX):
@@ -424,9 +408,7 @@ def test_a_column_makes_room_for_its_maps_before_it_makes_any(
 
 
 @pytest.mark.usefixtures("few")
-def test_a_file_that_cannot_be_mapped_at_all_says_why(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mapping_error_reaches_the_caller(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise UnsupportedEnvironment("no more maps")
 
@@ -509,9 +491,7 @@ def test_every_file_is_pinned_and_unpinned(
     assert used.held.total() == 0
 
 
-def test_closing_a_dataset_or_a_mixture_closes_every_storage(
-    folder: str, storages: list[_Counting]
-) -> None:
+def test_closing_closes_every_storage(folder: str, storages: list[_Counting]) -> None:
     with ShardDataset(folder):
         assert [each.is_closed for each in storages] == [False]
     with mix([folder, folder], weights=[1, 1]):
@@ -520,9 +500,7 @@ def test_closing_a_dataset_or_a_mixture_closes_every_storage(
 
 
 @pytest.mark.usefixtures("storages")
-def test_a_mixture_keeps_as_many_files_open_as_the_storage_with_least_room_can_pin(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smallest_pin_limit_bounds_a_mixture(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = iter([5, 2, 5, 2])  # of the sources, then of the mixture
     monkeypatch.setattr(_Counting, "max_pinned", lambda *_: next(limits))
     with mix([folder, folder], weights=[1, 1]) as made:
@@ -530,9 +508,7 @@ def test_a_mixture_keeps_as_many_files_open_as_the_storage_with_least_room_can_p
 
 
 @pytest.mark.usefixtures("storages")
-def test_marks_of_a_mixture_have_room_for_every_file_of_each_source(
-    folder: str, tmp_path: Path
-) -> None:
+def test_mixture_has_marks_for_the_files_of_all_sources(folder: str, tmp_path: Path) -> None:
     other = write_dataset(tmp_path / "other", 900, 2, Schema({"label": Array("int64")}))
     with mix([folder, other], weights=[1, 1]) as made, ShardDataset(folder) as first:
         assert made.files.is_partial
@@ -540,9 +516,7 @@ def test_marks_of_a_mixture_have_room_for_every_file_of_each_source(
         assert [made[i]["label"] for i in (0, N_SAMPLES, -1)] == [0, 0, 899]
 
 
-def test_a_file_is_kept_as_long_as_somebody_reads_it(
-    folder: str, storages: list[_Counting]
-) -> None:
+def test_file_is_pinned_while_a_reader_lives(folder: str, storages: list[_Counting]) -> None:
     with ShardDataset(folder, access="pread") as dataset:
         reader = dataset.reader(0)
         for shard in range(1, 9):
@@ -554,9 +528,7 @@ def test_a_file_is_kept_as_long_as_somebody_reads_it(
         assert storages[0].held["000000-000.shard"] == 0
 
 
-def test_a_file_that_cannot_be_opened_is_not_kept(
-    folder: str, tmp_path: Path, storages: list[_Counting]
-) -> None:
+def test_missing_file_is_unpinned(folder: str, tmp_path: Path, storages: list[_Counting]) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.unlink(path_of(copy, 2))
     with ShardDataset(copy) as dataset:

@@ -240,9 +240,7 @@ def fake_media(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
     return seen
 
 
-def test_bytes_are_looked_into_once_and_kept_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_are_probed_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = fake_media(monkeypatch)
     sample = {**media_sample(1), "video": b"an mp4", "sound": b"a wav", "image": b"a jpeg"}
     with ShardWriter(tmp_path / "a.shard", MEDIA_FIELDS) as writer:
@@ -313,9 +311,7 @@ def first_packets(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_transform_gets_streams_and_pictures_and_reads_what_it_wants(
-    dataset: Path, num_workers: int
-) -> None:
+def test_transform_gets_encoded_media(dataset: Path, num_workers: int) -> None:
     with ShardLoader(
         dataset,
         batch_size=N,

@@ -79,9 +79,7 @@ def loaded(made: ShardLoader) -> list[int]:
 # As a sequence.
 
 
-def test_a_mixture_has_the_samples_of_its_sources_end_to_end(
-    mixture: Mixture, large: str, small: str
-) -> None:
+def test_mixture_concatenates_its_sources(mixture: Mixture, large: str, small: str) -> None:
     assert len(mixture) == N_LARGE + N_SMALL
     assert [sample["label"] for sample in mixture] == [*range(N_LARGE), *range(100, 110)]
     assert mixture[-1]["label"] == 109
@@ -122,9 +120,7 @@ def test_subsets_selections_and_the_same_dataset_twice_may_be_mixed(large: str, 
                     assert of_small == [i == 1 for i in made.sources_of(batch.indices)]
 
 
-def test_the_strictest_verification_of_all_sources_is_applied_to_each(
-    large: str, small: str, tmp_path: Path
-) -> None:
+def test_strictest_verify_applies_to_all_sources(large: str, small: str, tmp_path: Path) -> None:
     copy = shutil.copytree(small, tmp_path / "copy")
     name = next(iter(TWO_FIELDS.columns))
     with ShardReader(copy / "000000-000.shard") as reader:
@@ -182,17 +178,13 @@ def test_classes_are_those_that_all_sources_have(tmp_path: Path) -> None:
         ({"sources": ["x"] * 1025}, "found 1025"),
     ],
 )
-def test_what_makes_no_mixture_is_refused(
-    large: str, small: str, given: dict[str, Any], said: str
-) -> None:
+def test_invalid_options_refused(large: str, small: str, given: dict[str, Any], said: str) -> None:
     options: dict[str, Any] = {"sources": [large, small], "weights": [1, 1]} | given
     with pytest.raises(InvalidArgument, match=said):
         mix(options.pop("sources"), **options)
 
 
-def test_sources_that_cannot_be_mixed_are_named(
-    mixture: Mixture, large: str, small: str, tmp_path: Path
-) -> None:
+def test_unmixable_source_refused(mixture: Mixture, large: str, small: str, tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFound, match="nowhere"):
         mix([large, tmp_path / "nowhere"], weights=[1, 1])
     with pytest.raises(InvalidArgument, match="a mixture of .* cannot be part of a mixture"):
@@ -252,9 +244,7 @@ def test_a_mixture_selects_by_one_column_as_a_dataset_does(mixture: Mixture) -> 
         (["a"], "field 'a.b' is absent"),
     ],
 )
-def test_fields_that_are_read_must_be_alike(
-    large: str, small: str, unlike: str, fields: Any, said: str
-) -> None:
+def test_read_fields_match(large: str, small: str, unlike: str, fields: Any, said: str) -> None:
     with mix([large, small, unlike], weights=[1, 1, 1]) as made:
         assert list(made.schema) == ["label"]
         assert made[N_LARGE + N_SMALL] == {"label": 200}
@@ -274,9 +264,7 @@ def test_fields_that_are_not_read_may_differ(large: str, unlike: str, num_worker
 
 
 @WORKERS
-def test_a_field_may_lie_beside_the_shards_of_some_sources(
-    small: str, tmp_path: Path, num_workers: int
-) -> None:
+def test_added_column_mixes_with_written_one(small: str, tmp_path: Path, num_workers: int) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(small, copied)
     add_column(str(copied), "score", values=np.arange(N_SMALL) * 0.5, field=Array("float64"))
@@ -381,9 +369,7 @@ def test_another_order_of_a_mixture_is_refused(mixture: Mixture, given: dict[str
 
 
 @pytest.mark.parametrize("exhausted", ["stop", "repeat"])
-def test_sizes_as_weights_make_an_epoch_of_every_sample_once(
-    large: str, small: str, exhausted: Any
-) -> None:
+def test_weights_equal_to_sizes_cover_each_sample(large: str, small: str, exhausted: Any) -> None:
     for weights in ([53, 10], [5.3, 1.0], [530 * 10**9, 10**11]):
         with mix([large, small], weights=weights, exhausted=exhausted) as made:
             assert made.mixing.shares == (53, 10)
@@ -403,9 +389,7 @@ def test_weights_in_no_simple_proportion_are_rounded(large: str, small: str) -> 
 
 
 @WORKERS
-def test_what_is_damaged_is_named_by_the_file_of_its_source_or_skipped(
-    large: str, small: str, tmp_path: Path, num_workers: int
-) -> None:
+def test_damaged_source_is_named(large: str, small: str, tmp_path: Path, num_workers: int) -> None:
     copied = tmp_path / "small"
     shutil.copytree(small, copied)
     path = copied / "000001-000.shard"

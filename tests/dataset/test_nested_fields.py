@@ -56,9 +56,7 @@ def test_a_sample_may_be_given_nested_or_dotted_and_is_read_dotted(tmp_path: Pat
         ({**FLAT, "camera": {"x": 1}}, r"not in the schema: \['camera.x'\]"),
     ],
 )
-def test_a_sample_that_does_not_fit_a_nested_schema_is_refused(
-    tmp_path: Path, given: dict[str, Any], text: str
-) -> None:
+def test_sample_must_fit_a_nested_schema(tmp_path: Path, given: dict[str, Any], text: str) -> None:
     with ShardWriter(tmp_path / "a.shard", NESTED) as writer:
         with pytest.raises(SchemaError, match=text):
             writer.append(given)
@@ -180,9 +178,7 @@ def test_short_records_that_are_alike_shrink_by_a_dictionary_and_come_back(tmp_p
 
 
 @pytest.mark.parametrize("texts", [[], ["a" * 500], [caption(0)] * 10])
-def test_where_there_is_too_little_to_learn_from_there_is_no_dictionary(
-    tmp_path: Path, texts: list[str]
-) -> None:
+def test_too_few_texts_train_no_dictionary(tmp_path: Path, texts: list[str]) -> None:
     with ShardWriter(tmp_path / "a.shard", CAPTIONS) as writer:
         for text in texts:
             writer.append({"text": text, "plain": text})

@@ -61,9 +61,7 @@ def write(path: Path, n: int = 20) -> Path:
 
 
 @pytest.mark.parametrize("name", list(SCHEMA.optional))
-def test_none_and_what_is_left_out_are_read_as_none_and_an_empty_value_is_a_value(
-    tmp_path: Path, name: str
-) -> None:
+def test_none_and_absent_read_as_none_and_empty_as_empty(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "a.shard")
     with ShardWriter(tmp_path / "b.shard", SCHEMA) as writer:
         for i in range(20):
@@ -115,9 +113,7 @@ def _keep(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_a_transform_gets_none_and_may_return_it_for_what_is_optional(
-    tmp_path: Path, first: int
-) -> None:
+def test_transform_gets_and_may_return_none(tmp_path: Path, first: int) -> None:
     with DatasetWriter(tmp_path / "set", SCHEMA) as writer:
         for i in range(first, 20):
             writer.append(sample(i))

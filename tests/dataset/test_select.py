@@ -180,9 +180,7 @@ def test_the_first_sample_of_a_selection_is_transformed_first(dataset: ShardData
                 assert loaded(made) == [50, 52]
 
 
-def test_a_worker_that_takes_the_place_of_another_knows_the_selection(
-    dataset: ShardDataset, tmp_path: Path
-) -> None:
+def test_replacement_worker_has_the_selection(dataset: ShardDataset, tmp_path: Path) -> None:
     mark = tmp_path / "died"
 
     def die_once(sample: dict[str, Any]) -> dict[str, Any]:

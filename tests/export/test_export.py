@@ -50,9 +50,7 @@ def entries(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_damaged_sample_ends_an_export_and_leaves_nothing(
-    format: str, dataset: Path, tmp_path: Path
-) -> None:
+def test_damaged_sample_aborts_and_cleans_up(format: str, dataset: Path, tmp_path: Path) -> None:
     damage(dataset)
     with pytest.raises(ShardCorrupt) as caught:
         export(dataset, tmp_path / "out", format)
@@ -61,9 +59,7 @@ def test_a_damaged_sample_ends_an_export_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_progress_reports_the_final_sync(
-    format: str, dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_progress_reports_sync(format: str, dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     states: list[api.ExportProgress] = []
     export(dataset, tmp_path / "out", format, progress=states.append)
     assert [state.is_syncing for state in states] == [False] * (len(states) - 1) + [True]
@@ -73,9 +69,7 @@ def test_progress_reports_the_final_sync(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_damaged_samples_can_be_left_out_and_are_listed(
-    format: str, dataset: Path, tmp_path: Path
-) -> None:
+def test_skipped_damaged_samples_are_listed(format: str, dataset: Path, tmp_path: Path) -> None:
     damage(dataset)
     report = export(dataset, tmp_path / "out", format, on_error="skip")
     assert (report.n_samples, [one.sample for one in report.skipped]) == (11, [4])
@@ -108,9 +102,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("format", "field", "why"), REFUSED)
-def test_fields_that_a_format_cannot_hold_are_refused_with_a_hint(
-    format: str, field: Any, why: str, tmp_path: Path
-) -> None:
+def test_unsupported_field_is_refused(format: str, field: Any, why: str, tmp_path: Path) -> None:
     with shardio.DatasetWriter(tmp_path / "d", Schema({"odd": field, "n": Array("int64")})):
         pass
     with pytest.raises(InvalidArgument, match=f"field 'odd': .*{why}.*--fields n"):
@@ -268,9 +260,7 @@ def test_names_are_made_safe() -> None:
     assert distinct_names(["A", "a", "t"], "t") == {"A": "A", "a": "a-2", "t": "t-2"}
 
 
-def test_the_command_reports_written_and_skipped_samples(
-    dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_command_reports_written_skipped(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     out = str(tmp_path / "out")
     assert cli.main(["export", str(dataset), out, "--format", "files"]) == 0
     output = capsys.readouterr()

@@ -46,9 +46,7 @@ def convert_back(source: Path, **options: Any) -> shardio.ShardDataset:
     return shardio.open(out)
 
 
-def test_parquet_round_trips_every_field_type(
-    dataset: shardio.ShardDataset, tmp_path: Path
-) -> None:
+def test_parquet_round_trips_every_type(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     report = export(dataset, tmp_path / "p", "parquet", shard_bytes=30_000)
     assert (report.n_samples, report.skipped) == (N, ())
     assert len([*(tmp_path / "p").glob("*.parquet")]) > 1
@@ -81,9 +79,7 @@ def test_pyarrow_reads_exported_parquet(dataset: shardio.ShardDataset, tmp_path:
         assert json.loads(row["meta"]) == sample["meta"]
 
 
-def test_tars_round_trip_everything_but_lists(
-    dataset: shardio.ShardDataset, tmp_path: Path
-) -> None:
+def test_tars_round_trip_all_but_lists(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     report = export(
         dataset, tmp_path / "t", "webdataset", fields=without_lists(dataset), shard_bytes=30_000
     )
@@ -117,9 +113,7 @@ JSON: list[Any] = [
 @pytest.mark.parametrize(
     ("format", "kind"), [("webdataset", "webdataset"), ("files", "tables"), ("parquet", "arrow")]
 )
-def test_json_of_every_kind_round_trips(
-    format: str, kind: str, tmp_path: Path, *, optional: bool
-) -> None:
+def test_every_json_round_trips(format: str, kind: str, tmp_path: Path, *, optional: bool) -> None:
     schema = {"meta": Json(optional=optional), "in.side": Json("zstd", optional=optional)}
     with shardio.DatasetWriter(tmp_path / "d", Schema({**schema, "n": Text()})) as writer:
         for n, value in enumerate(JSON):
@@ -191,9 +185,7 @@ def test_texts_that_cannot_be_keys_become_members(key: str, tmp_path: Path) -> N
         assert member is not None and member.read().decode() == key
 
 
-def test_files_round_trip_through_their_table(
-    dataset: shardio.ShardDataset, tmp_path: Path
-) -> None:
+def test_files_round_trip_through_a_table(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     export(dataset, tmp_path / "f", "files", fields=without_lists(dataset))
     with convert_back(tmp_path / "f", kind="tables") as found:
         for sample, again in zip(dataset, found, strict=True):
@@ -202,9 +194,7 @@ def test_files_round_trip_through_their_table(
                 assert same(dataset.schema[name], sample[name], value), name
 
 
-def test_images_round_trip_with_their_classes(
-    dataset: shardio.ShardDataset, tmp_path: Path
-) -> None:
+def test_images_round_trip_with_classes(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     labelled = dataset.select(lambda c: c["label"] >= 0, fields=["label"])
     with labelled:
         export(labelled, tmp_path / "f", "files", fields=["picture", "label", "source"])

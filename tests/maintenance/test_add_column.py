@@ -157,9 +157,7 @@ def number_of(sample: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(0, 3), (None, 100), (2, None), (2, 3)])
-def test_the_bytes_are_the_same_by_batches_and_in_any_process(
-    tmp_path: Path, workers: int | None, batch_size: int | None
-) -> None:
+def test_same_bytes_any_worker(tmp_path: Path, workers: int | None, batch_size: int | None) -> None:
     function: Any = number_of
     if batch_size is not None:
         function = lambda samples: np.array([*map(number_of, samples)])  # noqa: E731
@@ -224,9 +222,7 @@ def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_that_fails_keeps_its_error_and_the_sample_is_noted(
-    folder: Path, workers: int
-) -> None:
+def test_error_of_the_function_names_the_sample(folder: Path, workers: int) -> None:
     before, field = tree(folder), Array("int64")
     with pytest.raises(ZeroDivisionError) as caught:
         fail = lambda sample: 1 // (sample["source"] != "clip 5")  # noqa: E731
@@ -268,9 +264,7 @@ def of_batches(values: Any) -> dict[str, Any]:
         ({"values": number_of, "workers": -1}, "it must be"),
     ],
 )
-def test_values_and_options_that_do_not_fit_are_refused(
-    folder: Path, given: dict[str, Any], message: str
-) -> None:
+def test_invalid_arguments_are_refused(folder: Path, given: dict[str, Any], message: str) -> None:
     before = tree(folder)
     with pytest.raises(InvalidArgument, match=message):
         add_column(folder, "n", Array("int64"), **given)
@@ -292,9 +286,7 @@ def test_values_and_options_that_do_not_fit_are_refused(
         ("", FLOAT, "non-empty string"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(
-    folder: Path, name: str, field: Any, message: str
-) -> None:
+def test_invalid_name_is_refused(folder: Path, name: str, field: Any, message: str) -> None:
     add_column(folder, "x", FLOAT, rows_of(N))
     add_column(folder, "deep.y", FLOAT, rows_of(N))
     before = tree(folder)
@@ -316,9 +308,7 @@ def test_a_name_that_cannot_be_is_refused(
     ],
     ids=["split", "stats", "columns", "compact"],
 )
-def test_what_another_writer_published_meanwhile_is_not_lost(
-    folder: Path, change: Callable[[Path], object]
-) -> None:
+def test_concurrent_publish_is_not_lost(folder: Path, change: Callable[[Path], object]) -> None:
     def meanwhile(sample: dict[str, Any]) -> int:
         if sample["source"] == "clip 3":
             change(folder)
@@ -457,9 +447,7 @@ def add_and_be_killed(folder: Path, call: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_wherever_an_addition_is_killed_the_next_one_puts_it_right(
-    folder: Path, tmp_path: Path, quick_disk: None
-) -> None:
+def test_rerun_after_a_kill_recovers(folder: Path, tmp_path: Path, quick_disk: None) -> None:
     before, seen, copy = tree(folder), set(), folder
     for n in range(1, 100):
         copy = Path(shutil.copytree(folder, tmp_path / f"copy{n}"))

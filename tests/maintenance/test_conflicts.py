@@ -96,9 +96,7 @@ def count(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(WITH_PROGRESS))
 @pytest.mark.parametrize("workers", [0, 1])
-def test_progress_is_told_at_the_start_of_each_step_and_after_every_shard(
-    source: Path, tmp_path: Path, name: str, workers: int
-) -> None:
+def test_progress_reports_steps(source: Path, tmp_path: Path, name: str, workers: int) -> None:
     told, sizes = list[MaintenanceProgress](), [s.n_bytes for s in load(source).shards]
     steps, call = WITH_PROGRESS[name]
     call(source, tmp_path / "out", {"workers": workers, "progress": told.append})
@@ -151,9 +149,7 @@ def test_a_shard_that_is_gone_while_nobody_published_is_missing(
 
 
 @pytest.mark.parametrize("name", ["repair", "verify"])
-def test_shards_that_another_writer_removed_are_not_called_lost_or_missing(
-    source: Path, tmp_path: Path, name: str
-) -> None:
+def test_concurrently_removed_shards_conflict(source: Path, tmp_path: Path, name: str) -> None:
     def told(state: MaintenanceProgress) -> None:
         if state.n_shards_done == 1:
             clean_up(source)

@@ -48,9 +48,7 @@ OPTIONAL = [name for name, field in EVERY_FIELD.items() if field.optional]
 
 @pytest.mark.parametrize("name", OPTIONAL)
 @pytest.mark.parametrize("n_more", [0, 1])
-def test_a_value_that_is_missing_is_not_one_of_nothing(
-    tmp_path: Path, name: str, n_more: int
-) -> None:
+def test_none_differs_from_an_empty_value(tmp_path: Path, name: str, n_more: int) -> None:
     schema, field = Schema({name: EVERY_FIELD[name]}), EVERY_FIELD[name]
     nothing: Any = ""
     if isinstance(field, Array):
@@ -74,9 +72,7 @@ def test_a_changed_value_of_any_field_is_named(whole: Path, tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", list(EVERY_FIELD))
-def test_with_another_number_of_samples_a_changed_one_is_only_on_either_side(
-    whole: Path, tmp_path: Path, name: str
-) -> None:
+def test_other_lengths_list_changes_on_both_sides(whole: Path, tmp_path: Path, name: str) -> None:
     values = list(samples(N))
     values[7] = {**values[7], name: other_value(values[7][name])}
     report = diff(whole, write(tmp_path / "b", N + 1, 2, samples=[every_field_sample(50), *values]))
@@ -107,9 +103,7 @@ def as_zstd(field: Field) -> Field:
 
 
 @pytest.mark.parametrize("n_more", [0, 1])
-def test_values_that_are_only_stored_otherwise_are_the_same_samples(
-    whole: Path, tmp_path: Path, n_more: int
-) -> None:
+def test_other_codecs_are_the_same_samples(whole: Path, tmp_path: Path, n_more: int) -> None:
     packed = Schema({name: as_zstd(field) for name, field in EVERY_FIELD.items()})
     report = diff(whole, write(tmp_path / "b", N + n_more, 1, schema=packed))
     redefined = [name for name, field in EVERY_FIELD.items() if field.codec != "zstd"]
@@ -142,9 +136,7 @@ def test_large_rows_are_compared_without_being_read(whole: Path, tmp_path: Path)
     assert diff(whole, b).is_same
 
 
-def test_what_is_listed_has_a_limit_and_what_is_counted_has_none(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_are_unlimited(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "MAX_LISTED", 4)
     monkeypatch.setattr(comparison, "_CHUNK_ROWS", 3)
     others = [every_field_sample(i) for i in range(20, 20 + N)]

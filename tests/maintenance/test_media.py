@@ -68,9 +68,7 @@ def test_merging_and_resharding_keep_every_packet(sound: Path, tmp_path: Path) -
     assert diff(sound, tmp_path / "fine").is_same
 
 
-def test_a_video_that_was_added_later_lies_beside_and_is_put_in_by_a_merge(
-    sound: Path, tmp_path: Path
-) -> None:
+def test_merge_moves_an_added_video_into_the_shards(sound: Path, tmp_path: Path) -> None:
     reshard(sound, tmp_path / "data", workers=0)
     views = [made_stream(50 + i) if i % 2 else None for i in range(N)]
     add_column(tmp_path / "data", "view", Video(optional=True), views)
@@ -99,9 +97,7 @@ def test_a_sample_with_a_damaged_packet_is_lost_and_no_other(sound: Path, tmp_pa
 
 
 @pytest.mark.parametrize("kind", [Kind.PACKETS, Kind.STREAMS, Kind.CHUNK_HASHES])
-def test_block_hashes_of_tables_that_are_damaged_are_worked_out_again(
-    kind: Kind, tmp_path: Path
-) -> None:
+def test_damaged_block_hashes_of_tables_are_recomputed(kind: Kind, tmp_path: Path) -> None:
     data = write_media(tmp_path / "data")
     offset, _ = place(shard_of(data, 0), Kind.BLOCK_HASHES, "sound", kind)
     flip(shard_of(data, 0), offset)
@@ -130,9 +126,7 @@ def hidden(stream: Any) -> Any:
 
 
 @pytest.mark.parametrize("n_more", [0, 1])
-def test_a_stream_of_the_same_bytes_with_other_tables_is_another(
-    sound: Path, tmp_path: Path, n_more: int
-) -> None:
+def test_same_bytes_with_other_tables_differ(sound: Path, tmp_path: Path, n_more: int) -> None:
     other = media_sample(5)
     changes = {
         3: {"video": dataclasses.replace(media_sample(3)["video"], duration=1)},

@@ -164,9 +164,7 @@ def test_a_file_that_lost_its_last_page_is_mended(source: Path, tmp_path: Path) 
     assert outcomes(report) == ["sound", "mended", "sound"]
 
 
-def test_bytes_behind_the_end_are_left_out_even_if_the_first_page_is_damaged(
-    source: Path, tmp_path: Path
-) -> None:
+def test_trailing_bytes_are_dropped_with_a_damaged_header(source: Path, tmp_path: Path) -> None:
     path = shard_of(source, 1)
     with open(path, "ab") as file:
         file.write(b"appended" * 1000)
@@ -202,9 +200,7 @@ def test_a_shard_that_is_not_there_is_lost_as_a_whole(
     assert report.n_lost == PER_SHARD
 
 
-def test_without_a_pointer_the_last_generation_says_what_there_is(
-    source: Path, tmp_path: Path
-) -> None:
+def test_missing_pointer_falls_back_to_last_generation(source: Path, tmp_path: Path) -> None:
     (source / "dataset.json").write_bytes(b"{}")
     shard_of(source, 2).unlink()
     report = repaired(source, tmp_path, [*range(8)])
@@ -212,9 +208,7 @@ def test_without_a_pointer_the_last_generation_says_what_there_is(
     assert load(tmp_path / "out").classes == ("a", "b")
 
 
-def test_without_any_generation_all_shards_of_the_folder_are_taken(
-    source: Path, tmp_path: Path
-) -> None:
+def test_missing_generations_fall_back_to_all_shards(source: Path, tmp_path: Path) -> None:
     shutil.rmtree(source / "generations")
     flip(shard_of(source, 0), 20)
     os.truncate(shard_of(source, 1), 20_000)
@@ -225,9 +219,7 @@ def test_without_any_generation_all_shards_of_the_folder_are_taken(
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: flip(path, 50)], ids=["gone", "bit"])
-def test_shards_that_only_an_unreadable_generation_names_are_told_of(
-    source: Path, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_orphans_are_reported(source: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     shutil.copy(shard_of(source, 0), source / "stray.shard")  # of a writer that was killed
     assert repair(source, tmp_path / "first").is_whole
     (source / "stray.shard").unlink()
@@ -272,9 +264,7 @@ def test_one_shard_can_be_repaired_alone(source: Path, tmp_path: Path) -> None:
     assert [shard.name for shard in report.shards] == ["000000-001.shard"]
 
 
-def test_pages_that_the_disk_cannot_read_lose_their_samples(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_page_loses_rows(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = shard_of(source, 1)
     offset, size = place(path, Kind.COLUMN, "frames")
     row = size // PER_SHARD
@@ -296,9 +286,7 @@ def test_pages_that_the_disk_cannot_read_lose_their_samples(
     assert len(lost) <= 2  # the page may hold the beginning of the next row
 
 
-def test_what_cannot_be_repaired_is_refused_and_nothing_is_left(
-    source: Path, tmp_path: Path
-) -> None:
+def test_unrepairable_sources_leave_no_output(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(DatasetNotFound):
         repair(tmp_path, out)

@@ -74,9 +74,7 @@ def test_the_seed_and_nothing_else_decides(tmp_path: Path, group: str | None) ->
     shares=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     seed=st.integers(0, 1 << 40),
 )
-def test_shares_are_met_as_closely_as_groups_allow(
-    counts: list[int], shares: list[int], seed: int
-) -> None:
+def test_shares_are_met_up_to_one_group(counts: list[int], shares: list[int], seed: int) -> None:
     groups = np.repeat(np.arange(len(counts)), counts)
     wanted = [share / sum(shares) for share in shares]
     numbers = splitting._allot(groups, np.array(counts, np.int64), wanted, seed)
@@ -162,9 +160,7 @@ def _compete(name: str, folder: Path, barrier: Any, queue: Any) -> None:
 
 
 @pytest.mark.parametrize("names", [("split", "split"), ("split", "compact"), ("compact",) * 2])
-def test_of_two_who_change_a_dataset_one_wins_and_the_other_is_told(
-    tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_one_of_two_concurrent_operations_wins(tmp_path: Path, names: tuple[str, str]) -> None:
     folder = grouped(tmp_path / "d", 20, 4)
     before = content(folder)
     context = multiprocessing.get_context("fork")

@@ -53,9 +53,7 @@ def shard_names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3, None])
-def test_a_sound_dataset_has_no_findings_and_all_is_counted(
-    dataset: Path, workers: int | None
-) -> None:
+def test_sound_dataset_is_counted_without_findings(dataset: Path, workers: int | None) -> None:
     report = verify_dataset(dataset, workers=workers)
     names = shard_names(dataset)
     assert len(names) == N_SHARDS
@@ -65,9 +63,7 @@ def test_a_sound_dataset_has_no_findings_and_all_is_counted(
     assert report.path == str(dataset)
 
 
-def test_workers_end_although_the_error_of_a_progress_function_is_kept(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_error_stops_workers(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[object] = []
 
     class NotedPool(TaskPool):
@@ -119,9 +115,7 @@ def test_a_stray_shard_is_a_finding_and_other_files_are_listed(dataset: Path) ->
 
 
 @pytest.mark.parametrize("place", [POINTER, f"{GENERATIONS}/000001.json"])
-def test_without_a_readable_generation_all_shards_are_still_checked(
-    dataset: Path, place: str
-) -> None:
+def test_unreadable_generation_still_checks_all_shards(dataset: Path, place: str) -> None:
     flip(dataset / place, 30)
     flip(dataset / shard_names(dataset)[3], 4096)
     report = verify_dataset(dataset, workers=0)
@@ -222,9 +216,7 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
     assert begun == asked
 
 
-def test_verification_maps_no_shard_and_lists_what_the_disk_cannot_read(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_errors_are_findings(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -280,9 +272,7 @@ def test_a_change_during_the_audit_is_a_finding(
         pytest.param(lambda path: os.truncate(path, 5), "dataset", id="cut"),
     ],
 )
-def test_a_dataset_that_ends_during_its_audit_is_a_finding(
-    dataset: Path, change: Callable[[str], None], code: str
-) -> None:
+def test_pointer_lost_meanwhile(dataset: Path, change: Callable[[str], None], code: str) -> None:
     pointer = str(dataset / POINTER)
 
     def meanwhile(progress: MaintenanceProgress) -> None:

@@ -105,9 +105,7 @@ def test_damage_to_any_part_is_found_alike_in_a_file_and_in_memory(tmp_path: Pat
         assert found.findings, at
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_cut_while_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_shard(tmp_path / "a.shard", 400)
     n_bytes, real = path.stat().st_size, ShardWindows.window
 
@@ -142,9 +140,7 @@ def test_a_window_holds_its_part_of_the_file_whatever_was_asked_for_before(tmp_p
         *((4 * n_floats, (0, 2, 4)) for n_floats in (120_000, 150_528, 700_001)),
     ],
 )
-def test_rows_of_less_than_a_window_and_of_more_are_all_looked_at(
-    tmp_path: Path, n_bytes: int, rows: tuple[int, ...]
-) -> None:
+def test_rows_of_any_size_are_checked(tmp_path: Path, n_bytes: int, rows: tuple[int, ...]) -> None:
     path = tmp_path / "rows.shard"
     with ShardWriter(path, Schema({"row": Array("uint8", (n_bytes,))})) as writer:
         for i in range(rows[-1] + 1):

@@ -120,9 +120,7 @@ def test_what_lies_together_is_read_by_one_call(
     assert len(seen) == n_calls
 
 
-def test_more_buffers_than_one_call_takes_are_filled(
-    shared: PreadFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_buffers_are_filled(shared: PreadFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "_MAX_BUFFERS", 3)
     rows = np.arange(8)[::-1].copy()
     out = np.empty((8, 4096), np.uint8)
@@ -131,9 +129,7 @@ def test_more_buffers_than_one_call_takes_are_filled(
 
 
 @pytest.mark.parametrize("most", [1, 7, 5000])
-def test_calls_that_give_less_than_asked_for_are_repeated(
-    shared: PreadFile, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_short_reads_repeat(shared: PreadFile, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     one, many = os.pread, os.preadv
     monkeypatch.setattr(os, "pread", lambda fd, n, at: one(fd, min(n, most), at))
     monkeypatch.setattr(os, "preadv", lambda fd, views, at: many(fd, [views[0][:most]], at))
@@ -147,9 +143,7 @@ def test_calls_that_give_less_than_asked_for_are_repeated(
 # Files that change.
 
 
-def test_a_part_that_was_cut_off_is_an_error_with_its_place_and_the_rest_is_read(
-    path: Path,
-) -> None:
+def test_truncation_is_located_and_the_rest_is_read(path: Path) -> None:
     file = PreadFile(str(path))
     os.truncate(path, 100_000)
     with pytest.raises(ShardChanged, match="cut short while it was in use") as caught:
@@ -168,9 +162,7 @@ def test_a_part_that_was_cut_off_is_an_error_with_its_place_and_the_rest_is_read
         pytest.param(1000, [98, 101, 99, 100], 100, id="small"),
     ],
 )
-def test_the_first_row_that_was_cut_off_is_named(
-    path: Path, row_bytes: int, rows: list[int], first_lost: int
-) -> None:
+def test_first_lost_row_named(path: Path, row_bytes: int, rows: list[int], first_lost: int) -> None:
     file = PreadFile(str(path))
     os.truncate(path, 100_000)
     out = np.empty((len(rows), row_bytes), np.uint8)
@@ -179,9 +171,7 @@ def test_the_first_row_that_was_cut_off_is_named(
     assert caught.value.sample == first_lost
 
 
-def test_a_file_that_was_short_for_a_moment_is_an_error_too(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_short_for_a_moment_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = PreadFile(str(path))
     monkeypatch.setattr(os, "pread", lambda *_: b"")
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
@@ -198,9 +188,7 @@ def reopened(path: Path, change: Callable[[], object]) -> PreadFile:
     return file
 
 
-def test_another_shard_of_the_same_name_is_refused_when_the_file_is_opened_again(
-    path: Path,
-) -> None:
+def test_reopening_refuses_another_shard(path: Path) -> None:
     other = CONTENT.copy()
     other[60] ^= 1  # in the header, whose id follows from all content
     with pytest.raises(ShardChanged, match="replaced by another shard") as caught:
@@ -309,9 +297,7 @@ def many(tmp_path: Path) -> list[Path]:
     return places
 
 
-def test_no_more_files_are_open_than_a_share_of_the_limit_and_all_are_read(
-    many: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_files_are_bounded(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
     files = [PreadFile(str(place)) for place in many]
     for _ in range(2):
@@ -323,16 +309,12 @@ def test_no_more_files_are_open_than_a_share_of_the_limit_and_all_are_read(
 @pytest.mark.parametrize(
     ("soft", "most"), [(1024, 256), (8, 4), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)]
 )
-def test_the_share_follows_the_limit_of_the_process(
-    monkeypatch: pytest.MonkeyPatch, soft: int, most: int
-) -> None:
+def test_share_follows_process_limit(monkeypatch: pytest.MonkeyPatch, soft: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
     assert content._max_open() == most
 
 
-def test_where_no_descriptor_is_left_one_that_is_kept_is_given_up(
-    many: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emfile_evicts_a_descriptor(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     files = [PreadFile(str(place)) for place in many[:3]]
     real, failures = open_shard_for_real, [2]
 
@@ -365,9 +347,7 @@ def test_a_descriptor_goes_with_its_file_and_not_during_a_read(path: Path) -> No
     assert n_open(path) == 0
 
 
-def test_a_relative_path_is_that_of_the_folder_where_it_was_opened(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_survives_chdir(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     file = PreadFile(path.name)
     assert content._evict_descriptor()

@@ -30,9 +30,7 @@ def test_a_range_larger_than_the_address_space_is_refused() -> None:
         MappedRows(1 << 40, 1 << 40, np.zeros(1, np.int64), [1 << 18])
 
 
-def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_limit(
-    tmp_path: Path,
-) -> None:
+def test_mapping_beyond_rlimit_as_names_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "large.shard"
     path.touch()
     os.truncate(path, 1 << 30)  # sparse

@@ -76,9 +76,7 @@ def test_a_shard_is_downloaded_once_and_is_there_without_the_store(remote: Remot
     assert remote.cache.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_shard_that_is_removed_while_it_is_held_is_an_error_and_not_waited_for(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_pinned_shard_is_error(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.remote.cache._MAX_WAIT_S", 0.1)
     with remote.open_cache() as cache:
         os.unlink(cache.pin(remote.shards[0]))
@@ -100,9 +98,7 @@ def test_shards_of_equal_content_are_held_and_make_room_each_by_itself(equal: Re
     assert equal.store.proxy.n_bytes == {s.name: s.n_bytes for s in (one, other, third)}
 
 
-def test_a_process_waits_for_the_shard_that_it_needs_and_not_for_one_of_equal_content(
-    equal: RemoteSet,
-) -> None:
+def test_waits_for_its_own_shard_but_not_for_an_equal_one(equal: RemoteSet) -> None:
     one, other = equal.shards[0:9:8]
     hold = equal.store.fail("hold", one.name)
     with _holder(equal, one) as process, equal.open_cache() as cache:
@@ -153,9 +149,7 @@ def test_what_a_killed_process_was_downloading_is_gone_on_with(remote: RemoteSet
     assert not part.exists()
 
 
-def test_what_was_used_least_recently_makes_room_and_what_is_in_use_never_does(
-    remote: RemoteSet,
-) -> None:
+def test_least_recently_used_is_evicted_and_never_a_pinned_shard(remote: RemoteSet) -> None:
     most = sum(shard.n_bytes for shard in remote.shards[:3])
     with _holder(remote, remote.shards[0]) as process:
         assert line_of(process) == "held"
@@ -181,9 +175,7 @@ def test_a_shard_counts_as_used_until_it_is_released(remote: RemoteSet) -> None:
         assert remote.cached() == [0, 2]
 
 
-def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_says_so(
-    remote: RemoteSet,
-) -> None:
+def test_pinned_shards_may_exceed_cache_bytes_with_one_warning(remote: RemoteSet) -> None:
     with remote.open_cache(remote.shards[0].n_bytes) as cache:
         cache.pin(remote.shards[0])
         with pytest.warns(UserWarning, match="in use at once and .* beyond cache_bytes="):
@@ -211,9 +203,7 @@ def test_what_was_too_much_goes_with_the_last_that_used_it(remote: RemoteSet) ->
             assert (remote.cache / "used").read_text() == str(n_bytes)
 
 
-def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_during_download_returns(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     def close(call: str, path: str) -> None:
         if call == "create" and path.endswith(".part"):
             other.close()  # as a finalizer may
@@ -227,9 +217,7 @@ def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
         assert remote.cached() == [0]
 
 
-def test_who_only_had_a_look_removes_nothing(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_alone_evicts_nothing(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     with remote.open_cache(1 << 30) as cache:
         _use(cache, remote.shards[0])
     full = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
@@ -259,9 +247,7 @@ def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(remote: RemoteSe
 
 
 @pytest.mark.parametrize("what", ["a file", "read-only"])
-def test_what_cannot_be_a_cache_is_an_error_that_says_how_to_name_another(
-    remote: RemoteSet, what: str
-) -> None:
+def test_unusable_cache_folder_is_reported(remote: RemoteSet, what: str) -> None:
     if what == "a file":
         remote.cache.write_text(what)
     else:
@@ -274,9 +260,7 @@ def test_what_cannot_be_a_cache_is_an_error_that_says_how_to_name_another(
         pass
 
 
-def test_who_is_killed_while_room_is_made_has_counted_too_much_rather_than_too_little(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_eviction_overcounts(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch, kind="create")
     with remote.open_cache() as cache:
         with pytest.raises(CacheFull):
@@ -302,9 +286,7 @@ def test_bytes_that_came_as_of_another_version_are_downloaded_again(remote: Remo
         assert not part.exists()
 
 
-def test_wrong_bytes_are_downloaded_again_and_a_damaged_object_is_an_error_that_names_its_url(
-    remote: RemoteSet,
-) -> None:
+def test_wrong_bytes_are_retried_and_a_damaged_object_is_named(remote: RemoteSet) -> None:
     shard, other, *_ = remote.shards
     remote.store.fail("wrong", shard.name, times=2)
     fault = remote.store.fail("wrong", other.name, times=9)
@@ -316,9 +298,7 @@ def test_wrong_bytes_are_downloaded_again_and_a_damaged_object_is_an_error_that_
     assert (fault.times, remote.cached()) == (6, [0])
 
 
-def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eviction_survives_removed_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gone", "here", "last"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"a.{'12' * 16}.shard").write_bytes(bytes(30))
@@ -340,9 +320,7 @@ def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
     assert list(tmp_path.rglob("*.shard")) == []
 
 
-def test_shards_are_renamed_and_removed_while_nobody_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renames_happen_under_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evictor, half = (
         CacheEvictor(str(tmp_path), 100),
         tmp_path / "set" / f".a.{'12' * 16}.shard.30.part",
@@ -370,9 +348,7 @@ def test_a_full_disk_gets_room_from_what_nobody_uses(
     assert remote.cached() == [1]
 
 
-def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_reports_bytes_needed(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, *_ = remote.shards
     with remote.open_cache() as cache:
         cache.pin(first)
@@ -381,9 +357,7 @@ def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed
             cache.pin(second)
 
 
-def test_a_shard_that_is_larger_than_a_file_may_be_says_so_and_is_gone_on_with_later(
-    remote: RemoteSet,
-) -> None:
+def test_download_resumes_after_the_file_size_limit_is_raised(remote: RemoteSet) -> None:
     shard, half = remote.shards[0], remote.shards[0].n_bytes // 2
     words = f"RLIMIT_FSIZE allows {half}: .*{shard.id}"
     with remote.open_cache() as cache:
@@ -394,9 +368,7 @@ def test_a_shard_that_is_larger_than_a_file_may_be_says_so_and_is_gone_on_with_l
     assert remote.store.proxy.n_bytes == {shard.name: shard.n_bytes - half}
 
 
-def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reboot_verifies_the_cache(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     both = remote.shards[:2]
     with remote.open_cache() as cache:
         _use(cache, *both)
@@ -412,9 +384,7 @@ def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(
 
 
 @pytest.mark.parametrize("write", [write_shard, write_media])
-def test_a_byte_that_changed_on_its_way_is_noticed_wherever_it_lies(
-    tmp_path: Path, write: Any
-) -> None:
+def test_any_corrupted_byte_of_a_download_is_detected(tmp_path: Path, write: Any) -> None:
     path = tmp_path / "a.shard"
     write(path, 12)
     whole = path.read_bytes()

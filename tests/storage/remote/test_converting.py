@@ -116,9 +116,7 @@ def test_the_uploaded_dataset_equals_that_of_a_folder(place: Place, tmp_path: Pa
     assert place.left_here() == []
 
 
-def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_upload_publishes_on_resume(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.dataset.external_lists.MAX_INLINE_ENTRIES", 1)
     place.store.fail("error", "generations", times=99, method="PUT")
     with pytest.raises(StoreUnavailable):
@@ -138,7 +136,7 @@ def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     assert place.texts() == place.texts() == WORDS
 
 
-def test_uploaded_shards_are_not_uploaded_again(place: Place, tmp_path: Path) -> None:
+def test_uploaded_shards_are_not_uploaded_again(place: Place) -> None:
     place.store.fail("error", "000001-000", times=99, method="PUT")
     with pytest.raises(StoreUnavailable):
         place.convert(told={"deadline_s": 0.3})
@@ -169,11 +167,7 @@ def test_shards_missing_from_a_new_plan_are_removed(place: Place) -> None:
 
 @pytest.mark.parametrize("is_complete", [False, True])
 @pytest.mark.parametrize("what", ["gone", "another's"])
-def test_a_missing_or_replaced_shard_is_an_error(
-    place: Place,
-    what: str,
-    is_complete: bool,  # noqa: FBT001
-) -> None:
+def test_changed_upload_raises(place: Place, what: str, *, is_complete: bool) -> None:
     if is_complete:  # and only the generation is not yet uploaded
         place.store.fail("denied", "generations", times=99, method="PUT")
         with pytest.raises(StoreAccessDenied):
@@ -191,9 +185,7 @@ def test_a_missing_or_replaced_shard_is_an_error(
         place.convert(resume=True)
 
 
-def test_a_second_conversion_to_the_same_url_is_refused(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_url_is_refused(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place.interrupted()
     there = place.objects()
     monkeypatch.setenv("SHARDIO_CACHE", str(tmp_path / "of another machine"))
@@ -208,9 +200,7 @@ def test_a_second_conversion_to_the_same_url_is_refused(
     assert "conversion.json" not in place.objects()
 
 
-def test_two_conversions_on_one_machine_do_not_share_a_url(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_conversion_at_a_time_per_url(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
     publish = Upload.publish
 
@@ -225,9 +215,7 @@ def test_two_conversions_on_one_machine_do_not_share_a_url(
     assert place.texts() == WORDS
 
 
-def test_a_resumed_conversion_waits_for_interrupted_uploads(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_waits_for_old_uploads(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
 
     def slow(*_: Any) -> None:
@@ -251,9 +239,7 @@ def test_a_resumed_conversion_waits_for_interrupted_uploads(
     assert place.texts() == WORDS
 
 
-def test_an_empty_object_in_place_of_a_shard_is_overwritten(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_object_resent(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: ObjectStore, name: str, n_bytes: int) -> None:
         raise replaced_error(self.url, name)  # as stores do of any range of it
 
@@ -265,9 +251,7 @@ def test_an_empty_object_in_place_of_a_shard_is_overwritten(
     assert objects.read("a.shard") == b"a shard"
 
 
-def test_a_closed_uploader_removes_nothing(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_keeps_shards(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploader = ShardUploader(ObjectStore(store.url("closed"), store.options), "")
     has_ended = threading.Event()
     monkeypatch.setattr("shardio.conversion.upload.uploaded_name", lambda _: "000000-000.shard")
@@ -279,9 +263,7 @@ def test_a_closed_uploader_removes_nothing(
     assert (tmp_path / "000.shard").exists()
 
 
-def test_a_dataset_published_before_the_lease_is_taken_is_noticed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_before_lease_is_noticed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     take = UploadLease.acquire
 
     def late(self: UploadLease) -> None:
@@ -325,9 +307,7 @@ def test_a_conversion_of_nothing_leaves_nothing_in_the_store(place: Place) -> No
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_without_samples_nothing_is_left_in_the_store(
-    place: Place, tmp_path: Path, n_workers: int
-) -> None:
+def test_no_samples_leave_nothing_in_store(place: Place, tmp_path: Path, n_workers: int) -> None:
     options = {**OPTIONS, "workers": n_workers}
     write(tmp_path / "none", {"1.txt": "!", "2.txt": ""})
     for resume in (False, True, False):
@@ -344,9 +324,7 @@ def test_without_samples_nothing_is_left_in_the_store(
     assert place.texts() == WORDS
 
 
-def test_without_samples_after_resuming_uploaded_shards_are_removed(
-    place: Place, tmp_path: Path
-) -> None:
+def test_empty_resumed_conversion_removes_uploads(place: Place) -> None:
     with pytest.raises(KeyboardInterrupt):
         place.convert(progress=_interrupt_after(2))
     write(place.lines, {"a/1.txt": "!", "b/2.txt": "!"})
@@ -357,9 +335,7 @@ def test_without_samples_after_resuming_uploaded_shards_are_removed(
     assert place.convert().n_samples == 1
 
 
-def test_small_shards_of_items_are_merged_before_upload(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_shards_merged(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "MIN_SHARD_BYTES", 200_000)
 
     def make(n: int) -> dict[str, Any]:
@@ -382,9 +358,7 @@ def test_small_shards_of_items_are_merged_before_upload(
     assert place.left_here() == []
 
 
-def test_a_conversion_killed_during_its_clean_up_has_published(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_in_clean_up_has_published(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Any = iter([lambda *_: None, _interrupt])
     with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
         during.setattr(Upload, "_clean_up", lambda self: next(calls)(self))
@@ -432,16 +406,14 @@ def test_a_url_that_holds_data_is_refused(place: Place) -> None:
         place.convert(append=True)
 
 
-def test_a_web_server_is_refused_before_anything_is_converted(place: Place, tmp_path: Path) -> None:
+def test_a_web_server_is_refused_before_anything_is_converted(place: Place) -> None:
     with pytest.raises(InvalidArgument, match="cannot write to a web server"):
         shardio.convert(place.lines, "HTTP://host/set", **OPTIONS)
     assert not place.cache.exists()
 
 
 @pytest.mark.usefixtures("told")
-def test_the_command_converts_into_a_store(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_converts_into_a_store(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["convert", str(place.lines), place.url, "--kind", "lines", "--workers", "0"]
     assert cli.main(command) == 0
     assert "4 samples" in capsys.readouterr().out

@@ -90,9 +90,7 @@ def test_nothing_there_is_no_dataset(store: Scene, tmp_path: Path) -> None:
         shardio.open(store.url("nowhere"), cache=tmp_path, storage_options=store.options)
 
 
-def test_without_its_store_it_is_what_it_was_last_with_a_warning(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_store_uses_mirror(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     with remote.open():
         pass
     remote.store.proxy.is_down = True
@@ -105,9 +103,7 @@ def test_without_its_store_it_is_what_it_was_last_with_a_warning(
         remote.open(storage_options={**remote.store.options, "deadline_s": 0.2})
 
 
-def test_a_state_that_was_damaged_on_its_way_is_brought_again(
-    remote: RemoteSet, tmp_path: Path
-) -> None:
+def test_damaged_state_is_downloaded_again(remote: RemoteSet, tmp_path: Path) -> None:
     remote.store.fail("wrong", "generations")
     with remote.open() as far:
         assert len(far) == N
@@ -142,9 +138,7 @@ def test_options_without_names_are_refused_and_not_shown(options: Any) -> None:
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_access_is_that_of_shards_which_a_loader_has_downloaded(
-    remote: RemoteSet, access: Any
-) -> None:
+def test_access_applies_to_downloaded_shards(remote: RemoteSet, access: Any) -> None:
     with remote.open(access=access) as far:
         assert far.access == "pread"  # by ranges
         with shardio.ShardLoader(far, 4, num_workers=0, output="numpy") as loader:
@@ -165,9 +159,7 @@ def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) ->
     assert RemoteOptions().cache_folder == str(Path.cwd() / "here" / "shardio")
 
 
-def test_a_full_disk_keeps_nothing_of_a_state(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_no_state(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch, end=".tmp")
     with pytest.raises(OSError, match=r"No space left on device: .*dataset\.json"):
         remote.open()
@@ -178,9 +170,7 @@ def test_how_it_is_read_never_shows_what_is_secret(store: Scene, tmp_path: Path)
     assert "secret" not in repr(RemoteOptions.of(tmp_path, 5, store.options))
 
 
-def test_the_files_of_long_lists_come_with_the_state_that_names_them(
-    store: Scene, tmp_path: Path
-) -> None:
+def test_external_lists_are_downloaded_with_the_state(store: Scene, tmp_path: Path) -> None:
     lists = {"shards": {"id": "ab12"}, "inputs": {"id": "cd34"}, "required": ["external_lists"]}
     content = {**lists, "column_groups": [{"shards": {"id": "ef56"}}]}
     names = ["generations/ab12.shards", "generations/cd34.inputs", "generations/ef56.shards"]
@@ -193,9 +183,7 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
 
 
 @pytest.mark.parametrize("was_known", [None, "of another dataset"])
-def test_a_state_that_another_process_has_just_brought_stays(
-    remote: RemoteSet, tmp_path: Path, was_known: str | None
-) -> None:
+def test_newer_state_is_kept(remote: RemoteSet, tmp_path: Path, was_known: str | None) -> None:
     first = _mirror(tmp_path, ObjectStore(remote.url, remote.store.options))
     overtaken = _Overtaken(remote.url, remote.store.options, lambda: first.download(None))
     if was_known:

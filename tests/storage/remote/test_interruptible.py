@@ -61,9 +61,7 @@ def ours() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("how", ["read", "several", "download"])
-def test_who_presses_ctrl_c_does_not_wait_for_a_request(
-    store: Scene, tmp_path: Path, how: str
-) -> None:
+def test_ctrl_c_does_not_wait_for_a_request(store: Scene, tmp_path: Path, how: str) -> None:
     store.put("hanging/a.shard", bytes(5000))
     options = {**store.options, "client_options": {"timeout": "60s"}}
     some, fault = ObjectStore(store.url("hanging"), options), store.fail("hold")

@@ -47,9 +47,7 @@ def expected(folder: Path) -> dict[Any, list[tuple[bytes, bytes]]]:
 
 @pytest.mark.parametrize("shuffle", [False, True, "blocks", "shards"])
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_shards_of_equal_content_are_batches_like_any_other(
-    equal: RemoteSet, num_workers: int, shuffle: Any
-) -> None:
+def test_equal_shards_load_like_others(equal: RemoteSet, num_workers: int, shuffle: Any) -> None:
     given: Any = {"output": "numpy", "num_workers": 0, "shuffle": shuffle}
     with (
         ShardLoader(equal.folder, 16, **given) as expected,
@@ -60,9 +58,7 @@ def test_shards_of_equal_content_are_batches_like_any_other(
     assert equal.downloaded() == equal.sizes
 
 
-def test_an_order_that_is_added_downloads_each_shard_once(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_custom_order_downloads_once(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ORDERS, "strided", Strided)
     with _loader(remote, shuffle="strided") as loader:
         labels = [label for batch in loader for label in batch["label"].tolist()]
@@ -71,9 +67,7 @@ def test_an_order_that_is_added_downloads_each_shard_once(
 
 
 @pytest.mark.parametrize("what", ["a store", "a mixture"])
-def test_once_every_shard_has_come_no_pass_looks_for_more(
-    equal: RemoteSet, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_prefetching_ends(equal: RemoteSet, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     with ExitStack() as stack:
         source: Any = stack.enter_context(equal.open())
         if what == "a mixture":  # the same shards from two places, and from a folder
@@ -113,9 +107,7 @@ def test_credentials_that_expire_are_the_error_that_the_loop_gets(remote: Remote
 
 @pytest.mark.filterwarnings("ignore:.* a window of 8 shards is read at a time:UserWarning")
 @pytest.mark.parametrize("shuffle", [False, "shards"])
-def test_a_small_cache_stays_small_and_gives_the_same_batches(
-    remote: RemoteSet, expected: Any, shuffle: Any
-) -> None:
+def test_small_cache_same_batches(remote: RemoteSet, expected: Any, shuffle: Any) -> None:
     most = 7 * max(remote.sizes.values())
     with _loader(remote, shuffle=shuffle, cache_bytes=most) as loader:
         assert _epoch(loader) == expected[shuffle]
@@ -136,9 +128,7 @@ def test_shards_come_ahead_in_the_order_in_which_they_are_needed(remote: RemoteS
         assert len(late) < N_THREADS  # the other threads may still be at one each
 
 
-def test_a_full_shuffle_of_more_than_the_cache_holds_is_refused_and_blocks_warned_of(
-    remote: RemoteSet,
-) -> None:
+def test_full_shuffle_beyond_the_cache_is_refused_and_blocks_warn(remote: RemoteSet) -> None:
     small: Any = {"num_workers": 0, "cache_bytes": 300_000}
     with pytest.raises(InvalidArgument, match=r"raise cache_bytes, or take shuffle='shards'"):
         _loader(remote, shuffle=True, **small)
@@ -149,9 +139,7 @@ def test_a_full_shuffle_of_more_than_the_cache_holds_is_refused_and_blocks_warne
         pass
 
 
-def test_a_cache_with_room_for_a_window_of_shards_downloads_each_once(
-    remote: RemoteSet, tmp_path: Path, expected: Any
-) -> None:
+def test_window_in_cache_downloads_once(remote: RemoteSet, tmp_path: Path, expected: Any) -> None:
     sizes = sorted(remote.sizes.values())
     given: Any = {"num_workers": 0, "shuffle": "shards"}
     with _loader(remote, cache_bytes=10 * sizes[-1], **given) as loader:
@@ -175,9 +163,7 @@ def test_preload_brings_every_shard(remote: RemoteSet) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_of_pictures_reads_their_sizes_by_ranges(
-    store: Scene, tmp_path: Path, num_workers: int
-) -> None:
+def test_image_sizes_are_read_by_ranges(store: Scene, tmp_path: Path, num_workers: int) -> None:
     picture = encode_jpeg(np.zeros((64, 64, 3), np.uint8))
     schema = Schema({"image": Image(), "pad": Array("uint8", (1 << 18,))})
     made = ({"image": picture, "pad": np.full(1 << 18, i, np.uint8)} for i in range(12))
@@ -192,9 +178,7 @@ def test_a_loader_of_pictures_reads_their_sizes_by_ranges(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_mixture_of_a_store_and_a_folder_is_that_of_two_folders(
-    remote: RemoteSet, folder: Path, num_workers: int
-) -> None:
+def test_mixture_of_store_and_folder(remote: RemoteSet, folder: Path, num_workers: int) -> None:
     options: Any = {"output": "numpy", "num_workers": num_workers, "shuffle": True}
     found = []
     with remote.open() as far:

@@ -64,9 +64,7 @@ def test_a_fork_does_not_undo_what_its_parent_has_locked(tmp_path: Path) -> None
     assert _is_free(path)
 
 
-def test_who_was_alone_leaves_no_fork_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fork_does_not_keep_folder_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = folder_lock(str(tmp_path))
     lock.__enter__()
     with _fork():
@@ -77,9 +75,7 @@ def test_who_was_alone_leaves_no_fork_alone(
             assert cache_folder.holds_folder_lock()
 
 
-def test_what_is_given_back_while_a_lock_is_refused_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_release_during_a_refused_acquire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some, lock = ByteLocks(str(tmp_path / "locks")), cache_folder._lock
     assert some.acquire_shared(SHARD)
 

@@ -61,9 +61,7 @@ def test_an_object_is_read_whole_in_part_and_from_its_end(store: Scene) -> None:
 
 
 @pytest.mark.parametrize("kind", ["error", "cut", "stall"])
-def test_what_passes_is_tried_again_from_the_byte_that_was_reached(
-    store: Scene, tmp_path: Path, kind: str
-) -> None:
+def test_transient_error_resumes_at_byte_reached(store: Scene, tmp_path: Path, kind: str) -> None:
     fault = store.fail(kind, times=2)
     (tmp_path / "a").write_bytes(DATA[:1000])
     some = objects(store, client_options={"timeout": "300ms"})
@@ -71,9 +69,7 @@ def test_what_passes_is_tried_again_from_the_byte_that_was_reached(
     fault.go_on.set()
 
 
-def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the_first(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_resets_backoff(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get, failed, tries = ObjectStore._get_once, set[int](), list[int]()
     sizes = []
 
@@ -96,9 +92,7 @@ def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the
     assert tries == [1] * 6
 
 
-def test_a_download_that_is_cancelled_asks_for_no_further_piece(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_download(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.remote.object_store._CONCURRENT_PIECES", 1)
     calls = iter([None])
     with open(tmp_path / "a", "ab", buffering=0) as file, pytest.raises(StopIteration):
@@ -107,9 +101,7 @@ def test_a_download_that_is_cancelled_asks_for_no_further_piece(
     assert store.proxy.n_bytes["a.shard"] == 100_000
 
 
-def test_pieces_come_several_at_a_time(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_in_parallel(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     all_are_asked_for, get = threading.Barrier(3), ObjectStore._get_once
 
     def get_together(*given: Any, **named: Any) -> Any:
@@ -120,9 +112,7 @@ def test_pieces_come_several_at_a_time(
     assert _downloaded(objects(store), tmp_path / "a") == DATA
 
 
-def test_pieces_of_two_objects_are_not_put_together(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_never_mixed(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get = ObjectStore._get_once
 
     def get_other(self: ObjectStore, name: str, part: Any, tag: str | None) -> ObjectPart:
@@ -140,9 +130,7 @@ def test_an_object_of_another_size_is_refused(store: Scene, tmp_path: Path) -> N
         _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
 
 
-def test_an_object_that_ends_before_what_was_reached_is_refused_at_once(
-    store: Scene, tmp_path: Path
-) -> None:
+def test_object_shorter_than_the_offset_is_refused(store: Scene, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(len(DATA) + 1))
     with pytest.raises(ShardChanged, match=r"a\.shard: the object ends before"):
         _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
@@ -151,9 +139,7 @@ def test_an_object_that_ends_before_what_was_reached_is_refused_at_once(
 
 
 @pytest.mark.parametrize("is_weak", [False, True])
-def test_an_object_that_is_replaced_meanwhile_is_refused(
-    store: Scene, tmp_path: Path, is_weak: object
-) -> None:
+def test_replaced_object_is_refused(store: Scene, tmp_path: Path, is_weak: object) -> None:
     some = objects(store)
     if is_weak:  # the server says so of its tags, which then never match
         store.fail("weak", times=99)
@@ -165,9 +151,7 @@ def test_an_object_that_is_replaced_meanwhile_is_refused(
         some.read_range("a.shard", 0, 10, tag)
 
 
-def test_where_no_range_is_counted_from_the_end_the_size_is_asked_first(
-    store: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_azure_tail_asks_for_size_first(store: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("azure/it", b"0123456789")
     monkeypatch.setattr("shardio.storage.remote.object_store.AZURE", ("s3",))
     found = ObjectStore(store.url("azure"), store.options)
@@ -189,9 +173,7 @@ def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
         objects(store, deadline_s=0.3).read("a.shard")
 
 
-def test_credentials_that_have_expired_are_an_error_at_once_that_does_not_show_them(
-    store: Scene,
-) -> None:
+def test_expired_credentials_fail_at_once_and_are_not_shown(store: Scene) -> None:
     fault, words = store.fail("denied", times=1000), "access denied: ExpiredToken: The token has"
     with pytest.raises(StoreAccessDenied, match=f"{words} expired") as caught:
         objects(store).read("a.shard")
@@ -219,9 +201,7 @@ def test_a_url_that_may_have_a_secret_is_refused_and_not_shown() -> None:
         ({"deadline_s": 0}, "must be a number of seconds above 0; found 0"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused_by_its_name(
-    store: Scene, options: dict[str, Any], text: str
-) -> None:
+def test_invalid_option_is_named(store: Scene, options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text) as caught:
         objects(store, **options).read("a.shard")
     assert "a secret word" not in str(caught.value)
@@ -279,17 +259,13 @@ def test_a_password_in_an_endpoint_is_not_shown(store: Scene) -> None:
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
-def test_the_environment_names_the_server_by_each_of_its_names(
-    store: Scene, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_endpoint_variables(store: Scene, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     options = store.options
     monkeypatch.setenv(name, options.pop("aws_endpoint"))
     assert ObjectStore(store.url("objects"), options).read("a.shard") == DATA
 
 
-def test_a_fork_of_a_process_that_has_used_a_store_is_told_so(
-    store: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fork_may_not_use_the_store(store: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connection._first_user, "first", os.getpid() + 1)
     with pytest.raises(UnsupportedEnvironment, match="this process was forked from one"):
         objects(store).read("a.shard")
@@ -311,9 +287,7 @@ def test_of_two_who_write_first_the_second_is_refused(store: Scene) -> None:
     assert name not in some.list_names()
 
 
-def test_a_file_is_uploaded_though_the_server_fails_now_and_then(
-    store: Scene, tmp_path: Path
-) -> None:
+def test_upload_is_retried_after_a_server_error(store: Scene, tmp_path: Path) -> None:
     (tmp_path / "b.shard").write_bytes(DATA)
     store.fail("error", method="PUT")
     objects(store).upload("b.shard", str(tmp_path / "b.shard"))

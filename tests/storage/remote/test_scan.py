@@ -41,9 +41,7 @@ def far(remote: RemoteSet) -> Iterator[ShardDataset]:
 
 
 @pytest.mark.parametrize("chosen", ["all", "some", "mixed"])
-def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
-    far: ShardDataset, folder: str, chosen: str
-) -> None:
+def test_clips_in_a_store_match_a_folder(far: ShardDataset, folder: str, chosen: str) -> None:
     with shardio.open(folder) as local:
         pair: tuple[Dataset, Dataset] = (far, local)
         if chosen == "some":
@@ -73,9 +71,7 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
                 assert ClipView(found, CLIP).clip_table.n_frames.tolist() == n_frames
 
 
-def test_shards_in_a_store_are_looked_into_several_at_a_time(
-    store: Scene, far: ShardDataset
-) -> None:
+def test_shards_in_a_store_are_scanned_in_parallel(store: Scene, far: ShardDataset) -> None:
     all_are_at_it = threading.Barrier(N_SHARDS)
 
     def look(part: ShardSamples) -> int:
@@ -89,9 +85,7 @@ def test_shards_in_a_store_are_looked_into_several_at_a_time(
     assert {store.proxy.requests[shard.name] for shard in far.shards} == {1}
 
 
-def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
-    remote: RemoteSet, far: ShardDataset
-) -> None:
+def test_closing_metadata_keeps_pins_of_others(remote: RemoteSet, far: ShardDataset) -> None:
     shard = remote.shards[0]
     metadata = far.files.open_metadata(0, "video")
     (bucket,) = far.remote_storages

@@ -74,9 +74,7 @@ def _two(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True, "shards"])
-def test_two_loaders_download_shards_of_equal_content_once_each(
-    equal: RemoteSet, num_workers: int, shuffle: Any
-) -> None:
+def test_two_loaders_download_equal_once(equal: RemoteSet, num_workers: int, shuffle: Any) -> None:
     hold = equal.store.fail("hold")
     given: Any = {"num_workers": num_workers, "shuffle": shuffle}
     with _two(equal, 2, **given) as (one, two):
@@ -86,9 +84,7 @@ def test_two_loaders_download_shards_of_equal_content_once_each(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_two_loaders_make_room_among_shards_of_equal_content(
-    equal: RemoteSet, num_workers: int
-) -> None:
+def test_two_loaders_evict_equal_shards(equal: RemoteSet, num_workers: int) -> None:
     most = 20 * max(equal.sizes.values())
     given: Any = {"num_workers": num_workers, "shuffle": "shards", "cache_bytes": most}
     with _two(equal, 2, {"seed": 1}, **given) as (one, two):  # each needs others at a time
@@ -118,9 +114,7 @@ def test_what_a_killed_loader_was_downloading_another_goes_on_with(remote: Remot
     assert not list(remote.cache.rglob("*.part"))
 
 
-def test_a_worker_that_is_killed_while_it_downloads_costs_nothing(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_download_is_taken_over(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.remote.storage.N_THREADS", 0)  # so nobody but it does
     hold = remote.store.fail("hold", r"000000-000\.shard")
     given: Any = {"output": "numpy", "num_workers": 1, "timeout_s": 60}
@@ -142,9 +136,7 @@ def _workers() -> list[int]:
     return [pid for pid, (_, parent, *_) in fields if int(parent) == zygote.pid]
 
 
-def test_a_full_disk_is_the_error_that_the_loop_gets(
-    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_reaches_the_loop(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch)
     with (
         ShardLoader(remote.open(), 16, output="numpy", num_workers=0) as loader,
