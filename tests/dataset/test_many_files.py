@@ -41,12 +41,7 @@ from shardio.storage import file_access
 from tests.limits import n_open
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
-from tests.shards import (
-    EVERY_FIELD,
-    MEDIA_FIELDS,
-    media_sample,
-    same_sample,
-)
+from tests.shards import EVERY_FIELD, MEDIA_FIELDS, media_sample, same_sample
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

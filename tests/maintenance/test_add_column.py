@@ -17,12 +17,7 @@ from shardio import Array, Bytes, Json, List, ShardLoader, Text
 from shardio import open as open_dataset
 from shardio.dataset.manifest import load, load_generation, publish_next
 from shardio.dataset.transaction import StagingFolder, check_only_dataset, link_staged, sweep
-from shardio.errors import (
-    DatasetConflict,
-    InvalidArgument,
-    SchemaError,
-    WorkerDied,
-)
+from shardio.errors import DatasetConflict, InvalidArgument, SchemaError, WorkerDied
 from shardio.format.layout import Kind
 from shardio.maintenance import (
     MaintenanceProgress,

@@ -13,15 +13,7 @@ from shardio import ShardReader, Video
 from shardio import open as open_dataset
 from shardio.format.layout import Kind
 from shardio.format.types.streams import PacketFlag, packet_flags
-from shardio.maintenance import (
-    add_column,
-    compact,
-    diff,
-    merge,
-    repair,
-    reshard,
-    verify_dataset,
-)
+from shardio.maintenance import add_column, compact, diff, merge, repair, reshard, verify_dataset
 from tests.maintenance.datasets import place, shard_of, write
 from tests.shards import (
     MEDIA_FIELDS,

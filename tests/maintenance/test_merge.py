@@ -14,11 +14,7 @@ from shardio import open as open_dataset
 from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
-from shardio.errors import (
-    DatasetCorrupt,
-    InvalidArgument,
-    ShardNotFound,
-)
+from shardio.errors import DatasetCorrupt, InvalidArgument, ShardNotFound
 from shardio.format.layout import Kind
 from shardio.maintenance import compact, diff, merge, reshard, verify_dataset
 from tests.maintenance.datasets import LABELS, is_sound, labelled, place, shard_of, tree, write

@@ -15,13 +15,7 @@ from shardio import open as open_dataset
 from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, ShardNotFound
 from shardio.format.layout import PAGE, Kind
-from shardio.maintenance import (
-    Loss,
-    RepairReport,
-    add_column,
-    repair,
-    verify_dataset,
-)
+from shardio.maintenance import Loss, RepairReport, add_column, repair, verify_dataset
 from tests.maintenance.datasets import place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, flip, same_sample, write_shard
 

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from shardio.dataset.column_rows import MappedRows
-from shardio.errors import (
-    InsufficientMemory,
-    ShardIncomplete,
-    UnsupportedEnvironment,
-)
+from shardio.errors import InsufficientMemory, ShardIncomplete, UnsupportedEnvironment
 from shardio.storage import fs
 from shardio.storage.file_access import map_file
 from shardio.storage.fs import rename_exclusive

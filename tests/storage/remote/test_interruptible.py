@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardio.storage.remote.object_store import (
-    ObjectStore,
-    map_ordered,
-    run_parallel,
-)
+from shardio.storage.remote.object_store import ObjectStore, map_ordered, run_parallel
 from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Scene
 
