@@ -300,9 +300,7 @@ def test_the_map_of_the_library_names_functions_that_their_files_define() -> Non
         ("shardio_converters.schema_spec", "shardio_converters.arrays.array_samples", True),
     ],
 )
-def test_the_ranks_tell_a_good_import_from_a_bad_one(
-    module: str, imported: str, is_offence: object
-) -> None:
+def test_ranks_decide_allowed_imports(module: str, imported: str, is_offence: object) -> None:
     assert (_offence(module, imported) is not None) is is_offence
 
 

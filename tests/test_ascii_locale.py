@@ -116,9 +116,7 @@ def test_exported_files_have_names_in_utf_8(ran: dict[str, Ran], folder: Path) -
         ("shardio.ShardReader('ß.shard')", "path"),
     ],
 )
-def test_a_path_that_the_locale_cannot_express_is_refused_with_the_way_out(
-    call: str, what: str, tmp_path: Path
-) -> None:
+def test_an_unencodable_path_is_refused_with_a_hint(call: str, what: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     code = f"import shardio\ntry:\n    {call}\nexcept ValueError as error:\n    print(ascii(error))"
     done = run_python(code.encode("ascii", "backslashreplace").decode(), folder=tmp_path)
@@ -139,9 +137,7 @@ def test_names_are_what_they_are_in_a_locale_of_utf_8() -> None:
     assert utf8_name("klaß") == "klaß" == original_name("klaß") == stored_name("klaß")
 
 
-def test_files_whose_names_are_not_utf_8_are_compared_with_what_was_stored(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_measure_stored_accepts_names_beyond_utf_8(folder: Path, tmp_path: Path) -> None:
     source = os.path.join(folder, "clips", os.fsdecode(LATIN))
     report = shardio.convert(source, tmp_path / "out", workers=0, frames=4, size=16)
     found = measure_stored(report, source, seconds=0.01)

@@ -51,9 +51,7 @@ def test_the_tables_of_a_block_have_the_sizes_they_always_had() -> None:
     collate=st.sampled_from(["stack", "pad", "ragged", "list"]),
 )
 @settings(max_examples=200, deadline=None)
-def test_parts_of_a_block_are_aligned_never_overlap_and_waste_less_than_a_cache_line_each(
-    schema: Schema, n_rows: int, collate: str
-) -> None:
+def test_parts_are_aligned_disjoint_and_compact(schema: Schema, n_rows: int, collate: str) -> None:
     layout = layout_for_samples(schema, n_rows, parse_collate(collate))
     parts = parts_of(layout)
     assert all(offset % 64 == 0 for offset, _ in parts)

@@ -244,9 +244,7 @@ def test_other_options_fail(lines: Path, out: Path, options: dict[str, Any], nam
     assert contents(out) == before
 
 
-def test_another_converter_version_fails(
-    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_fails(lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lines, "version", "8")
     with pytest.raises(InvalidArgument, match="version of the converter was '7', is '8'"):
         append(lines, out)
@@ -429,9 +427,7 @@ def test_classes_published_meanwhile_are_a_conflict(lines: Path, out: Path) -> N
 
 
 @pytest.mark.parametrize("of", ["files", "samples"])
-def test_a_killed_commit_is_undone(
-    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str
-) -> None:
+def test_undone_if_killed(lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "_write_pointer", killed)
         patch.setattr(manifest, "_published_number", lambda _: 2)  # nobody cleans up

@@ -163,9 +163,7 @@ def test_the_samples_of_a_long_input_are_spilled_to_a_file(
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")
 
 
-def test_samples_are_freed_per_input(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_freed_early(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[weakref.ref[Any]] = []
     n_alive = []
     samples = Lines.samples
@@ -196,9 +194,7 @@ def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_pat
         convert(lines, lines / "top.txt")
 
 
-def test_a_running_one_is_locked(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_while_running(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "LOCK_PATIENCE_S", 0.0)
     write(tmp_path / "out" / ".conversion", {"0123456789abcdef/000.shard": "half"})
     fd = os.open(tmp_path / "out" / ".conversion", os.O_RDONLY)

@@ -70,9 +70,7 @@ def test_an_input_that_could_have_parts_stands_for_its_folder(lines: Path, tmp_p
     assert [sample["label"] for sample in shardio.open(tmp_path / "out")] == [0, -1]
 
 
-def test_a_part_that_changes_or_vanishes_while_it_is_read_breaks_its_input(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_part_breaks(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def act(source: Input) -> None:
         if source.name.startswith("cats"):
             write(lines, {"cats/1.many/2": "something else"})
@@ -110,9 +108,7 @@ def test_an_append_reports_a_modified_part(lines: Path, tmp_path: Path) -> None:
     assert "bytes, 14 when it was converted" in report.modified[1].reason
 
 
-def test_resuming_reads_current_parts(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_rereads_parts(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(state: Any) -> None:
         if state.name == "top.txt":
             raise KeyboardInterrupt

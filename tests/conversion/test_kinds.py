@@ -111,9 +111,7 @@ def test_suffixes_are_counted_and_third_party_kinds_are_listed(lines: Path, tmp_
 
 
 @pytest.mark.parametrize("option", ["append", "overwrite"])
-def test_a_dataset_without_inputs_of_the_kind_stays(
-    lines: Path, tmp_path: Path, option: str
-) -> None:
+def test_a_dataset_without_new_inputs_is_kept(lines: Path, tmp_path: Path, option: str) -> None:
     write(tmp_path / "none", {"readme": "hello"})
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")

@@ -31,9 +31,7 @@ def calls(folder: str, out: Path, **options: Any) -> list[Any]:
     ]
 
 
-def test_without_ray_it_is_named(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ray_is_named(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for call in calls(folder, tmp_path / "out", engine="ray"):
         with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[ray\]'"):

@@ -202,9 +202,7 @@ def test_a_damaged_plan_is_an_error_and_can_be_overwritten(lines: Path, tmp_path
         ({"shard_bytes": 999}, "shard_bytes was 268435456, is 999"),
     ],
 )
-def test_resuming_needs_options(
-    lines: Path, tmp_path: Path, options: dict[str, Any], named: str
-) -> None:
+def test_resume_conflicts(lines: Path, tmp_path: Path, options: dict[str, Any], named: str) -> None:
     interrupted(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
     with pytest.raises(InvalidArgument, match=f"{named}.*; use the original settings; overwrite"):

@@ -90,9 +90,7 @@ def test_a_warning_raised_as_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--quiet", "--json", "--workers=0"])
 @pytest.mark.filterwarnings("default:.*named like splits:UserWarning")
-def test_the_command_line_prints_the_warning_in_a_line_on_standard_error(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warns_in_one_line(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     out = tmp_path / "out"
     assert cli.main(["convert", str(source), str(out), "--workers=0", option]) == 0

@@ -31,9 +31,7 @@ def source(lines: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
-def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
-    source: Path, tmp_path: Path, options: dict[str, bool]
-) -> None:
+def test_only_own_generation_undone(source: Path, tmp_path: Path, options: dict[str, bool]) -> None:
     convert(source, tmp_path / "model")
     generation = (tmp_path / "model" / "generations" / "000001.json").read_bytes()
     with shardio.DatasetWriter(tmp_path / "other", NUMBERS) as writer:
@@ -85,9 +83,7 @@ def test_a_published_dataset_is_not_that_of_modified_inputs(source: Path, tmp_pa
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
-def test_a_deleted_dataset_is_made_again(
-    source: Path, tmp_path: Path, options: dict[str, bool]
-) -> None:
+def test_deleted_dataset_is_rebuilt(source: Path, tmp_path: Path, options: dict[str, bool]) -> None:
     out = tmp_path / "out"
     leave_killed(source, out, Staging, "finish")
     os.rename(out / ".conversion" / "plan.json", out / ".conversion" / "published.json")
@@ -174,9 +170,7 @@ def test_converters_may_return_a_long_reason(source: Path, tmp_path: Path, worke
 
 
 @pytest.mark.parametrize(("keep_partial", "n_kept"), [(False, 0), (True, 1)])
-def test_an_input_that_a_converter_returns_as_broken_gives_no_samples(
-    source: Path, tmp_path: Path, *, keep_partial: bool, n_kept: int
-) -> None:
+def test_returned_broken(source: Path, tmp_path: Path, *, keep_partial: bool, n_kept: int) -> None:
     (source / "1.txt").write_text("fine returns:broken")
     report = convert(source, tmp_path / "out", keep_partial=keep_partial)
     assert (report.inputs[0].outcome, report.n_samples) == ("broken", n_kept)

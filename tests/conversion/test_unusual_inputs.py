@@ -50,9 +50,7 @@ def create_unusual_inputs(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_input_is_listed(
-    tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lists_all_inputs(tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = create_unusual_inputs(tmp_path / "odd")
     source, out = str(tmp_path / "odd"), str(tmp_path / "out")
     options = ["--frames=2", "--size=16", f"--workers={workers}"]
@@ -68,9 +66,7 @@ def test_every_input_is_listed(
     assert all(char.isprintable() for line in output.splitlines() for char in line)
 
 
-def test_an_unlisted_folder_is_broken(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlisted_is_broken(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate the refusal of the system, since root may list every folder."""
 
     def refusing(real: Callable[[Any], Any]) -> Callable[[Any], Any]:

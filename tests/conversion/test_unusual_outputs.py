@@ -97,9 +97,7 @@ def killed_replacement(lines: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{"append": True}, {"overwrite": True}], ids=str)
-def test_only_what_a_killed_append_has_put_into_a_dataset_is_removed_again(
-    lines: Path, killed_append: Path, options: dict[str, bool]
-) -> None:
+def test_only_own_files_removed(lines: Path, killed_append: Path, options: dict[str, bool]) -> None:
     (name,) = (path.name for path in killed_append.glob("g000002-*.shard"))
     another = killed_append / name.replace("g000002", "g000003")
     shutil.copyfile(killed_append / name, another)

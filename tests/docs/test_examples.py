@@ -99,9 +99,7 @@ def test_two_tiny_steps_need_no_compiler(tmp_path: Path) -> None:
     assert "for the first 2 steps" in done.stdout
 
 
-def test_clips_of_stored_videos_are_found_as_stored_pixels_are(
-    clips: Path, tmp_path: Path, example: ModuleType
-) -> None:
+def test_stored_videos_and_pixels_agree(clips: Path, tmp_path: Path, example: ModuleType) -> None:
     options: dict[str, Any] = {"workers": 0, "frames": 8, "size": 28, "store": "raw"}
     shardio.convert(clips.parent / "videos", tmp_path / "out", **options)
     for folder, kind in ((clips, Video), (tmp_path / "out", Array)):
@@ -140,18 +138,14 @@ def test_what_cannot_be_trained_on_is_one_line_that_says_why(
     assert said == "" and complaint.startswith(f"{out} {words}") and complaint.count("\n") == 1
 
 
-def test_a_dataset_of_something_else_is_refused(
-    example: ModuleType, tmp_path: Path, capsys: Capture
-) -> None:
+def test_other_datasets_are_refused(example: ModuleType, tmp_path: Path, capsys: Capture) -> None:
     with shardio.DatasetWriter(tmp_path / "out", Schema({"x": Array("int64")})) as writer:
         writer.append({"x": 1})
     assert example.main([str(tmp_path / "out")]) == 1
     assert "has no field frames or label" in capsys.readouterr().err
 
 
-def test_clips_that_do_not_decode_are_skipped_and_counted(
-    clips: Path, tmp_path: Path, example: ModuleType
-) -> None:
+def test_undecodable_clips_are_counted(clips: Path, tmp_path: Path, example: ModuleType) -> None:
     videos = tmp_path / "videos"
     shutil.copytree(clips.parent / "videos", videos)
     damaged = next(videos.rglob("1.mp4"))

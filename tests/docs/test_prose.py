@@ -62,7 +62,5 @@ def test_no_docstring_opens_with_a_clause(tree: str) -> None:
     ],
 )
 @pytest.mark.parametrize("form", ['"""{}"""', 'def f():\n    """{}"""', 'x = 1\n"""{}"""'])
-def test_an_opening_is_found_in_each_kind_of_docstring(
-    form: str, docstring: str, is_banned: object
-) -> None:
+def test_opening_found_in_every_docstring(form: str, docstring: str, is_banned: object) -> None:
     assert bool(banned(form.format(docstring))) is is_banned

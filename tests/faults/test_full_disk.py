@@ -72,9 +72,7 @@ def test_a_conversion_that_fills_the_disk_is_resumed_when_there_is_room(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_an_append_fills_the_disk(
-    lines: Path, mount: Mount, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_append_out_of_space(lines: Path, mount: Mount, capsys: pytest.CaptureFixture[str]) -> None:
     out = mount("size=400k") / "out"
     convert(lines, out)
     before = contents(out)
@@ -90,9 +88,7 @@ def test_an_append_fills_the_disk(
     assert texts(out) == "one two three four five six seven".split() + 5 * ["eight", "nine", "ten"]
 
 
-def test_a_writer_that_fills_the_disk_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_on_a_full_disk_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_full = False
 
     def refuse(kind: str, path: str) -> None:

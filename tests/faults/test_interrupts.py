@@ -250,9 +250,7 @@ def test_an_interrupted_close_leaves_nothing(folder: str, owner: Any, num_worker
 
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("owner", [blocks.Block, os])
-def test_an_interrupt_while_a_block_is_made_or_sent_to_threads_leaves_nothing(
-    folder: str, monkeypatch: pytest.MonkeyPatch, owner: Any
-) -> None:
+def test_interrupted_block_setup(folder: str, monkeypatch: pytest.MonkeyPatch, owner: Any) -> None:
     name = "dup" if owner is os else "__init__"
     before = len(os.listdir("/proc/self/fd"))
     loader = ShardLoader(folder, 4, output="numpy", num_workers=2, start_method="thread")

@@ -131,9 +131,7 @@ def workers_of(loader: ShardLoader) -> backends.WorkerBackend:
     return found
 
 
-def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_worker_gets_its_own_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_dumps, "_PATIENCE_S", 0.05)
     files = [(tmp_path / str(worker)).open("wb+", buffering=0) for worker in range(4)]
 

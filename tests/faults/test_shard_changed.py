@@ -83,9 +83,7 @@ def test_later_epochs_end_with_the_error_of_the_file(folder: str, num_workers: i
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_transform_whose_sample_is_cut_off_costs_its_worker_and_names_the_sample(
-    folder: str, tmp_path: Path, num_workers: int
-) -> None:
+def test_sample_cut_in_a_transform_is_named(folder: str, tmp_path: Path, num_workers: int) -> None:
     path, go = second(folder), tmp_path / "go"
 
     def cut(sample: dict[str, Any]) -> dict[str, Any]:

@@ -51,9 +51,7 @@ def test_the_place_of_a_damaged_byte_is_counted_from_the_start_of_the_file() -> 
 
 
 @given(st.lists(st.tuples(U16, st.integers(0, 3 * PAGE), U64, U64, U64), max_size=20))
-def test_a_table_that_tiles_the_file_is_unpacked_again(
-    rows: list[tuple[int, int, int, int, int]],
-) -> None:
+def test_a_tiling_table_round_trips(rows: list[tuple[int, int, int, int, int]]) -> None:
     place, sections = PAGE, []
     for number, (kind, size, count, stride, hash_) in enumerate(rows):
         sections.append(Section(kind, number, 0, place, size, count, stride, hash_))

@@ -72,9 +72,7 @@ def test_verification_applies_the_rule_of_the_type(path: Path) -> None:
     assert codes_of(forgery.seal()) == ["value"]
 
 
-def test_a_dataset_with_a_new_type_is_loaded_verified_and_compared(
-    tmp_path: Path, schema: Schema
-) -> None:
+def test_load_verify_and_diff_a_new_type(tmp_path: Path, schema: Schema) -> None:
     folder, other = tmp_path / "a", tmp_path / "b"
     for each in (folder, other):
         write(DatasetWriter(each, schema))

@@ -39,9 +39,7 @@ def entries_of(*rows: tuple[int, int, Codec, int]) -> Entries:
 
 
 @given(offset=U64, n_stored=st.integers(0, (1 << 48) - 1), codec=st.sampled_from(Codec), n=U64)
-def test_an_entry_that_is_packed_is_read_again(
-    offset: int, n_stored: int, codec: Codec, n: int
-) -> None:
+def test_a_packed_entry_round_trips(offset: int, n_stored: int, codec: Codec, n: int) -> None:
     found = entries_of((offset, n_stored, codec, n))
     assert int(stored_bytes(found)[0]) == n_stored
     assert int(codecs(found)[0]) == codec
@@ -49,9 +47,7 @@ def test_an_entry_that_is_packed_is_read_again(
 
 
 @given(payload=st.integers(0, 1 << 62), offset=U64, n_stored=st.integers(0, (1 << 48) - 1))
-def test_a_record_is_accepted_exactly_where_it_lies_inside_the_payload(
-    payload: int, offset: int, n_stored: int
-) -> None:
+def test_a_record_must_lie_inside_the_payload(payload: int, offset: int, n_stored: int) -> None:
     found = first_invalid(entries_of((offset, n_stored, Codec.RAW, n_stored)), Bytes(), payload)
     assert (found is None) == (offset + n_stored <= payload)
 

@@ -37,9 +37,7 @@ SIZES = st.lists(st.integers(0, (1 << 48) - 1), max_size=6)
 
 
 @given(sizes=SIZES, flag=st.integers(0, 7), pts=st.integers(-(1 << 63), (1 << 63) - 1))
-def test_packets_lie_back_to_back_with_their_sizes_and_flags(
-    sizes: list[int], flag: int, pts: int
-) -> None:
+def test_packets_are_contiguous_with_size_and_flags(sizes: list[int], flag: int, pts: int) -> None:
     packets = pack_packets(sizes, flag, pts, 1)
     assert packet_sizes(packets).tolist() == sizes
     assert packet_flags(packets).tolist() == [flag] * len(sizes)
@@ -136,9 +134,7 @@ def test_what_is_no_stream_or_picture_is_refused() -> None:
         Image().encode_record("i", 7)
 
 
-def test_a_record_comes_in_pieces_of_one_size_wherever_its_packets_begin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_record_comes_in_pieces_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams_module, "PIECE_BYTES", 4)
     whole = bytes(range(22))
     for n_bytes, n_head in ((n, k) for n in range(len(whole)) for k in range(n + 1)):
@@ -150,9 +146,7 @@ def test_a_record_comes_in_pieces_of_one_size_wherever_its_packets_begin(
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 5), (1 << 31, 1, 1)])
-def test_a_picture_of_impossible_dimensions_or_no_bytes_is_refused(
-    shape: tuple[int, int, int],
-) -> None:
+def test_an_empty_or_impossible_picture_is_refused(shape: tuple[int, int, int]) -> None:
     for picture in (EncodedImage(b"x", *shape), EncodedImage(b"", 1, 1, 1)):
         with pytest.raises(SchemaError, match=f"field 'i': no picture has {len(picture)} bytes"):
             Image().encode_record("i", picture)

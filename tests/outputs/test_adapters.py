@@ -9,9 +9,7 @@ from shardio.outputs import create_adapter
 
 
 @pytest.mark.parametrize("package", ["torch", "jax"])
-def test_without_a_package_its_output_names_the_extra_to_install(
-    package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UnsupportedEnvironment, match=rf"pip install '\.\[{package}\]'"):
         create_adapter(package, None)

@@ -43,9 +43,7 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
 
 @pytest.mark.parametrize("options", [{}, {"reuse": True}], ids=["leased", "reuse"])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_are_arrays_of_jax_that_keep_their_values(
-    folder: str, num_workers: int, options: dict[str, Any]
-) -> None:
+def test_held_arrays_keep_values(folder: str, num_workers: int, options: dict[str, Any]) -> None:
     with _loader(folder, num_workers=num_workers, prefetch=0, **options) as loader:
         held = [
             (batch.indices.tolist(), batch["x"], batch["bits"])
@@ -59,9 +57,7 @@ def test_batches_are_arrays_of_jax_that_keep_their_values(
 
 
 @pytest.mark.parametrize(("rule", "beside"), [("pad", "run_mask"), ("ragged", "run_offsets")])
-def test_what_is_joined_of_a_field_and_what_lies_beside_it_are_arrays_of_jax(
-    folder: str, rule: str, beside: str
-) -> None:
+def test_joined_and_companion_arrays_are_jax(folder: str, rule: str, beside: str) -> None:
     options = {"fields": ["run", "note"], "collate": {"run": rule}}
     numpy = {**options, "output": "numpy", "device": None}
     with _loader(folder, **options) as loader, _loader(folder, **numpy) as other:

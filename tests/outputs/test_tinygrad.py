@@ -66,9 +66,7 @@ def maker() -> TinygradAdapter:
         *(((3, 4), name) for name in adapter._NAMES),
     ],
 )
-def test_a_tensor_has_the_shape_the_dtype_and_the_values_of_an_array(
-    device: str, shape: tuple[int, ...], name: str
-) -> None:
+def test_a_tensor_equals_its_array(device: str, shape: tuple[int, ...], name: str) -> None:
     array = counting(shape, name)
     array.flags.writeable = False
     tensor = TinygradAdapter((device,)).wrap(array, array, name)
@@ -160,9 +158,7 @@ def leased(maker: TinygradAdapter) -> tuple[Tensor, weakref.ref[Lease]]:
 
 @on_cpu
 @pytest.mark.parametrize("what", DERIVED)
-def test_memory_is_kept_for_as_long_as_something_reads_it(
-    maker: TinygradAdapter, what: str
-) -> None:
+def test_memory_is_kept_while_something_reads_it(maker: TinygradAdapter, what: str) -> None:
     tensor, is_gone = leased(maker)
     is_kept, derive = DERIVED[what]
     result = derive(tensor)
@@ -189,9 +185,7 @@ def test_a_realized_view_keeps_the_memory_exactly_if_it_reads_it(maker: Tinygrad
 
 
 @on_cpu
-def test_a_backward_pass_keeps_the_memory_until_the_gradient_is_realized(
-    maker: TinygradAdapter,
-) -> None:
+def test_memory_is_kept_until_the_gradient_is_realized(maker: TinygradAdapter) -> None:
     weight: Any = Tensor.ones(4, 2).contiguous().realize()
     if hasattr(weight, "requires_grad"):  # before 0.13
         weight.requires_grad = True
@@ -207,9 +201,7 @@ def test_a_backward_pass_keeps_the_memory_until_the_gradient_is_realized(
 
 
 @on_cpu
-def test_a_jitted_step_gets_the_values_of_every_batch_and_keeps_none(
-    maker: TinygradAdapter,
-) -> None:
+def test_a_jitted_step_sees_every_batch_and_keeps_none(maker: TinygradAdapter) -> None:
     step: Any = TinyJit(lambda x, y: (x.float().sum() + y.sum()).realize())
     refs = []
     for i in range(8):
@@ -225,9 +217,7 @@ def test_a_jitted_step_gets_the_values_of_every_batch_and_keeps_none(
 
 
 @on_cpu
-def test_thousands_of_batches_over_the_same_memory_are_never_mixed_up(
-    maker: TinygradAdapter,
-) -> None:
+def test_batches_over_reused_memory_are_never_mixed_up(maker: TinygradAdapter) -> None:
     rng = random.Random(0)
     slots = [aligned((2, 3), np.int32) for _ in range(8)]
     held: dict[int, tuple[Tensor, int]] = {}
@@ -277,9 +267,7 @@ def test_varying_shapes_do_not_pile_up() -> None:
 
 @on_cpu
 @pytest.mark.parametrize("kind", [ImportError, AttributeError, TypeError, KeyError, None])
-def test_where_internals_are_not_there_or_lose_the_memory_the_bytes_are_copied(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Exception] | None
-) -> None:
+def test_copied_as_fallback(monkeypatch: pytest.MonkeyPatch, kind: type[Exception] | None) -> None:
     def change(self: object, *args: object) -> Tensor:
         if kind is not None:
             raise kind("tinygrad has changed")
@@ -332,9 +320,7 @@ def break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("has_changed", ["", "yes"])
-def test_one_tensor_is_given_the_values_of_many_arrays(
-    monkeypatch: pytest.MonkeyPatch, has_changed: str
-) -> None:
+def test_a_fixed_tensor_is_refilled(monkeypatch: pytest.MonkeyPatch, has_changed: str) -> None:
     if has_changed:
         break_copies(monkeypatch)
     arrays = [counting((3, 4)) + i for i in range(3)]
@@ -370,9 +356,7 @@ def test_a_captured_step_sees_the_values_that_its_input_was_given() -> None:
         assert step(put(array)).item() == (array * 2).sum()
 
 
-def test_a_copy_that_may_read_later_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, waits: list[str]
-) -> None:
+def test_a_deferred_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch, waits: list[str]) -> None:
     maker = TinygradAdapter("PYTHON")
     maker.wrap(counting((3, 4)), None)
     assert waits == []
@@ -381,9 +365,7 @@ def test_a_copy_that_may_read_later_is_waited_for(
     assert waits == ["PYTHON"]
 
 
-def test_staging_memory_that_only_a_wait_frees_is_bounded(
-    monkeypatch: pytest.MonkeyPatch, waits: list[str]
-) -> None:
+def test_staging_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, waits: list[str]) -> None:
     monkeypatch.setattr(adapter, "_KEEPS_STAGING", frozenset({"PYTHON"}))
     monkeypatch.setattr(adapter, "_STAGING_BYTES", 100)
     maker = TinygradAdapter("PYTHON")
@@ -440,17 +422,13 @@ def test_a_second_cpu_device_aliases_too() -> None:
         (("PYTHON", "PYTHON:0"), "different devices"),
     ],
 )
-def test_a_device_that_cannot_be_used_is_refused(
-    device: str | tuple[str, ...], message: str
-) -> None:
+def test_an_unusable_device_is_refused(device: str | tuple[str, ...], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         TinygradAdapter(device)
 
 
 @pytest.mark.parametrize("cause", [FileNotFoundError("clang"), ModuleNotFoundError("x", name="x")])
-def test_a_device_that_cannot_be_opened_here_is_reported_with_ways_out(
-    monkeypatch: pytest.MonkeyPatch, cause: Exception
-) -> None:
+def test_an_unopened_device_has_a_hint(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
     def fail(self: object, name: str) -> None:
         raise cause
 

@@ -81,9 +81,7 @@ def test_a_tensor_may_be_written_to_and_changes_no_other_batch(folder: str) -> N
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_in_the_fast_lane_the_tensors_of_a_block_are_the_same_ones(
-    folder: str, num_workers: int
-) -> None:
+def test_reused_blocks_keep_their_tensors(folder: str, num_workers: int) -> None:
     with _loader(folder, fields=["label"], reuse=True, num_workers=num_workers) as loader:
         seen = set()
         for _ in range(4):
@@ -94,9 +92,7 @@ def test_in_the_fast_lane_the_tensors_of_a_block_are_the_same_ones(
 
 
 @pytest.mark.parametrize(("rule", "beside"), [("pad", "run_mask"), ("ragged", "run_offsets")])
-def test_what_is_joined_of_a_field_and_what_lies_beside_it_are_tensors(
-    folder: str, rule: str, beside: str
-) -> None:
+def test_joined_and_companion_arrays_are_tensors(folder: str, rule: str, beside: str) -> None:
     options = {"fields": ["run"], "collate": {"run": rule}}
     with _loader(folder, **options) as loader, _loader(folder, **options, output="numpy") as other:
         for batch, arrays in zip(loader, other, strict=True):

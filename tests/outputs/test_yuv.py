@@ -153,8 +153,6 @@ def test_real_clips_are_as_swscale_has_them(media_root: Path) -> None:
         ((3, 2), "uint8", {"dtype": "no"}, "dtype must be one of .*'uint8'.*found 'no'"),
     ],
 )
-def test_what_are_no_such_frames_is_refused(
-    shape: tuple[int, ...], dtype: str, options: Any, words: str
-) -> None:
+def test_bad_frames_refused(shape: tuple[int, ...], dtype: str, options: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         yuv420_to_rgb(Tensor(np.zeros(shape, dtype), device="PYTHON"), **options)

@@ -36,9 +36,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardDataset]:
 
 @pytest.mark.parametrize("start", [0, 7, 30, 52, 56])
 @pytest.mark.parametrize("row", [0, 1, 2])
-def test_the_packets_of_a_clip_and_their_table_are_among_what_is_found(
-    dataset: ShardDataset, start: int, row: int
-) -> None:
+def test_ranges_cover_packets_and_their_table(dataset: ShardDataset, start: int, row: int) -> None:
     rows, files = np.array([row]), ShardFileNumbers(dataset, ["video", "label"])
     shards = dataset.locate(rows)
     found = ClipExtents(dataset, CLIP, files).ranges(rows, shards, np.array([start]))

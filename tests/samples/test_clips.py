@@ -48,9 +48,7 @@ def cut_one_by_one(clip: Clip, n_frames: list[int]) -> Found:
     st.integers(1, 4),
     st.none() | st.integers(1, 9),
 )
-def test_all_clips_are_those_that_fit_one_every_step_frames(
-    n_frames: list[int], frames: int, stride: int, step: int | None
-) -> None:
+def test_one_every_step(n_frames: list[int], frames: int, stride: int, step: int | None) -> None:
     clip = Clip(frames, stride, step=step)
     assert clips_of(clip, n_frames) == cut_one_by_one(clip, n_frames)
 

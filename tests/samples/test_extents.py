@@ -161,9 +161,7 @@ def ranges_of(pairs: list[tuple[int, int]]) -> Ranges:
 
 
 @given(PAIRS, SIZES)
-def test_merged_ranges_are_the_blocks_that_are_reached_into_each_once(
-    pairs: list[tuple[int, int]], size: int
-) -> None:
+def test_merged_ranges_hold_each_block_once(pairs: list[tuple[int, int]], size: int) -> None:
     expected = sorted({at // size for start, n in pairs for at in range(start, start + n)})
     found = ranges_of(pairs)
     assert blocks_of(found, size).tolist() == expected

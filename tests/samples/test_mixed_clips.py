@@ -67,9 +67,7 @@ def mixed(folders: dict[str, str], weights: Any = (12, 13), **options: Any) -> M
 
 @pytest.mark.parametrize("shuffle", [False, True, "blocks"])
 @pytest.mark.parametrize("per_video", [1, 3])
-def test_a_mixture_has_the_clips_of_each_source(
-    folders: dict[str, str], shuffle: Any, per_video: int
-) -> None:
+def test_each_source_keeps_its_clips(folders: dict[str, str], shuffle: Any, per_video: int) -> None:
     clip = Clip(2, size=(16, 16), per_video=per_video)
     alone = [pixels for name in "ab" for _, _, pixels in epoch(folders[name])]
     with mixed(folders) as made:
@@ -86,9 +84,7 @@ def test_a_mixture_has_the_clips_of_each_source(
     )
 
 
-def test_clips_of_a_mixture_lie_together_in_the_turns_of_their_source(
-    folders: dict[str, str],
-) -> None:
+def test_mixed_clips_of_a_video_stay_together(folders: dict[str, str]) -> None:
     clip = Clip(2, size=(16, 16), per_video=7)
     with mixed(folders) as made:
         found = epoch(made, clip, shuffle=True)
@@ -96,9 +92,7 @@ def test_clips_of_a_mixture_lie_together_in_the_turns_of_their_source(
         assert 1 + sum(one[1] != other[1] for one, other in itertools.pairwise(own)) <= 4
 
 
-def test_clips_are_those_that_all_sources_say_or_one_that_is_asked_for(
-    folders: dict[str, str], tmp_path: Path
-) -> None:
+def test_sources_must_agree_on_clips_unless_given(folders: dict[str, str], tmp_path: Path) -> None:
     copies = []
     for i, step in enumerate((2, 2, 5)):
         with ShardDataset(folders["b"]) as whole:
@@ -127,9 +121,7 @@ def test_clips_are_those_that_all_sources_say_or_one_that_is_asked_for(
         Clip(2, around="at", per_video=2, size=(16, 16), times=True),
     ],
 )
-def test_clips_of_a_mixture_go_by_time_and_around_events(
-    folders: dict[str, str], clip: Clip
-) -> None:
+def test_mixed_clips_by_time_and_around_events(folders: dict[str, str], clip: Clip) -> None:
     def run(given: Any, **options: Any) -> list[tuple[int, bytes, bytes]]:
         with loader(given, clip, **options) as loading:
             return [
@@ -163,9 +155,7 @@ def test_a_source_without_a_clip_is_left_out(folders: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("exhausted", ["stop", "repeat"])
 @pytest.mark.parametrize("random", [{"where": "random", "per_video": 90}, {"crop": "random"}])
-def test_a_mixed_clip_is_drawn_where_it_first_comes(
-    folders: dict[str, str], exhausted: Any, random: dict[str, Any]
-) -> None:
+def test_sample_like_epoch(folders: dict[str, str], exhausted: Any, random: dict[str, Any]) -> None:
     with mixed(folders, (2, 3), exhausted=exhausted) as made:
         view = made.clips(2, size=(16, 12), **random)
         found: dict[int, bytes] = {}
@@ -180,9 +170,7 @@ def test_a_mixed_clip_is_drawn_where_it_first_comes(
 
 
 @pytest.mark.parametrize("wrong", [-1, True, "x", 1.5, None])
-def test_seeds_and_epochs_of_a_sample_are_numbers_from_0_up(
-    folders: dict[str, str], wrong: Any
-) -> None:
+def test_seeds_and_epochs_must_not_be_negative(folders: dict[str, str], wrong: Any) -> None:
     with ShardDataset(folders["a"]) as dataset:
         view = dataset.clips(2)
         for name in ("seed", "epoch"):

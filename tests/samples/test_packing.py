@@ -147,9 +147,7 @@ class _FromMemory(TokenSource):
     pack=PACKS.map(lambda pack: dataclasses.replace(pack, rest="pad")),
 )
 @settings(max_examples=100)
-def test_what_is_appended_to_a_stream_is_in_no_window_that_it_had(
-    sources: list[tuple[list[int], list[int]]], pack: Pack
-) -> None:
+def test_appends_keep_old_windows(sources: list[tuple[list[int], list[int]]], pack: Pack) -> None:
     old, new = [first for first, _ in sources], [first + more for first, more in sources]
     before, after = (
         PackedWindows(
@@ -174,9 +172,7 @@ def test_what_is_appended_to_a_stream_is_in_no_window_that_it_had(
     data=st.data(),
 )
 @settings(max_examples=150)
-def test_any_windows_in_any_order_are_those_of_documents_laid_end_to_end(
-    sources: list[list[int]], pack: Pack, data: st.DataObject
-) -> None:
+def test_windows_match_reference(sources: list[list[int]], pack: Pack, data: st.DataObject) -> None:
     streams = [documents_of(lengths, seed=i) for i, lengths in enumerate(sources)]
     expected = [each for s in streams if s for each in naive_windows(s, pack)]
     documents = [each for stream in streams for each in stream]
@@ -220,18 +216,14 @@ def test_a_loader_has_every_window_once(folder: str, pack: Pack, shuffle: Any) -
     ids=repr,
 )
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_however_documents_are_stored_their_windows_are_the_same(
-    tmp_path: Path, field: Array, access: Any
-) -> None:
+def test_windows_do_not_depend_on_storage(tmp_path: Path, field: Array, access: Any) -> None:
     documents = documents_of([20] * 7 if field.is_fixed else LENGTHS, field.dtype)
     made = write(tmp_path / "set", documents, field=field)
     check(epoch(made, access=access), naive_windows(documents, EVERYTHING))
 
 
 @pytest.mark.parametrize("verify", ["first", "always", "off"])
-def test_windows_are_the_same_when_their_documents_are_checked_already(
-    folder: str, verify: Any
-) -> None:
+def test_windows_do_not_depend_on_verification(folder: str, verify: Any) -> None:
     expected = naive_windows(DOCUMENTS, EVERYTHING)
     with loader(folder, verify=verify, shuffle=True) as made:
         for _ in range(2):
@@ -261,9 +253,7 @@ def test_workers_and_ranks_make_the_same_batches(folder: str) -> None:
 
 @WORKERS
 @pytest.mark.parametrize("shuffle", [False, "full", "blocks"])
-def test_a_state_goes_on_with_the_very_next_window(
-    folder: str, num_workers: int, shuffle: Any
-) -> None:
+def test_a_state_resumes_at_the_next_window(folder: str, num_workers: int, shuffle: Any) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 2}
     whole = epoch(folder, **options)
     with loader(folder, **options) as made:
@@ -308,9 +298,7 @@ def _append(folder: Path, documents: list[Document]) -> None:
 
 
 @WORKERS
-def test_an_epoch_ends_with_the_windows_that_it_began_with_when_documents_are_appended(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_an_append_does_not_change_a_running_epoch(tmp_path: Path, num_workers: int) -> None:
     folder = tmp_path / "set"
     write(folder, DOCUMENTS)
     before = naive_windows(DOCUMENTS, EVERYTHING)
@@ -365,9 +353,7 @@ def test_subsets_and_selections_are_streams_of_their_own(tmp_path: Path, num_wor
 
 
 @WORKERS
-def test_a_window_of_a_mixture_is_of_one_source(
-    folder: str, tmp_path: Path, num_workers: int
-) -> None:
+def test_windows_have_one_source_each(folder: str, tmp_path: Path, num_workers: int) -> None:
     others = documents_of([11, 2, 33], seed=9)
     other = write(tmp_path / "other", others)
     first, second = naive_windows(DOCUMENTS, EVERYTHING), naive_windows(others, EVERYTHING)
@@ -487,9 +473,7 @@ def test_options_that_are_not_acceptable_are_refused(options: dict[str, Any], me
         (Pack(99, field="tokens", rest="drop"), {}, "10 tokens .* are not enough"),
     ],
 )
-def test_what_cannot_be_packed_is_refused_with_the_way_out(
-    mixed: str, pack: Any, options: dict[str, Any], message: str
-) -> None:
+def test_refusals_have_a_hint(mixed: str, pack: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         loader(mixed, pack, **options)
 

@@ -79,9 +79,7 @@ def same(found: list[Any], expected: list[Any]) -> bool:
 
 @WORKERS
 @pytest.mark.parametrize("sizes", ["equal", "several"])
-def test_pictures_of_one_size_arrive_as_an_array_and_others_as_a_list(
-    request: pytest.FixtureRequest, sizes: str, num_workers: int
-) -> None:
+def test_equal_sizes_stack(request: pytest.FixtureRequest, sizes: str, num_workers: int) -> None:
     folder = request.getfixturevalue(sizes)
     with ShardLoader(folder, BATCH, num_workers=num_workers, output="numpy") as loader:
         images = next(iter(loader))["image"]
@@ -110,9 +108,7 @@ def test_a_bare_list_of_files_comes_with_decode_false(equal: str) -> None:
 
 
 @WORKERS
-def test_a_transform_gets_pixels_and_decides_what_is_stacked(
-    several: str, num_workers: int
-) -> None:
+def test_a_transform_gets_pixels_and_decides_stacking(several: str, num_workers: int) -> None:
     def cut(sample: dict[str, Any]) -> dict[str, Any]:
         return {"image": sample["image"][:8, ::2], "label": sample["label"]}
 
@@ -166,9 +162,7 @@ def test_a_picture_may_be_absent(tmp_path: Path, sizes: str, transform: Any) -> 
 
 
 @WORKERS
-def test_a_picture_that_does_not_decode_is_named_or_skipped(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_an_undecodable_picture_is_named_or_skipped(tmp_path: Path, num_workers: int) -> None:
     made = equal_sizes()
     cut = made[5]["image"][:-30]
     made[5]["image"] = EncodedImage(cut, 12, 16, 3)
@@ -183,9 +177,7 @@ def test_a_picture_that_does_not_decode_is_named_or_skipped(
 
 
 @pytest.mark.parametrize("others", [12, 13])
-def test_a_picture_of_another_size_than_the_index_says_is_an_error(
-    tmp_path: Path, others: int
-) -> None:
+def test_a_size_unlike_the_index_is_an_error(tmp_path: Path, others: int) -> None:
     made = [{"image": EncodedImage(encode_jpeg(pixels_of(0)), 11, 16, 3), "label": 0}]
     made.append({"image": EncodedImage(encode_jpeg(pixels_of(1)), others - 1, 16, 3), "label": 1})
     folder = write_dataset(tmp_path / "set", 2, 1, PICTURES, made)
@@ -201,9 +193,7 @@ def test_a_picture_that_is_said_to_be_enormous_takes_no_memory(tmp_path: Path) -
         epoch(folder)
 
 
-def test_sizes_are_compared_in_all_shards_and_of_those_that_are_there(
-    equal: str, several: str, tmp_path: Path
-) -> None:
+def test_common_sizes_ignore_missing_pictures(equal: str, several: str, tmp_path: Path) -> None:
     with ShardDataset(equal) as one, ShardDataset(several) as other:
         assert common_sizes(one, ["image"], len(one), one.rows.at) == {"image": (12, 16)}
         assert common_sizes(other, ["image"], len(other), other.rows.at) == {}

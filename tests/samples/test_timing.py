@@ -114,9 +114,7 @@ def test_a_video_lasts_until_its_last_frame_is_gone(made: Made) -> None:
 
 @settings(max_examples=50)
 @given(VIDEOS, RATES, st.integers(1, 5), st.integers(1, 7))
-def test_all_clips_by_time_begin_every_step_and_end_in_time(
-    made: Made, fps: Any, frames: int, step: int
-) -> None:
+def test_all_clips_by_time_start_every_step(made: Made, fps: Any, frames: int, step: int) -> None:
     clip = Clip(frames, fps=fps, step=step)
     assert clip.rate is not None
     expected, k = [], 0
@@ -128,9 +126,7 @@ def test_all_clips_by_time_begin_every_step_and_end_in_time(
 
 @settings(max_examples=50)
 @given(VIDEOS, RATES, st.integers(1, 5), st.sampled_from(["random", "uniform"]))
-def test_any_frame_that_is_ever_shown_may_start_a_clip(
-    made: Made, fps: Any, frames: int, where: Any
-) -> None:
+def test_a_clip_may_start_at_any_shown_frame(made: Made, fps: Any, frames: int, where: Any) -> None:
     clip = Clip(frames, fps=fps, where=where, per_video=6)
     starts = [Fraction(pts - made.shown[0]) for pts in sorted({*made.shown})]
     every = [found for start in starts if (found := made.clip_at(start, clip))]
@@ -189,9 +185,7 @@ def test_clips_around_events_may_go_by_frames_too(
     st.integers(1, (1 << 32) - 1),
     st.builds(Fraction, st.integers(1, (1 << 31) - 1), st.integers(1, (1 << 31) - 1)),
 )
-def test_times_are_counted_exactly_whatever_the_numbers(
-    length: int, numerator: int, denominator: int, fps: Fraction
-) -> None:
+def test_n_times_is_exact(length: int, numerator: int, denominator: int, fps: Fraction) -> None:
     exact = -(-length * numerator * fps // denominator)
     columns = np.array([length], np.uint64), np.array([numerator], np.uint32)
     (found,) = n_times(*columns, np.array([denominator], np.uint32), fps).tolist()

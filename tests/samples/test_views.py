@@ -104,9 +104,7 @@ def test_a_sample_of_a_view_is_what_a_loader_delivers(dataset: OpenDataset, name
 
 
 @pytest.mark.parametrize("name", list(VIEWS)[1:])
-def test_a_view_has_the_fields_of_its_schema_and_says_what_it_is(
-    dataset: OpenDataset, name: str
-) -> None:
+def test_a_view_matches_its_schema_and_repr(dataset: OpenDataset, name: str) -> None:
     view = VIEWS[name](dataset)
     assert list(view[0]) == list(view.schema)
     for field, value in view[-1].items():
@@ -213,9 +211,7 @@ def test_fields_are_decoded_one_by_one(dataset: OpenDataset, folder: str) -> Non
         ("field", "did you mean 'fields'"),
     ],
 )
-def test_other_names_for_what_select_takes_are_refused_with_what_to_write(
-    dataset: OpenDataset, folder: str, option: str, instead: str
-) -> None:
+def test_select_option_hints(dataset: OpenDataset, folder: str, option: str, instead: str) -> None:
     options: dict[str, Any] = {option: [1]}
     with shardio.mix([folder], weights=[1]) as mixture:
         for given in (dataset, mixture, dataset.clips(4)):
@@ -224,9 +220,7 @@ def test_other_names_for_what_select_takes_are_refused_with_what_to_write(
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_what_a_dataset_does_is_asked_of_the_dataset_of_a_view(
-    dataset: OpenDataset, name: str
-) -> None:
+def test_methods_of_datasets_are_refused_with_a_hint(dataset: OpenDataset, name: str) -> None:
     view = VIEWS[name](dataset)
     for method in ("clips", "pack", "preload"):
         assert not hasattr(view, method)
@@ -270,9 +264,7 @@ def test_a_field_that_is_not_decoded_is_left_out_as_the_message_says(folder: str
         ("sound", r"decode=\{\"audio\": shardio\.Sound\("),
     ],
 )
-def test_an_option_that_a_view_has_is_refused_with_what_to_write(
-    folder: str, option: str, instead: str
-) -> None:
+def test_an_option_of_a_view_is_refused_with_a_hint(folder: str, option: str, instead: str) -> None:
     options: dict[str, Any] = {option: None}
     with pytest.raises(TypeError, match=instead.replace("{}", "ShardLoader")):
         ShardLoader(folder, 2, **options)
@@ -281,9 +273,7 @@ def test_an_option_that_a_view_has_is_refused_with_what_to_write(
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_truncated_file_is_an_error_and_does_not_kill_the_process(
-    folder: str, tmp_path: Path, name: str
-) -> None:
+def test_a_truncated_file_is_an_error_not_a_crash(folder: str, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "set"
     shutil.copytree(folder, copy)
     with shardio.open(copy, access="mmap") as dataset:

@@ -48,9 +48,7 @@ def test_opening_does_not_depend_on_the_number_of_samples(tmp_path: Path) -> Non
     assert counts[0] == counts[1] > 10
 
 
-def test_the_schema_of_many_shards_is_parsed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_schemas_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = write_shard(tmp_path / "a.shard", 1).read_bytes()
     _, first, _ = open_sections(memoryview(content), "a.shard")
     monkeypatch.delattr("shardio.format.schema.Schema.from_json")

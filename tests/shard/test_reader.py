@@ -66,9 +66,7 @@ def test_rows_count_from_the_end_too_and_may_be_numpy_integers(shard: Path) -> N
         *((row, TypeError, "integer") for row in (1.0, "1", None, slice(2))),
     ],
 )
-def test_what_is_no_row_is_an_error(
-    shard: Path, row: Any, error: type[Exception], message: str
-) -> None:
+def test_a_bad_row_is_an_error(shard: Path, row: Any, error: type[Exception], message: str) -> None:
     with ShardReader(shard) as reader, pytest.raises(error, match=message):
         reader[row]
 
@@ -133,9 +131,7 @@ def test_a_whole_column_is_a_read_only_view_of_the_map(shard: Path) -> None:
         ),
     ],
 )
-def test_what_are_no_rows_of_a_column_is_an_error(
-    shard: Path, rows: Any, error: type[Exception], message: str
-) -> None:
+def test_bad_rows_of_a_column(shard: Path, rows: Any, error: type[Exception], message: str) -> None:
     with ShardReader(shard) as reader, pytest.raises(error, match=message):
         reader.column("label", rows)
 
@@ -177,9 +173,7 @@ def test_the_other_samples_of_a_damaged_shard_can_be_read(tmp_path: Path) -> Non
             reader.column("frames", [3, 4])
 
 
-def test_a_unit_is_checked_once_with_first_each_time_with_always_and_never_with_off(
-    tmp_path: Path,
-) -> None:
+def test_units_are_checked_once_always_or_never(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "a.shard", 9)
     with (
         ShardReader(path, verify="first") as first,

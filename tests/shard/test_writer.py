@@ -77,9 +77,7 @@ def raw_bytes(sample: dict[str, Any]) -> dict[str, Any]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=shards())
-def test_any_samples_are_read_as_they_were_written_and_are_sound(
-    tmp_path: Path, content: Content
-) -> None:
+def test_any_samples_round_trip_and_verify(tmp_path: Path, content: Content) -> None:
     schema, rows = content
     path = write(tmp_path / "a.shard", schema, rows)
     with ShardReader(path) as reader:
@@ -90,9 +88,7 @@ def test_any_samples_are_read_as_they_were_written_and_are_sound(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(content=shards())
-def test_the_same_samples_give_the_same_bytes_whatever_the_order_of_their_keys(
-    tmp_path: Path, content: Content
-) -> None:
+def test_bytes_do_not_depend_on_key_order(tmp_path: Path, content: Content) -> None:
     schema, rows = content
     first = write(tmp_path / "a.shard", schema, rows).read_bytes()
     turned = [{name: row[name] for name in reversed(row)} for row in rows]
@@ -165,9 +161,7 @@ def test_a_long_stream_is_read_whole_and_takes_no_memory_of_its_own(tmp_path: Pa
 
 @pytest.mark.usefixtures("tiny_spools")
 @pytest.mark.parametrize(("n_bytes", "largest"), [(100, "payload"), (50_000, "column")])
-def test_one_long_stream_is_in_front_unless_a_column_is_longer(
-    tmp_path: Path, n_bytes: int, largest: str
-) -> None:
+def test_the_longest_stream_or_column_is_first(tmp_path: Path, n_bytes: int, largest: str) -> None:
     schema = Schema({"video": Video(), "x": Array("uint8", (n_bytes,))})
     stream, x = made_stream(1, 12, mean_bytes=1_000), np.zeros(n_bytes, np.uint8)
     with ShardWriter(tmp_path / "a.shard", schema) as writer:
@@ -189,9 +183,7 @@ def test_a_stream_that_waits_for_a_dictionary_is_copied(tmp_path: Path) -> None:
         assert bytes(reader[0]["video"].data[:]) == stream.data
 
 
-def test_a_writer_counts_samples_and_bytes_and_closing_tells_what_was_written(
-    tmp_path: Path,
-) -> None:
+def test_a_writer_counts_and_summarizes(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path / "a.shard", SIMPLE)
     assert (writer.n_samples, writer.n_bytes) == (0, 0)
     writer.append({"label": 1, "text": "four"})
@@ -218,9 +210,7 @@ BAD_SAMPLES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "text"), BAD_SAMPLES)
-def test_a_bad_sample_is_refused_by_name_and_leaves_no_trace(
-    tmp_path: Path, bad: Any, text: str
-) -> None:
+def test_a_bad_sample_is_refused_without_a_trace(tmp_path: Path, bad: Any, text: str) -> None:
     good = [{"label": i, "text": str(i)} for i in range(3)]
     clean = write(tmp_path / "clean.shard", SIMPLE, good).read_bytes()
     with ShardWriter(tmp_path / "a.shard", SIMPLE) as writer:
@@ -308,9 +298,7 @@ def test_a_shard_has_the_suffix_of_shards(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_failure_in_the_middle_of_a_sample_ends_the_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_append_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ShardWriter(tmp_path / "a.shard", SIMPLE)
     writer.append({"label": 1, "text": "a"})
 
@@ -363,9 +351,7 @@ def test_a_missing_folder_is_an_error_of_the_system(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "nowhere" / "a.shard", SIMPLE)
 
 
-def test_a_relative_path_is_written_in_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_to_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with ShardWriter("a.shard", EVERY_FIELD) as writer:
         writer.append(every_field_sample(1))

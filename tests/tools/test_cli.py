@@ -113,9 +113,7 @@ def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyP
         cli.main(["verify", "x"])
 
 
-def test_control_characters_in_a_name_do_not_reach_the_terminal(
-    capsys: Capture,
-) -> None:
+def test_control_characters_in_a_name_are_escaped(capsys: Capture) -> None:
     assert cli.main(["inspect", "no\x1b[2Jsuch\nshardio: file"]) == 2
     err = capsys.readouterr().err
     assert "\x1b" not in err and err.count("\n") == 1
@@ -151,9 +149,7 @@ def test_arguments_that_do_not_parse_end_with_code_2(arguments: list[str], capsy
         (["export", "a", "b", "--format", "parket"], "; did you mean parquet?"),
     ],
 )
-def test_a_mistyped_command_option_or_choice_gets_a_suggestion(
-    arguments: list[str], hint: str, capsys: Capture
-) -> None:
+def test_typos_get_a_suggestion(arguments: list[str], hint: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments)
     assert hint in capsys.readouterr().err
@@ -214,9 +210,7 @@ sys.exit(shardio_tools.entry.main())
     ("state", "code", "out"),
     [("heard", -signal.SIGINT, ""), ("ignored", 0, f"shardio {shardio.__version__}\n")],
 )
-def test_ctrl_c_ends_a_command_without_a_word_while_it_is_loaded(
-    state: str, code: int, out: str
-) -> None:
+def test_ctrl_c_during_imports_is_silent(state: str, code: int, out: str) -> None:
     with run_apart("-c", LOADING, state, before=()) as process:
         assert process.communicate(timeout=120) == (out, "")
     assert process.returncode == code
@@ -231,9 +225,7 @@ def test_ctrl_c_is_heard_again_by_a_command_that_is_loaded(monkeypatch: pytest.M
     assert entry.main() == cli.INTERRUPTED
 
 
-def test_what_is_neither_file_nor_folder_is_refused_and_not_waited_for(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path, capsys: Capture) -> None:
     pipe = tmp_path / "a.shard"
     os.mkfifo(pipe)
     for command in ("inspect", "verify"):

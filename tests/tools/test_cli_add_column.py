@@ -109,9 +109,7 @@ def test_lines_of_json_are_values(dataset: Path) -> None:
         ("uint8, optional", ["1", "", "3", "4"], [1, None, 3, 4]),
     ],
 )
-def test_a_column_of_csv_is_found_by_its_name(
-    dataset: Path, kind: str, cells: list[str], expected: list[Any]
-) -> None:
+def test_csv_named_column(dataset: Path, kind: str, cells: list[str], expected: list[Any]) -> None:
     lines = "\n".join(f"{i},{cell}" for i, cell in enumerate(cells))
     assert add(dataset, f"id,x\n{lines}\n", "--field", kind, kind="csv") == 0
     assert values(dataset) == expected
@@ -254,9 +252,7 @@ def test_it_may_be_called_with_batches_in_processes_of_its_own(dataset: Path) ->
         (["--function", "MADE:value"], "does not state the type of x; pass --field"),
     ],
 )
-def test_a_function_that_cannot_be_had_is_refused(
-    dataset: Path, options: list[str], said: str, capsys: Capture
-) -> None:
+def test_missing_functions(dataset: Path, options: list[str], said: str, capsys: Capture) -> None:
     file = dataset.parent / "made.py"
     file.write_text("def value(sample):\n    return 1\n", "utf-8")
     given = [option.replace("MADE", str(file)) for option in options]

@@ -14,9 +14,7 @@ Capture = pytest.CaptureFixture[str]
 QUICK = ["--seconds", "0.01", "--batch-size", "2"]
 
 
-def test_a_table_of_runs_and_what_limits_the_first_reading_and_the_fastest(
-    dataset: Path, capsys: Capture
-) -> None:
+def test_a_table_of_runs_and_their_limits(dataset: Path, capsys: Capture) -> None:
     assert cli.main(["bench", str(dataset), "--workers", "0", "1", *QUICK]) == 0
     out, err = capsys.readouterr()
     head, *lines = out.splitlines()
@@ -40,9 +38,7 @@ def test_as_json_there_is_nothing_but_json(dataset: Path, capsys: Capture) -> No
 
 
 @pytest.mark.parametrize("option", ["--quiet", "--workers=0"])
-def test_the_trace_is_saved_and_named_unless_it_is_to_be_quiet(
-    option: str, dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_saved_trace_is_named(option: str, dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "trace.json"
     more = ["--workers", "0", "--trace", str(path), option]
     assert cli.main(["bench", str(dataset), *more, *QUICK]) == 0
@@ -83,16 +79,12 @@ def test_on_a_device_batches_are_tensors(dataset: Path, capsys: Capture) -> None
         (["--subset", "nothing"], "nothing"),
     ],
 )
-def test_what_is_not_acceptable_is_a_usage_error(
-    dataset: Path, capsys: Capture, more: list[str], said: str
-) -> None:
+def test_usage_errors(dataset: Path, capsys: Capture, more: list[str], said: str) -> None:
     assert cli.main(["bench", str(dataset), *more]) == cli.USAGE
     assert said in capsys.readouterr().err
 
 
-def test_the_samples_are_those_of_the_subset(
-    dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_only_samples_of_the_subset(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     dataset = shutil.copytree(dataset, tmp_path / "copy")  # others use it, too
     assert cli.main(["split", str(dataset), "--parts", "train=0.6,rest=0.4", "--quiet"]) == 0
     more = ["--workers", "0", "--json", "--subset", "train"]
@@ -100,9 +92,7 @@ def test_the_samples_are_those_of_the_subset(
     assert json.loads(capsys.readouterr().out)["n_samples"] == 3
 
 
-def test_a_trace_that_cannot_be_saved_costs_nothing_of_the_report(
-    dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_unsaved_trace_keeps_the_report(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     more = ["--workers", "0", "--trace", str(tmp_path / "nowhere" / "trace.json")]
     assert cli.main(["bench", str(dataset), *more, *QUICK]) == 3
     out, err = capsys.readouterr()

@@ -25,9 +25,7 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 SMALL = ("--frames", "4", "--size", "16", "--workers", "0")
 
 
-def test_the_report_accounts_for_every_file_and_ends_with_what_was_done(
-    videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_report_counts_every_file(videos: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     assert cli.main(["convert", str(videos), str(out), *SMALL]) == 1
     report, err = capsys.readouterr()
@@ -44,9 +42,7 @@ def test_the_report_accounts_for_every_file_and_ends_with_what_was_done(
     assert lines[-1].endswith(f": {out}")
 
 
-def test_of_stored_pixels_the_report_counts_clips_and_frames_that_are_left_over(
-    videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_raw_clips_and_left_over_frames(videos: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     assert cli.main(["convert", str(videos), str(out), *SMALL, "--store=raw"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -76,9 +72,7 @@ def test_quiet_prints_the_broken_files_only(videos: Path, tmp_path: Path, capsys
     assert err.startswith("shardio: broken: fish/song.wav: ") and err.count("\n") == 1
 
 
-def test_the_defaults_that_help_names_are_the_converters(
-    capsys: Capture,
-) -> None:
+def test_help_names_the_defaults_of_the_converter(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         cli.main(["convert", "--help"])
     words = " ".join(capsys.readouterr().out.split())
@@ -110,9 +104,7 @@ def test_the_command_has_an_option_for_each_of_a_converter(kind: str) -> None:
         )
 
 
-def test_on_error_decides_whether_a_broken_file_ends_the_conversion(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_on_error_stops_at_or_skips_a_broken_file(tmp_path: Path, capsys: Capture) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a.mp4", "c.mp4"):
@@ -132,9 +124,7 @@ def test_on_error_decides_whether_a_broken_file_ends_the_conversion(
 
 
 @pytest.mark.parametrize("option", ["frames", "stride", "step", "size"])
-def test_the_numbers_have_limits(
-    option: str, videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_numbers_have_limits(option: str, videos: Path, tmp_path: Path, capsys: Capture) -> None:
     source, out = str(videos / "dogs"), str(tmp_path / "out")
     for value in (LIMITS[option] + 1, 10**20):
         assert cli.main(["convert", source, out, *SMALL, f"--{option}={value}"]) == 2
@@ -145,9 +135,7 @@ def test_the_numbers_have_limits(
 
 
 @pytest.mark.parametrize("what", ["broken", "too short"])
-def test_where_no_file_gives_a_sample_the_report_says_that_nothing_is_published(
-    what: str, videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_no_samples_no_dataset(what: str, videos: Path, tmp_path: Path, capsys: Capture) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     (source / "a.mp4").write_bytes(b"nothing of a video")
@@ -173,9 +161,7 @@ def test_where_no_file_gives_a_sample_the_report_says_that_nothing_is_published(
     assert cli.main(["inspect", str(out)]) == 0
 
 
-def test_append_says_what_is_new_what_is_there_and_what_has_changed(
-    videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_append_reports_new_and_changed(videos: Path, tmp_path: Path, capsys: Capture) -> None:
     source, out = tmp_path / "dogs", tmp_path / "out"
     shutil.copytree(videos / "dogs", source)
     assert cli.main(["convert", str(source), str(out), *SMALL]) == 0
@@ -208,9 +194,7 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
     assert report["files"] == {"duplicate": 1, "modified": 1}
 
 
-def test_the_report_says_how_large_how_near_and_how_fast_the_result_is(
-    videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_report_of_ratio_psnr_and_speed(videos: Path, tmp_path: Path, capsys: Capture) -> None:
     source, out = str(videos / "cats"), tmp_path / "out"
     cli.main(["convert", source, str(out), *SMALL])
     *_, measured, last = capsys.readouterr().out.splitlines()
@@ -238,18 +222,14 @@ def test_the_report_says_how_large_how_near_and_how_fast_the_result_is(
 
 
 @pytest.mark.parametrize("store", ["raw", "packets"])
-def test_where_nothing_is_lost_no_psnr_is_said(
-    videos: Path, tmp_path: Path, capsys: Capture, store: str
-) -> None:
+def test_lossless_has_no_psnr(videos: Path, tmp_path: Path, capsys: Capture, store: str) -> None:
     source, out = str(videos / "cats"), str(tmp_path / "out")
     cli.main(["convert", source, out, *SMALL, f"--store={store}"])
     said = capsys.readouterr().out
     assert "random clips per second and core" in said and "lossy" not in said and "PSNR" not in said
 
 
-def test_a_stored_video_that_does_not_decode_is_named_with_the_way_out(
-    videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_an_undecodable_video_has_a_hint(videos: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "in").mkdir()
     data = bytearray((videos / "cats" / "a.mp4").read_bytes())
     start = data.index(b"mdat")

@@ -79,9 +79,7 @@ def test_the_json_of_a_dataset_agrees_with_the_dataset(dataset: Path, capsys: Ca
     ("sample", "source", "label"),
     [(0, "cats/a.mp4", "0 (cats)"), (2, "cats/b.mp4", "0 (cats)"), (4, "dogs/c.mp4", "1 (dogs)")],
 )
-def test_the_sample_that_is_asked_for_is_shown(
-    sample: int, source: str, label: str, dataset: Path, capsys: Capture
-) -> None:
+def test_shows_sample(sample: int, source: str, label: str, dataset: Path, capsys: Capture) -> None:
     assert cli.main(["inspect", str(dataset), "--sample", str(sample)]) == 0
     out = capsys.readouterr().out
     assert f"sample {sample} (" in out and f'"{source}"' in out and f"int64 {label}" in out
@@ -143,9 +141,7 @@ def test_long_text_and_control_characters_are_shortened_and_escaped(
     assert as_json(capsys, Path("a.shard"))["sample"]["fields"]["note"]["value"] == note
 
 
-def test_a_shard_with_a_damaged_first_page_is_described_from_its_last(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_last_page_describes_a_damaged_shard(tmp_path: Path, capsys: Capture) -> None:
     shard = write_shard(tmp_path / "a.shard", 4)
     sound = as_json(capsys, shard)
     flip(shard, 20)
@@ -180,9 +176,7 @@ def test_a_field_that_is_damaged_hides_no_other(tmp_path: Path, capsys: Capture)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 9000, b"not a shard", b"x" * 20_000])
-def test_a_file_that_is_no_shard_is_said_to_be_damaged(
-    content: bytes, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_file_of_other_bytes_is_damaged(content: bytes, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "a.shard").write_bytes(content)
     facts = as_json(capsys, tmp_path / "a.shard", code=1)
     assert len(facts["damage"]) == 1
@@ -232,9 +226,7 @@ def test_without_its_manifest_the_shards_in_the_folder_are_described(
     assert cli.main(["inspect", str(copy)]) == 1
 
 
-def test_a_finding_names_its_shard_once(
-    copy: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shard_named_once(copy: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(copy.parent)
     shard = min(copy.glob("*.shard"))
     shard.unlink()
@@ -243,9 +235,7 @@ def test_a_finding_names_its_shard_once(
     assert finding["message"] == "there is no such shard"
 
 
-def test_what_does_not_exist_is_one_line_and_exit_code_2(
-    dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_missing_paths_and_samples_exit_2(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     for path, sample in ((tmp_path / "no", 0), (tmp_path, 0), (dataset, 5), (dataset, -6)):
         assert cli.main(["inspect", str(path), "--sample", str(sample)]) == 2
         out, err = capsys.readouterr()
@@ -269,9 +259,7 @@ def write_labels(folder: Path, labels: Sequence[Any], dtype: str) -> Path:
         ("uint8", [0, 1, 2, 3, 4, 5, 254, 255]),
     ],
 )
-def test_labels_that_name_no_class_are_counted_apart(
-    dtype: str, labels: list[int], tmp_path: Path, capsys: Capture
-) -> None:
+def test_unclassed_labels(dtype: str, labels: list[int], tmp_path: Path, capsys: Capture) -> None:
     folder = write_labels(tmp_path / "out", labels, dtype)
     facts = as_json(capsys, folder)
     assert (facts["classes"], facts["without_class"]) == ({"a": 1, "b": 1, "c": 1}, 5)
@@ -315,9 +303,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(os, "open", refusing)
 
 
-def test_a_damaged_list_of_inputs_is_a_finding_and_all_else_is_shown(
-    copy: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_input_list(copy: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.dataset.external_lists.MAX_INLINE_ENTRIES", 1)
     publish_next(copy, load(copy))
     (place,) = (copy / "generations").glob("*.inputs")

@@ -33,9 +33,7 @@ def sources(path: Path) -> list[str]:
         return [sample["source"] for sample in dataset]
 
 
-def test_repair_lists_what_is_mended_and_what_is_lost(
-    dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_repair_lists_repaired_and_lost(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     flip(shard_of(dataset, 0), 20)
     flip(shard_of(dataset, 1), place(shard_of(dataset, 1), Kind.PAYLOAD)[0])
     shard_of(dataset, 2).unlink()
@@ -110,9 +108,7 @@ def test_merge_puts_datasets_together(dataset: Path, tmp_path: Path, capsys: Cap
     assert sources(out) == sources(dataset) + sources(other)
 
 
-def test_reshard_cuts_shards_of_the_size_asked_for(
-    dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_reshard_to_a_shard_size(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     arguments = ["reshard", str(dataset), str(tmp_path / "out"), "--workers", "1"]
     assert cli.main([*arguments, "--shard-bytes", "1"]) == 0
     assert capsys.readouterr().out.startswith("resharded: 12 samples in 12 shards, ")
@@ -142,9 +138,7 @@ def test_damaged_data_is_refused_with_code_1_in_one_line(dataset: Path, capsys: 
     assert "damaged, and was not touched" in err and "shardio repair" in err
 
 
-def test_split_says_how_many_samples_are_where_and_inspect_shows_it(
-    dataset: Path, capsys: Capture
-) -> None:
+def test_split_reports_counts_and_inspect_agrees(dataset: Path, capsys: Capture) -> None:
     command = ["split", str(dataset), "--parts", "train=0.75,val=0.25"]
     assert cli.main([*command, "--group", "source", "--seed", "3"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -162,9 +156,7 @@ def test_split_says_how_many_samples_are_where_and_inspect_shows_it(
 
 
 @pytest.mark.parametrize("arguments", ["repair no out", "repair DATA DATA", "diff DATA no"])
-def test_places_that_cannot_be_are_refused_with_code_2_in_one_line(
-    dataset: Path, arguments: str, capsys: Capture
-) -> None:
+def test_bad_places_exit_2_in_one_line(dataset: Path, arguments: str, capsys: Capture) -> None:
     given = arguments.replace("no", str(dataset / "no")).replace("DATA", str(dataset))
     assert cli.main(given.split()) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -173,9 +165,7 @@ def test_places_that_cannot_be_are_refused_with_code_2_in_one_line(
 @pytest.mark.parametrize(
     "parts", ["train", "=1", "a=x", "a=0.5,a=0.5", "a=0.5,,b=0.5", "a=0.7", "a=2"]
 )
-def test_split_refuses_parts_that_cannot_be_with_code_2(
-    dataset: Path, capsys: Capture, parts: str
-) -> None:
+def test_split_refuses_bad_parts_with_code_2(dataset: Path, capsys: Capture, parts: str) -> None:
     try:
         code: object = cli.main(["split", str(dataset), "--parts", parts])
     except SystemExit as ended:

@@ -147,9 +147,7 @@ def test_a_file_that_is_stored_is_written_as_its_pixels(kind: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_encoded", [False, True])
-def test_a_list_of_pictures_is_a_clip_and_damaged_ones_are_crossed_out(
-    is_encoded: object, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_list_of_pictures_is_a_clip(is_encoded: object, tmp_path: Path, capsys: Capture) -> None:
     shown = [clip(1)[0], clip(4)[0], np.ascontiguousarray(clip(6)[0][:8])]
     value: list[Any] = shown
     if is_encoded:
@@ -199,9 +197,7 @@ def test_nothing_is_written_into_a_dataset(clips: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".PNG"])
-def test_a_clip_is_written_as_an_animation(
-    suffix: str, clips: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_clip_is_animated(suffix: str, clips: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / f"out{suffix}"
     inspect(shard(clips, 2), "--image", out)
     line = f"wrote {out}: 24 × 16 pixels, frames of sample 0, 6 of 6 frames"
@@ -222,9 +218,7 @@ def test_grey_frames_are_an_animation(n_frames: int, tmp_path: Path) -> None:
     assert np.array_equal(np.stack(frames(tmp_path / "out.png")[0])[..., 0], grey)
 
 
-def test_a_long_video_is_thinned_and_keeps_its_pace(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thins_long_video(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "N_FRAMES", 8)
     out, folder = tmp_path / "out.png", of_one(tmp_path, Video(), encoded(30, 10))
     facts = inspect_json(capsys, folder, "--image", out)["image"]
@@ -310,9 +304,7 @@ def tile(drawn: Pixels, i: int, n_columns: int, side: int) -> tuple[Pixels, Pixe
     return drawn[top : top + side, left : left + side], caption
 
 
-def test_a_sheet_shows_samples_with_numbers_and_classes(
-    clips: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_sheet_has_numbers_and_classes(clips: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out.png"
     inspect(clips, "--sheet", out)
     assert f"wrote {out}: " in (said := capsys.readouterr().out) and "7 samples" in said
@@ -338,9 +330,7 @@ def test_captions_are_escaped_and_cut() -> None:
     assert not np.array_equal(caption("w" * 99), caption("w"))
 
 
-def test_a_damaged_sample_is_crossed_out_and_listed(
-    clips: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_damaged_samples_are_crossed_out(clips: Path, tmp_path: Path, capsys: Capture) -> None:
     flip(shard(clips, DAMAGED), place(shard(clips, DAMAGED), Kind.COLUMN, "frames")[0])
     out = tmp_path / "out.png"
     facts = inspect_json(capsys, clips, "--sheet", out, code=1)
@@ -354,9 +344,7 @@ def test_a_damaged_sample_is_crossed_out_and_listed(
 
 
 @pytest.mark.parametrize("how", ["missing", "first page"])
-def test_a_shard_that_does_not_open_hides_no_other(
-    how: str, clips: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_unopened_shard_hides_none(how: str, clips: Path, tmp_path: Path, capsys: Capture) -> None:
     path = shard(clips, DAMAGED)
     path.unlink() if how == "missing" else flip(path, 30)
     facts = inspect_json(capsys, clips, "--sheet", tmp_path / "out.png", code=1)
@@ -369,9 +357,7 @@ def test_a_shard_that_does_not_open_hides_no_other(
     assert not (tmp_path / "not.png").exists()
 
 
-def test_what_is_damaged_beside_a_picture_leaves_it(
-    clips: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_damage_elsewhere_leaves_the_picture(clips: Path, tmp_path: Path, capsys: Capture) -> None:
     flip(shard(clips, 2), place(shard(clips, 2), Kind.COLUMN, "label")[0])
     arguments = ("--sheet", tmp_path / "all.png", "--image", tmp_path / "out.png", "--sample", 2)
     facts = inspect_json(capsys, clips, *arguments, code=1)
@@ -381,18 +367,14 @@ def test_what_is_damaged_beside_a_picture_leaves_it(
     assert np.array_equal(np.stack(frames(tmp_path / "out.png")[0]), clip(2))
 
 
-def test_without_its_manifest_a_dataset_has_no_numbers_to_show(
-    clips: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_no_sheet_without_a_manifest(clips: Path, tmp_path: Path, capsys: Capture) -> None:
     (clips / "dataset.json").unlink()
     inspect(clips, "--sheet", tmp_path / "out.png", code=1)
     assert "out.png: not written; see the damage" in capsys.readouterr().out
     refused(capsys, clips, "--sheet", clips / "out.png")
 
 
-def test_frames_of_a_damaged_video_are_shown_as_far_as_they_decode(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_damaged_video_shows_what_decodes(tmp_path: Path, capsys: Capture) -> None:
     stream = encoded(15, 5)
     # Noise in the place of the second keyframe.
     offset, end = stream.packets["offset"][5:7].tolist()

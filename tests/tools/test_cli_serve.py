@@ -13,9 +13,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(tmp_path_factory.mktemp("cli") / "set", 3, 1, TWO_FIELDS, two_fields(3))
 
 
-def test_keys_are_made_and_it_says_what_to_copy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_make_keys_says_what_to_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = tmp_path / "keys"
     assert cli.main(["serve", "--make-keys", str(keys)]) == cli.OK
     assert capsys.readouterr().out.splitlines() == [

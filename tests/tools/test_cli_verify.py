@@ -30,9 +30,7 @@ def test_a_sound_dataset_is_said_to_be_so(dataset: Path, capsys: Capture) -> Non
     assert "verifying: 100%" in err
 
 
-def test_a_flipped_bit_is_named_with_file_field_sample_and_offset(
-    damaged: Path, capsys: Capture
-) -> None:
+def test_a_flipped_bit_names_file_field_and_offset(damaged: Path, capsys: Capture) -> None:
     assert cli.main(["verify", str(damaged), "--workers", "2"]) == 1
     finding, summary = capsys.readouterr().out.splitlines()
     assert finding.startswith(f"{damaged}/000000-000.shard: ")
@@ -67,9 +65,7 @@ def test_quiet_prints_findings_only(dataset: Path, damaged: Path, capsys: Captur
     assert out == "" and err.count("\n") == 1
 
 
-def test_a_file_that_is_not_part_of_the_dataset_is_listed_and_no_error(
-    dataset: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_other_files_are_listed_as_no_error(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(dataset, copy)
     (copy / "notes.txt").touch()
@@ -86,8 +82,6 @@ def test_what_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("option", [("--workers", "1"), ("--engine", "ray")])
-def test_options_of_datasets_are_refused_for_a_shard(
-    dataset: Path, capsys: Capture, option: tuple[str, str]
-) -> None:
+def test_a_shard_has_fewer_options(dataset: Path, capsys: Capture, option: tuple[str, str]) -> None:
     assert cli.main(["verify", str(min(dataset.glob("*.shard"))), *option]) == 2
     assert "are for datasets, not for one shard" in capsys.readouterr().err

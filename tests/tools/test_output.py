@@ -44,9 +44,7 @@ def test_a_list_stops_and_says_how_many_more_there_are() -> None:
     assert output.format_list(["a", "b"], "see elsewhere") == "  a\n  b"
 
 
-def test_elsewhere_than_on_a_terminal_progress_is_a_few_plain_lines(
-    capsys: Capture,
-) -> None:
+def test_progress_off_a_terminal_is_a_few_plain_lines(capsys: Capture) -> None:
     with output.ProgressLine("working") as line:
         for done in range(0, 1001):
             line.show(done, 1000, f"{done} things")
@@ -60,9 +58,7 @@ def test_elsewhere_than_on_a_terminal_progress_is_a_few_plain_lines(
 
 
 @pytest.mark.parametrize(("is_silent", "n_bytes"), [(True, 1000), (False, 0)])
-def test_progress_that_is_silent_or_of_nothing_says_nothing(
-    capsys: Capture, *, is_silent: bool, n_bytes: int
-) -> None:
+def test_silent_or_empty_progress(capsys: Capture, *, is_silent: bool, n_bytes: int) -> None:
     with output.ProgressLine("working", is_silent=is_silent) as line:
         line.show(n_bytes, n_bytes, "all")
         if is_silent:
@@ -70,9 +66,7 @@ def test_progress_that_is_silent_or_of_nothing_says_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")

@@ -45,9 +45,7 @@ WHEELS = {
 
 
 @pytest.mark.parametrize("where", ["environment", "file", "further"])
-def test_the_newest_final_wheel_for_this_python_is_fetched(
-    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_newest_final_wheel(where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = _make_index(tmp_path / "index", WHEELS)
     if where == "file":
         (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {url}\n")
@@ -60,9 +58,7 @@ def test_the_newest_final_wheel_for_this_python_is_fetched(
     assert (wheel.name, wheel.read_text()) == (NEWEST, NEWEST)
 
 
-def test_the_files_that_pip_reads_are_read_and_a_named_one_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_pip_config_files_are_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
@@ -71,9 +67,7 @@ def test_the_files_that_pip_reads_are_read_and_a_named_one_first(
     assert Path("/etc/pip.conf") in files
 
 
-def test_a_wheel_whose_bytes_do_not_match_its_hash_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wheel_of_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = _make_index(tmp_path / "index", WHEELS, damaged=NEWEST)
     monkeypatch.setenv("PIP_INDEX_URL", url)
     with pytest.raises(_pip_wheel.Unavailable, match="found other bytes"):
@@ -81,9 +75,7 @@ def test_a_wheel_whose_bytes_do_not_match_its_hash_is_refused(
     assert not (tmp_path / NEWEST).exists()
 
 
-def test_an_index_that_does_not_answer_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unreachable_index_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "missing").as_uri())
     with pytest.raises(_pip_wheel.Unavailable, match="missing: "):
         _pip_wheel.fetch(tmp_path)

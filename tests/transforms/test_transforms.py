@@ -99,9 +99,7 @@ def test_a_box_never_leaves_the_picture() -> None:
 @pytest.mark.parametrize(
     ("size", "box"), [((10, 100), (0, 43, 10, 13)), ((100, 10), (43, 0, 13, 10))]
 )
-def test_where_no_box_fits_it_is_the_largest_in_the_middle(
-    size: tuple[int, int], box: tuple[int, ...]
-) -> None:
+def test_without_a_fit_the_centre_is_cropped(size: tuple[int, int], box: tuple[int, ...]) -> None:
     assert RandomResizedCrop(8, scale=(1.0, 1.0)).box(*size, generator()) == box
 
 
@@ -129,9 +127,7 @@ def test_shrinking_takes_all_pixels_into_account() -> None:
     assert np.abs(changed(whole, fine).astype(int) - 127).max() <= 8
 
 
-def test_without_pillow_the_constructor_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_pillow_the_constructor_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[images\]'"):
         RandomResizedCrop(8)
@@ -173,9 +169,7 @@ def close(found: Pixels, wanted: npt.NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.5])
-def test_a_factor_scales_the_distance_from_black_the_mean_grey_or_a_pixels_own_grey(
-    factor: float,
-) -> None:
+def test_a_factor_scales_the_distance_from_black_or_grey(factor: float) -> None:
     grey = grey_of(muted())[..., None]
     for name, centre in (("brightness", 0), ("contrast", grey.mean()), ("saturation", grey)):
         jitter = ColorJitter(**{name: (factor, factor)})  # type: ignore[arg-type]
