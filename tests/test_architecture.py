@@ -318,9 +318,7 @@ def test_an_example_shows_public_names_only(name: str) -> None:
 
 @pytest.mark.parametrize("package", sorted(HOMES_OF_PACKAGES))
 def test_a_heavy_package_is_imported_only_where_it_is_at_home(package: str) -> None:
-    users = {
-        m for m, path in MODULES.items() if any(_is_within(i, package) for i in _imports(path))
-    }
+    users = {m for m, p in MODULES.items() if any(_is_within(i, package) for i in _imports(p))}
     homes = HOMES_OF_PACKAGES[package]
     assert {user for user in users if not any(_is_within(user, home) for home in homes)} == set()
 

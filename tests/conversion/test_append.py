@@ -99,9 +99,8 @@ def test_only_inputs_without_samples_are_converted(lines: Path, out: Path, read:
         "b/readme": "unsupported",
     }
     assert [one.n_samples for one in report.inputs if one.outcome == "duplicate"] == [0] * 4
-    assert [one.name for one in report.inputs] == [
-        one.name for one in list_inputs(str(lines)).inputs
-    ]
+    listed = list_inputs(str(lines)).inputs
+    assert [one.name for one in report.inputs] == [one.name for one in listed]
 
 
 def test_classes_keep_their_numbers_and_new_ones_follow(lines: Path, out: Path) -> None:
@@ -237,9 +236,8 @@ def test_shard_bytes_and_on_error_may_differ(lines: Path, out: Path) -> None:
 )
 def test_other_options_fail(lines: Path, out: Path, options: dict[str, Any], named: str) -> None:
     before = contents(out)
-    with pytest.raises(
-        InvalidArgument, match=f"{named}.*; convert with the options of the dataset, or into"
-    ):
+    message = f"{named}.*; convert with the options of the dataset, or into"
+    with pytest.raises(InvalidArgument, match=message):
         append(lines, out, **options)
     assert contents(out) == before
 
@@ -418,9 +416,8 @@ def test_classes_published_meanwhile_are_a_conflict(lines: Path, out: Path) -> N
         if state.n_inputs_done == state.n_inputs:
             publish_next(out, load(out), classes=("a", "b", "c", "d", "theirs"))
 
-    with pytest.raises(
-        DatasetConflict, match="differs in lineage, fields or classes .* append again"
-    ):
+    message = "differs in lineage, fields or classes .* append again"
+    with pytest.raises(DatasetConflict, match=message):
         append(lines, out, progress=meanwhile)
     append(lines, out, resume=True)
     assert column(out, "label")[7:] == [0, 5, 5, 7] and texts(out) == OLD + NEW

@@ -112,8 +112,7 @@ def test_ctrl_c_ends_comparing(lines: Path, out: Path, monkeypatch: pytest.Monke
 def test_an_append_to_a_repaired_dataset_is_refused(lines: Path, out: Path, tmp_path: Path) -> None:
     repair(out, tmp_path / "repaired")
     before = contents(tmp_path / "repaired")
-    with pytest.raises(
-        InvalidArgument, match=r"a repaired dataset: .* duplicated; .* and merge both"
-    ):
+    message = "a repaired dataset: .* duplicated; .* and merge both"
+    with pytest.raises(InvalidArgument, match=message):
         append(lines, tmp_path / "repaired", kind="lines")
     assert contents(tmp_path / "repaired") == before

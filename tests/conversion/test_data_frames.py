@@ -204,9 +204,8 @@ def test_a_named_index_is_stored(tmp_path: Path) -> None:
     frame.index.name = "key"
     _, values = converted(frame, tmp_path / "b")
     assert values["key"] == [5, 6] and list(values) == ["key", "x"]
-    both = pd.DataFrame(
-        {"x": [1, 2]}, index=pd.MultiIndex.from_tuples([(1, "a"), (2, "b")], names=["n", None])
-    )
+    index = pd.MultiIndex.from_tuples([(1, "a"), (2, "b")], names=["n", None])
+    both = pd.DataFrame({"x": [1, 2]}, index=index)
     assert list(converted(both, tmp_path / "c")[0]) == ["n", "x"]
 
 
@@ -229,12 +228,9 @@ def test_many_rows_keep_their_order(tmp_path: Path) -> None:
 def test_a_frame_can_be_converted_with_a_schema_and_appended(tmp_path: Path) -> None:
     out = tmp_path / "out"
     schema = Schema({"x": Array("float32"), "t": Text(optional=True)})
-    shardio.convert(
-        pd.DataFrame({"x": np.array([1, 2], "f4"), "t": ["a", "b"]}), out, schema=schema
-    )
-    more = pl.DataFrame(
-        {"x": pl.Series([3], dtype=pl.Float32), "t": pl.Series([None], dtype=pl.String)}
-    )
+    frame = pd.DataFrame({"x": np.array([1, 2], "f4"), "t": ["a", "b"]})
+    shardio.convert(frame, out, schema=schema)
+    more = pl.DataFrame({"x": [3], "t": [None]}, schema={"x": pl.Float32, "t": pl.String})
     report = shardio.convert(more, out, append=True)
     with shardio.open(out) as dataset:
         assert [sample["t"] for sample in dataset] == ["a", "b", None]

@@ -101,9 +101,7 @@ def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) ->
     assert reasons[2] == "sample 1: fields missing: ['n'], not in the schema: ['m']"
     kept = shardio.convert(range(5), tmp_path / "kept", samples=make, workers=0, keep_partial=True)
     assert kept.n_samples == 5
-    stopped = shardio.convert(
-        range(5), tmp_path / "stopped", samples=make, workers=0, on_error="stop"
-    )
+    stopped = shardio.convert(range(5), tmp_path / "stop", samples=make, workers=0, on_error="stop")
     assert stopped.stopped and stopped.n_samples == 1
 
 
@@ -227,9 +225,8 @@ def test_positions_of_a_large_data_set_are_grouped_in_runs(monkeypatch: pytest.M
     assert python_samples.index_runs(4) == [0, 1, 2, 3]
     assert python_samples.index_runs(9) == [(0, 3), (4, 7), (8, 8)]
     for n in range(1, 50):
-        runs = [
-            run if isinstance(run, tuple) else (run, run) for run in python_samples.index_runs(n)
-        ]
+        found = python_samples.index_runs(n)
+        runs = [run if isinstance(run, tuple) else (run, run) for run in found]
         assert len(runs) <= 4
         assert [i for first, last in runs for i in range(first, last + 1)] == list(range(n))
 
@@ -328,11 +325,10 @@ UNREADY = {
 def test_an_odd_value_breaks_its_item(tmp_path: Path, kind: str, n_workers: int, bad: int) -> None:
     values = [UNREADY[kind][n != bad] for n in range(4)]
     source: Any = [{"x": value, "n": n} for n, value in enumerate(values)]
-    report = shardio.convert(
-        range(4), tmp_path / "items", samples=source.__getitem__, workers=n_workers
-    )
-    by_position = shardio.convert(source, tmp_path / "set", workers=n_workers)
-    for each, out in ((report, tmp_path / "items"), (by_position, tmp_path / "set")):
+    items, whole = tmp_path / "items", tmp_path / "set"
+    report = shardio.convert(range(4), items, samples=source.__getitem__, workers=n_workers)
+    by_position = shardio.convert(source, whole, workers=n_workers)
+    for each, out in ((report, items), (by_position, whole)):
         assert [one.name for one in each.broken] == [str(bad)]
         expected = rf"sample 0: field 'x': .*{UNREADY[kind][2]}"
         assert re.search(expected, each.broken[0].reason, re.DOTALL), each.broken[0].reason

@@ -73,9 +73,8 @@ def test_a_refused_one_cleans_up_too(source: Path, tmp_path: Path, is_tidied: ob
 def test_a_published_dataset_is_not_that_of_modified_inputs(source: Path, tmp_path: Path) -> None:
     leave_killed(source, tmp_path / "out", Staging, "finish")
     (source / "2.txt").write_text("2")
-    with pytest.raises(
-        DatasetExists, match="has published its dataset, and its inputs have changed"
-    ):
+    message = "has published its dataset, and its inputs have changed"
+    with pytest.raises(DatasetExists, match=message):
         convert(source, tmp_path / "out", resume=True)
     report = convert(source, tmp_path / "out", overwrite=True)
     assert (report.n_samples, len(shardio.open(tmp_path / "out"))) == (2, 2)

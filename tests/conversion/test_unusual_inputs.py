@@ -141,9 +141,7 @@ def test_folders_may_be_nested_as_deep_as_a_path_can_be(lines: Path, tmp_path: P
         os.mkdir(deepest)
     try:
         Path(deepest, "1.txt").write_text("deep")
-        assert list(outcomes(convert(tmp_path / "deep", tmp_path / "out")).values()) == [
-            "converted"
-        ]
+        assert [*outcomes(convert(tmp_path / "deep", tmp_path / "out")).values()] == ["converted"]
     finally:  # pytest could not
         subprocess.run(["rm", "-rf", str(tmp_path / "deep")], check=True)
 

@@ -72,9 +72,8 @@ def test_a_plan_of_another_version_is_an_error_with_a_hint_that_loses_nothing(
     place = create_out(lines, tmp_path / "out", options)
     place.mkdir()
     (place / "plan.json").write_bytes(to_checksummed_json({"version": 1}))
-    with pytest.raises(
-        InvalidArgument, match=f"version 1 .* started the conversion; {hint}"
-    ) as caught:
+    message = f"version 1 .* started the conversion; {hint}"
+    with pytest.raises(InvalidArgument, match=message) as caught:
         convert(lines, tmp_path / "out", **options)
     assert ("overwrite" in str(caught.value)) == ("append" not in options)
 

@@ -27,9 +27,8 @@ def test_the_command_names_the_file_and_ends_with_code_3(
     said = capsys.readouterr().err.splitlines()[-2:]
     assert failing.refused is not None
     assert said[0] == f"shardio: {failing.refused.path}: No space left on device"
-    assert said[1].endswith(
-        "; resume (--resume) continues from them; overwrite (--overwrite) starts again"
-    )
+    hint = "; resume (--resume) continues from them; overwrite (--overwrite) starts again"
+    assert said[1].endswith(hint)
     assert cli.main(arguments) == cli.USAGE
     assert "holds an interrupted conversion; resume (--resume)" in capsys.readouterr().err
     assert cli.main([*arguments, "--resume"]) == cli.OK

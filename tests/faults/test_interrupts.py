@@ -88,15 +88,14 @@ def epoch_of(loader: ShardLoader) -> list[int]:
 def test_after_an_interrupt_anywhere_the_next_epochs_are_whole(
     folder: str, owner: Any, name: str, *, reuse: bool, num_workers: int
 ) -> None:
+    call = getattr(owner, name)
     with ShardLoader(
         folder, 4, output="numpy", num_workers=num_workers, reuse=reuse, prefetch=2
     ) as loader:
         for when in (4,) if num_workers and reuse else (1, 4):
             for after in (False, True):
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(
-                        owner, name, interrupting(getattr(owner, name), when, after=after)
-                    )
+                    patch.setattr(owner, name, interrupting(call, when, after=after))
                     try:
                         found = epoch_of(loader)
                     except KeyboardInterrupt:

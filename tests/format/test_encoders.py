@@ -36,9 +36,8 @@ def arrays(draw: st.DrawFn) -> Any:
     found: Any = raw.reshape(shape).astype(dtype)
     if dtype.kind == "b" and draw(st.booleans()):
         found = raw.reshape(shape).view(np.bool_)  # there may be a 2 in it
-    return draw(
-        st.sampled_from([found, found[()], found.T, np.ma.masked_array(found), found.tolist()])
-    )
+    kinds = [found, found[()], found.T, np.ma.masked_array(found), found.tolist()]
+    return draw(st.sampled_from(kinds))
 
 
 VALUES = st.one_of(st.none(), NUMBERS, st.lists(NUMBERS, max_size=3), arrays(), TEXTS)
@@ -58,9 +57,8 @@ def result(call: Any, *given_: Any) -> Any:
 @given(st.builds(Array, TYPES, SHAPES.filter(lambda shape: 0 not in shape)), VALUES)
 def test_a_row_is_what_the_array_of_the_value_is(field: Array, value: Any) -> None:
     encode = field.row_encoder("a")
-    assert result(lambda: memoryview(encode(value) or b"")) == result(
-        encode_array, "a", field, value
-    )
+    expected = result(encode_array, "a", field, value)
+    assert result(lambda: memoryview(encode(value) or b"")) == expected
 
 
 @given(FIELDS.filter(lambda field: not field.is_streamed), VALUES)

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import ShardCorrupt
-from shardio.format.checksum import (
-    BLOCK_BYTES,
-    blocks_touched,
-    distinct,
-    n_units,
-    rows_per_unit,
-)
+from shardio.format.checksum import BLOCK_BYTES, blocks_touched, distinct, n_units, rows_per_unit
 from shardio.format.codecs import Codec, decode, encode
 from shardio.format.sections import (
     ENTRY_DTYPE,

@@ -35,9 +35,8 @@ def wipe_all_but(dataset: ShardDataset, extents: Extents, kept: Ranges) -> None:
         reader, first = dataset.reader(shard), int(extents.files.starts[shard])
         content = bytearray(Path(reader.path).read_bytes())
         is_kept = np.zeros(len(content), np.bool_)
-        for start, end in zip(
-            (parts.starts - first).tolist(), (parts.ends - first).tolist(), strict=True
-        ):
+        starts, ends = parts.starts - first, parts.ends - first
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             is_kept[max(0, start) : max(0, end)] = True
         for section in reader.sections:
             if section.kind in BULK:

@@ -79,9 +79,7 @@ def test_each_source_keeps_its_clips(folders: dict[str, str], shuffle: Any, per_
     assert all(pixels == alone[index] for index, _, pixels in found)
     assert all(label == labels[index] for index, label, _ in found)
     assert [int(label >= 980) for _, label, _ in found] == of.tolist()
-    assert [labels.count(label) for label in (970, 971, 972, 973, 980, 981)] == sum(
-        COUNTS.values(), []
-    )
+    assert [labels.count(n) for n in (970, 971, 972, 973, 980, 981)] == sum(COUNTS.values(), [])
 
 
 def test_mixed_clips_of_a_video_stay_together(folders: dict[str, str]) -> None:
@@ -106,9 +104,8 @@ def test_sources_must_agree_on_clips_unless_given(folders: dict[str, str], tmp_p
         assert alike.view["step"] == 2
     with mix(copies[1:], weights=[1, 1]) as unlike:
         assert len(epoch(unlike, CLIP)) == 26
-        with pytest.raises(
-            InvalidArgument, match=r"'step': 2.*'step': 5.*choose them with mixture"
-        ):
+        message = "'step': 2.*'step': 5.*choose them with mixture"
+        with pytest.raises(InvalidArgument, match=message):
             loader(unlike, None)
         with loader(unlike, None, fields=["label"]) as rows:
             assert len(rows.dataset) == 4

@@ -150,9 +150,7 @@ class _FromMemory(TokenSource):
 def test_appends_keep_old_windows(sources: list[tuple[list[int], list[int]]], pack: Pack) -> None:
     old, new = [first for first, _ in sources], [first + more for first, more in sources]
     before, after = (
-        PackedWindows(
-            pack, ends_of([n for each in lengths for n in each], pack), [*map(len, lengths)]
-        )
+        PackedWindows(pack, ends_of(sum(lengths, []), pack), [*map(len, lengths)])
         for lengths in (old, new)
     )
     starts = [0, *np.cumsum(before.n_windows).tolist()], [0, *np.cumsum(after.n_windows).tolist()]

@@ -85,9 +85,8 @@ def delivered(view: Any, **options: Any) -> list[dict[str, Any]]:
             pass
         for batch in loader:
             columns = values_of(batch)
-            found += [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ]
+            rows = zip(*columns.values(), strict=True)
+            found += [dict(zip(columns, row, strict=True)) for row in rows]
     return found
 
 

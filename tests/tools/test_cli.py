@@ -93,10 +93,7 @@ def raising(error: BaseException) -> Any:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
 )
 def test_an_error_becomes_one_line_and_its_exit_code(
-    error: BaseException,
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(error))
     assert cli.main(["verify", "x"]) == code

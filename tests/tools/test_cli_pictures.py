@@ -412,9 +412,8 @@ def test_what_a_sample_lacks_is_no_damage(tmp_path: Path, capsys: Capture) -> No
 
 def test_a_dataset_without_pictures_says_so(tmp_path: Path, capsys: Capture) -> None:
     folder = of_one(tmp_path, Text(), "no picture")
-    assert "no field holds pictures (none)" in refused(
-        capsys, folder, "--sheet", tmp_path / "out.png"
-    )
+    said = refused(capsys, folder, "--sheet", tmp_path / "out.png")
+    assert "no field holds pictures (none)" in said
     empty = write(tmp_path / "empty", {"x": Image()}, [])
     for option in ("--sheet", "--image"):
         said = refused(capsys, empty, option, tmp_path / "out.png")

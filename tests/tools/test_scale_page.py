@@ -24,9 +24,8 @@ def test_every_plot_of_the_page_is_a_drawing() -> None:
     assert len(named) == 4
     for name in named:
         ElementTree.parse(simulate_scale.PAGE.parent / name)
-    assert (
-        simulate_scale.failures_plot() == (Path(simulate_scale.PLOTS) / "failures.svg").read_text()
-    )
+    plot = Path(simulate_scale.PLOTS) / "failures.svg"
+    assert simulate_scale.failures_plot() == plot.read_text()
 
 
 def test_a_cache_downloads_what_it_had_to_let_go() -> None:

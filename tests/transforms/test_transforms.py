@@ -12,13 +12,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader
 from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment
-from shardio.transforms import (
-    ColorJitter,
-    Compose,
-    HorizontalFlip,
-    Normalize,
-    RandomResizedCrop,
-)
+from shardio.transforms import ColorJitter, Compose, HorizontalFlip, Normalize, RandomResizedCrop
 from tests.loading import write_dataset
 
 Pixels = npt.NDArray[np.uint8]
