@@ -41,8 +41,8 @@ def float_of(text: str) -> float:
 def may_be_out_of_range(text: str) -> bool:
     """Return True if a text may contain a number that `float_of` rejects.
 
-    Such a number has a three-digit exponent, or about 200 digits. The search takes 12 % of the time
-    that parsing takes; calling `float_of` for each number would take 50 %.
+    Such a number has an exponent of three digits, or 200 digits and more. The search takes 12 % of
+    the time that parsing takes; calling `float_of` for each number would take 50 %.
     """
     shape = text.encode().translate(_SHAPES, b"+-")
     # `rfind` compares the first character of the pattern first, an "e", which is rare.

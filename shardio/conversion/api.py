@@ -120,7 +120,7 @@ def convert(
         DatasetNotFound: there is no dataset to append to.
         DatasetConflict: another process is writing to `out`.
         WorkerDied: the converter raised an unexpected exception in a worker, or workers crashed
-            while they read no file. After this or any other error, finished units stay in
+            outside of reading a file. After this or any other error, finished units stay in
             `out`. If no unit is finished, `out` is as it was before.
     """
     if shard_bytes < 1:
@@ -230,7 +230,7 @@ _OPTIONS_OF_INPUTS: Final = (
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
-    """Replace folders as classes by the classes of the label file or the converter, if any."""
+    """Take the classes from the label file or the converter; without either, from the folders."""
     if labels is not None:
         path = os.fspath(labels)
         listing = apply_labels(listing, read_labels(path), path)

@@ -154,7 +154,7 @@ def classify_inputs(
 
 
 def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
-    """Return a text about the change of an input since its conversion; "" if it equals an entry."""
+    """Describe the change of an input since its conversion; "" if an entry has its content."""
     n_bytes = 0
     for state in input_states(one).values():
         if state is None:
@@ -167,7 +167,7 @@ def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
         return f"{n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
     hashes = [entry["hash"] for entry in entries if "hash" in entry]
     if len(hashes) < len(entries):
-        return ""  # An entry without a hash was written by a program that recorded no hashes.
+        return ""  # Without a recorded hash, equal sizes have to do.
     try:
         found = input_hash(one)
     except OSError as error:
@@ -194,8 +194,8 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation of the dataset in `out`, to which the append is then applied.
 
-    Raise DatasetConflict if another writer has changed its schema, classes or lineage since `base`
-    was read.
+    Raise DatasetConflict if another writer has changed its schema or classes since `base` was read,
+    or has replaced the dataset: its lineage (the id of a dataset) then differs.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
@@ -215,8 +215,8 @@ def generation_changes(
 ) -> dict[str, Any]:
     """Return the attributes in which the next generation differs from the generation `latest`.
 
-    A report replaces the entry about an input that gave no samples before. Statistics of subsets
-    are kept if there are no new classes, because the samples of a subset do not change.
+    If the earlier conversion of an input gave no samples, its new report replaces its entry. The
+    statistics of named subsets, whose samples do not change, are kept if there are no new classes.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

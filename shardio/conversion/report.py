@@ -134,7 +134,7 @@ _MAX_SUFFIXES: Final = 4
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Raise InvalidArgument if no file is of the kind, not even a broken or known one."""
+    """Raise InvalidArgument if no file is of the kind; broken files and duplicates count."""
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
     suggested = kind_from_names(report.name for report in reports)

@@ -36,8 +36,8 @@ _SCRATCH_BYTES: Final = 1 << 20
 cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
-"""The row sizes in bytes for which one byte of each row is read before the copy. The time falls to
-60% for rows of 2 KiB, and to 93% for rows of 16 KiB."""
+"""For rows of these sizes, in bytes, a byte of each row is read before the copy, to load the page
+addresses. The time falls to 60% for rows of 2 KiB, and to 93% for rows of 16 KiB."""
 _PREFAULTED_ROWS: Final = 512
 """The number of rows that are touched, and then copied, at a time: a third of the number of entries
 of a CPU's TLB, which caches page addresses."""
@@ -54,7 +54,7 @@ class MappedRows:
         stride: the size of a row with its padding, in bytes.
         row_bytes: the size of a row without padding, in bytes.
         starts: for each shard, the index of its first row in the dataset.
-        counts: the maximum number of rows of each part.
+        counts: the number of rows for which each part has room.
 
     Raises:
         InsufficientMemory: this process has no free address range of the required size.
@@ -72,7 +72,7 @@ class MappedRows:
         self._n_bytes = max(1, sum(n_steps)) * step
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """The number of memory maps of the largest part: the file, and any addresses after it."""
+        """The number of memory maps of the largest part: the file, and any unused rest."""
         self._stride, self._row_bytes, self._is_scattered = stride, row_bytes, False
         self._address = reserve(self._n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self._n_bytes)
@@ -208,7 +208,7 @@ class FileRows:
         self._places: dict[int, tuple[PreadFile, int]] = {}
 
     def attach(self, shard: int, reader: ShardReader, section: Section) -> None:
-        """Read the rows of a shard from `section` of the shard's open file."""
+        """Record the open file and the `section` from which `copy` reads the rows of a shard."""
         if isinstance(reader.content, PreadFile):  # true for every file that is not mapped
             self._places[shard] = reader.content, section.offset
 

@@ -35,11 +35,12 @@ _KEY: Final = "key"
 class WebDatasetExporter:
     """An exporter that writes the files 000000.tar, 000001.tar, ….
 
-    A *member* of a tar has the name KEY.FIELD.SUFFIX, or KEY.FIELD if FIELD ends in a suffix. KEY
-    is the text in the field `key`, if all these texts are valid and distinct, or the sample index.
+    A *member* of a tar has the name KEY.FIELD.SUFFIX, or KEY.FIELD if FIELD ends in a suffix. If
+    the texts in the field `key` are all valid and distinct, they are the KEYs; else the sample
+    indices are.
     """
 
-    schema_spec = None  # the names of members and the .npy headers determine the types of fields
+    schema_spec = None  # no file of it is needed: names and .npy headers determine the types
 
     def __init__(self, options: ExportOptions) -> None:
         self._options = options

@@ -52,8 +52,8 @@ class RepairPlan:
     """The files that are repaired, and the metadata that the new dataset gets.
 
     A group has a shard, followed by the shards that store added columns of the same samples.
-    `generation` is the generation that is repaired, if one can be read. Shards that only a later,
-    damaged generation may name are left out; `unnamed` maps their names to the reason.
+    `generation` is the generation that is repaired, if one can be read. `unnamed` has the shards
+    that are left out because only a later, damaged generation may name them: {name: reason}.
     """
 
     groups: tuple[tuple[SourceShard, ...], ...]

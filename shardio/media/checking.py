@@ -71,9 +71,9 @@ def verify_by_decoding(
     """Decode every packet, and return the stream with a corrected packet table.
 
     Packets whose frame is not shown get the flag HIDDEN. A keyframe loses the flag KEY if decoding
-    from it gives other pictures than decoding the whole stream. Times rise in presentation
-    order. `untimed` is a mask of the packets for which the container has no time; `interval` is
-    the number of ticks from one frame to the next.
+    from it gives other pictures than decoding the whole stream. In the result, times rise in
+    presentation order. `untimed` is a mask of the packets for which the container has no time;
+    `interval` is the number of ticks from one frame to the next.
     """
     shown = _DigestDecoder(stream).decode(range(len(stream.packets)))
     flags = packet_flags(stream.packets)

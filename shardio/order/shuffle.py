@@ -29,11 +29,11 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The number of rounds of the Feistel network in windows below `_SMALL`, and in others. With one
-less, statistics of positions half a window apart differ from random (windows of 64 and 1024)."""
+"""The number of Feistel rounds in windows below `_SMALL`, and in others. In windows of 64 and of
+1024, one round less made positions half a window apart correlate."""
 _AT_ONCE: Final = 4096
-"""The number of positions computed at a time. Twice as many need 600 new pages of memory in each
-call, which is a fifth of its time."""
+"""The number of positions computed at a time. With twice as many, each call needs 600 new pages of
+memory, and a fifth of its time goes into them."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
@@ -44,8 +44,8 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 class BlockShuffle(Order):
     """Block shuffle: the runs are permuted, then the rows within each window of runs.
 
-    A run has `run` rows, and a window `window_rows` rows; both are powers of two. A row is a group
-    of `k` samples; `k` is 1 unless groups of clips stay together.
+    A run has `run` rows, and a window `window_rows` rows; both are powers of two. Here a row is a
+    group of `k` consecutive samples; `k` is 1 unless the clips of a video stay together.
     """
 
     name = "blocks"
@@ -93,7 +93,7 @@ class BlockShuffle(Order):
         return GroupedOrdering(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the permutation of a round: a full shuffle if all n samples fit in one window."""
+        """Return the permutation for one pass over a source: full if its n samples fit a window."""
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
         return self.arrange(samples, n, seed=key, epoch=0)
@@ -116,7 +116,7 @@ class BlockShuffle(Order):
 class WindowedOrdering:
     """The order of one epoch of a block shuffle of n rows.
 
-    A *place* is an index in the sequence of permuted runs.
+    A *place* is the index of a row after the runs, but not yet the rows in windows, were permuted.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -300,7 +300,7 @@ class ShardShuffle(Order):
 
 
 def ends_within(ends: Positions, n: int) -> Positions:
-    """Return `ends` of the first n samples, without shards that have none."""
+    """Return the cumulative counts of shards that have some of the first n samples."""
     clipped = np.minimum(ends, n)
     return clipped[np.diff(clipped, prepend=0) > 0]
 

@@ -66,10 +66,10 @@ class TinygradAdapter:
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
-        """Return an array as a Tensor, sharded over equal numbers of rows with several devices.
+        """Return an array as a Tensor; each of several devices gets an equal share of the rows.
 
-        If `aliases` is True, the Tensor and its views keep `owner` alive, and tensors computed from
-        them do until they are realized; do not write to the memory meanwhile. Arrays that are
+        If `aliases` is True, the Tensor, its views, and unrealized tensors computed from them keep
+        `owner` alive; do not write to the memory while any of them exists. Arrays that are
         empty, not C-contiguous, not in native byte order, or not aligned to 64 bytes are always
         copied.
         """
@@ -103,7 +103,7 @@ class TinygradAdapter:
     def synchronize(self) -> None:
         """Wait until the devices have finished all queued work.
 
-        Queued kernels may read shared memory until then, also after its owner was released.
+        Until then, queued kernels may read shared memory, even if all tensors are gone.
         """
         for wait in self._waits:
             wait()
@@ -207,8 +207,9 @@ def yuv420_to_rgb(frames: Tensor, *, dtype: Levels = "uint8") -> Tensor:
     """Convert frames of YUV 4:2:0, as clips with `pixels="yuv420"` have them, to RGB.
 
     The result of (..., H, W, 3) is lazy, so the function can be used in a TinyJit. Colours outside
-    of RGB are clipped. A chroma sample lies at the left of its two pixels, and between its two
-    rows, as in H.264; chroma is interpolated linearly, and repeated at the edges.
+    of RGB are clipped. Of the 2 x 2 pixels that share a chroma sample, it lies in the left column,
+    halfway between the rows, as in H.264. Chroma is interpolated linearly, and repeated at the
+    edges.
 
     Args:
         frames: a Tensor of uint8 (..., H * 3 / 2, W), where H and W are even, in BT.601 of limited
@@ -241,7 +242,7 @@ def _mixed(y: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _wider(chroma: Tensor) -> Tensor:
-    """Double the columns; every other new sample is where an old one is."""
+    """Double the columns: keep each sample, and insert the mean of it and the next."""
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
     return Tensor.stack(chroma, (chroma + after) * 0.5, dim=-1).flatten(-2)
 

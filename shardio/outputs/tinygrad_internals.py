@@ -1,13 +1,13 @@
 """Create tensors fast, by tinygrad's internals, which are tested before they are used.
 
-A view shares the memory of a block on the CPU device. The owner of the memory is attached to
-tinygrad's `Buffer`, to which a slice or lazy sum of the tensor also refers. The public
+A view shares the memory of a block on the CPU device. tinygrad's `Buffer` keeps the owner of the
+memory alive; slices of the tensor and unrealized results refer to the same `Buffer`. The public
 `Tensor.from_blob` takes more than ten times as long: 160 µs.
 
 A copy is made by the allocator's `_copyin`. The public `Tensor(array).to(device).realize()` takes
 milliseconds, because it builds and runs a schedule.
 
-A *template* is the small graph that tinygrad builds and checks for a tensor, over a buffer without
+A *template* is the small graph that tinygrad builds and checks for a tensor; its buffer has no
 memory. Tensors of one shape and dtype share a template; each gets its own buffer.
 """
 
@@ -91,11 +91,11 @@ class TensorTemplates:
         return over
 
     def _numbered(self, leaf: Any) -> Callable[[], Any]:
-        """Return a function that copies a buffer's node, with a number that no node has had before.
+        """Return a function that copies the graph node `leaf` of a buffer, each time renumbered.
 
-        tinygrad finds the memory of a buffer by its node, and keeps one node for each number. Its
-        own `UOp.from_buffer` numbers by the address of the Buffer object, which another object may
-        get while the node still exists.
+        tinygrad takes two nodes of one number for one buffer. Its own `UOp.from_buffer` numbers a
+        node by the address of the Buffer object, which another object may get while the node still
+        exists.
         """
         uop = self._uop
         if not hasattr(leaf.arg, "slot"):  # before tinygrad 0.14

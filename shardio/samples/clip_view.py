@@ -32,7 +32,7 @@ class ClipView(SampleView):
     """A view whose samples are clips of the videos in one field. It borrows the dataset.
 
     On first use, 96 bytes per video are read from the index. With `fps` or `around`, the packet
-    tables of videos without a stored length are read too.
+    tables of videos whose duration the index does not store are read too.
 
     Raises:
         InvalidArgument: the field does not exist or has no videos. On first use: no video has a
@@ -53,7 +53,7 @@ class ClipView(SampleView):
             event_dtype(dataset.schema, self.clip.around)
 
     def restore(self, tables: Tables) -> None:
-        """Take the `tables` of an equal view."""
+        """Take the `tables` of an equal view in another process, instead of computing them."""
         clip = replace(self.clip, size=tuple(tables["size"].tolist()))
         events = Events(tables["events"], tables["values"]) if "events" in tables else None
         self.__dict__["clip_table"] = Clips(clip, tables["n_frames"], events)
@@ -168,7 +168,7 @@ class ClipView(SampleView):
         return ClipGrouping(self.clip.per_video or 1, ends)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the positions of samples in an unshuffled epoch; `numbers` if nothing is drawn."""
+        """Return the positions of samples in an unshuffled epoch; random clips depend on them."""
         if "random" not in (self.clip.where, self.clip.crop):
             return numbers
         position, ends = self.dataset.first_position, self.source_ends

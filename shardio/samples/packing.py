@@ -111,7 +111,8 @@ class WindowParts(NamedTuple):
     """The parts of documents in some windows, in order.
 
     Attributes:
-        windows, places: the window of each part, from 0, and the part's offset in the window.
+        windows, places: the index of each part's window among these windows, and the part's offset
+            in it.
         documents, firsts: the document, and the offset of the part's first token in the document.
         counts: the token count, at least 1.
         is_last: True if the part ends with the document's last token.
@@ -127,11 +128,11 @@ class WindowParts(NamedTuple):
     n_tokens: _Numbers
 
     def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
-        """Return the parts `within`; the indices of windows stay the same."""
+        """Select parts by a slice or mask; the indices of windows stay the same."""
         return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts `within`; number their windows, `first` to `last` - 1, from 0."""
+        """Select parts, which lie in the windows from `first` to `last` - 1; `first` becomes 0."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables: their fields, by type and Hugging Face's features, and their values."""
+"""Columns of Arrow tables: the fields of shardio that they become, and their values."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
     `top` is the column in the table, and `path` has the index of a member for each level of
-    structs. `word` is the field spec; `unit` is the unit of times, which are stored as integers, or
-    "".
+    structs. `word` is the field spec. Times are stored as integers of `unit`, which is "" for other
+    columns.
     """
 
     name: str
@@ -333,7 +333,7 @@ def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]
 
 
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
-    """Return an array in the shape of a field; inner sizes of an empty array may change."""
+    """Check an array against the shape of a field; give an empty array the sizes of the field."""
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one

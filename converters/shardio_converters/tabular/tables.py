@@ -27,9 +27,9 @@ from shardio_converters.tabular.table_inference import infer_table_fields, value
 class Tables(InferringConverter):
     """A converter that makes one sample per row; columns keep their names.
 
-    By default, fields are inferred from all rows of all tables. A column declared as `file`,
-    `image`, `video` or `audio`, or named in `references`, has the contents of the files that it
-    names, by paths from the table's folder; they must be files of the source.
+    By default, fields are inferred from all rows of all tables. If a column is declared as `file`,
+    `image`, `video` or `audio`, or is one of the `references`, its values are paths of files,
+    relative to the table; the files must belong to the source, and their contents are stored.
     """
 
     kind: ClassVar[str] = "tables"
@@ -120,7 +120,7 @@ def _is_in_cells(field: Field) -> bool:
 
 
 def _references(table: Input, names: set[str]) -> Iterator[str]:
-    """Yield the file names in the columns `names`, up to damage, which `samples` reports."""
+    """Yield the file names in the columns `names`; end at damage, which `samples` reports later."""
     try:
         for block in read_blocks(table.path, table.name):
             for name in names:

@@ -190,8 +190,7 @@ class Dispatcher:
         for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
-        # If the answer has an error, the error's traceback may keep this frame alive, and this
-        # frame would keep the answer and its block alive.
+        # The traceback of an answer's error may keep this frame alive, which would keep the block.
         del answer
         return is_answered
 

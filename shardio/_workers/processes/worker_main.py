@@ -2,8 +2,8 @@
 
 A channel is a SOCK_SEQPACKET socket pair: the kernel keeps message boundaries, and each process
 notices when the other exits. If a message (a header of DESCRIPTOR_BYTES and a payload) is too long
-for the socket, `pack_message` moves the payload to a memory file; the header and one more byte
-carry the file's descriptor.
+for the socket, `pack_message` moves the payload to a memory file. The header is then sent with one
+byte of the payload, which marks the message as long, and with the file descriptor.
 
 The main process and the zygote import this module, so it imports nothing slow.
 """
@@ -40,7 +40,7 @@ RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CL
 
 
 class Channel:
-    """The worker's side of its channel; `fds` are duplicates of the descriptors of its pool."""
+    """The worker's side of its channel; `fds` duplicate the descriptors that its pool shares."""
 
     def __init__(self, index: int, end: socket.socket, fds: tuple[int, ...]) -> None:
         self.index = index
@@ -127,7 +127,7 @@ def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
 
 
 Start = Literal["zygote", "spawn"]
-"""The start method of workers: a fork of the zygote which, with "spawn", executes Python anew."""
+"""The start method: a fork of the zygote; with "spawn", the fork executes Python anew."""
 
 FORK, EXECUTE = range(2)
 """The action by which the zygote starts a worker: fork, or fork and execute an interpreter."""

@@ -78,8 +78,9 @@ class PipelineRunner(Closing):
 
     `source` is an iterable or async iterable of items, or of SourcePosition objects. At most
     `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors. To
-    resume an iteration, `source` begins after `n_items_before` items, and the first `n_passed_over`
-    results of its first item are left out. The runner's threads are daemons, never joined.
+    resume an iteration, pass the rest of the source: `n_items_before` items came before it, and
+    the first stage had passed on `n_passed_over` results of its first item, which are left out. The
+    runner's threads are daemons, never joined.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class PipelineRunner(Closing):
                     return entry
                 if self._results.is_over:
                     break
-                if self.is_closed or self._breakdown is not None:  # new since `_check_open`
+                if self.is_closed or self._breakdown is not None:  # changed since `_check_open`
                     continue  # `wait` could wait forever: check again instead
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
@@ -216,7 +217,7 @@ class PipelineRunner(Closing):
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
 
-        Otherwise `Stage.begin` returns the job again later, unless the runner is closed.
+        If it may not, `Stage.begin` returns the job again later, unless the runner is closed.
         """
         stage = job.stage
         with self.lock:

@@ -79,7 +79,7 @@ class Image(EncodedMedia):
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """The positions of height, width and channels: the whole shape is stored."""
+        """The dimensions whose sizes the index stores: all three."""
         return (0, 1, 2)
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
