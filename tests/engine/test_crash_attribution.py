@@ -83,9 +83,7 @@ def epoch(folder: str) -> tuple[list[Skipped], int]:
         return found, backend.n_crashes
 
 
-def test_of_a_batch_without_a_transform_the_one_sample_is_found(
-    folder: str, die_of: Callable[[Kills], None]
-) -> None:
+def test_sample_found_without_transform(folder: str, die_of: Callable[[Kills], None]) -> None:
     die_of(lambda numbers: bool({13, 14, 35} & set(numbers)))
     found, n_crashes = epoch(folder)
     assert [(each.index, each.row, each.error) for each in found] == [
@@ -98,9 +96,7 @@ def test_of_a_batch_without_a_transform_the_one_sample_is_found(
     assert n_crashes >= 2 + 3 * 2
 
 
-def test_a_sample_at_which_somebody_killed_one_worker_is_not_left_out(
-    folder: str, die_of: Callable[[Kills], None]
-) -> None:
+def test_one_crash_at_a_sample_skips_nothing(folder: str, die_of: Callable[[Kills], None]) -> None:
     moments = iter([True] * 3 + [False] * 1000)  # a whole batch, and twice its first row
     seen: list[list[int]] = []
 
@@ -114,9 +110,7 @@ def test_a_sample_at_which_somebody_killed_one_worker_is_not_left_out(
     assert (found, n_crashes) == ([], 3)
 
 
-def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
-    folder: str, die_of: Callable[[Kills], None]
-) -> None:
+def test_crashes_at_every_sample_are_an_error(folder: str, die_of: Callable[[Kills], None]) -> None:
     victims = iter(range(N))
     victim = next(victims)
 
@@ -158,9 +152,7 @@ def claimed(*places: tuple[int, int], field: int = NO_FIELD) -> list[tuple[int, 
         ),
     ],
 )
-def test_samples_at_which_a_worker_crashed_are_named_up_to_three_a_shard_and_three_shards(
-    rows: list[tuple[int, ...]], said: str
-) -> None:
+def test_crash_names_three_samples_of_three_shards(rows: list[tuple[int, ...]], said: str) -> None:
     layout = layout_for_samples(TWO_FIELDS, 6)
     block: Any = SimpleNamespace(bytes=np.zeros(layout.heap, np.uint8))
     dataset: Any = SimpleNamespace(shards=[SimpleNamespace(name=name) for name in "abcde"])

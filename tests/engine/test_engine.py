@@ -77,9 +77,7 @@ def _steps(engine: Engine, iteration: EpochIteration) -> list[int]:
 
 
 @WORKERS
-def test_the_end_of_a_lease_brings_its_block_back_after_the_device_has_settled(
-    engines: Engines, n_workers: int
-) -> None:
+def test_ended_leases_return_blocks_after_settling(engines: Engines, n_workers: int) -> None:
     engine = engines(n_workers)
     n_settled = 0
 
@@ -102,9 +100,7 @@ def test_the_end_of_a_lease_brings_its_block_back_after_the_device_has_settled(
 
 
 @WORKERS
-def test_a_pass_that_finds_all_blocks_taken_by_another_gets_one_beyond_the_budget(
-    engines: Engines, n_workers: int
-) -> None:
+def test_a_pass_without_blocks_gets_one_beyond_the_budget(engines: Engines, n_workers: int) -> None:
     engine = engines(n_workers, blocks=2)
     outer = engine.iterate(_plan(0))
     assert engine.next(outer) is not None
@@ -113,9 +109,7 @@ def test_a_pass_that_finds_all_blocks_taken_by_another_gets_one_beyond_the_budge
     assert len(engine.pool) == 3
 
 
-def test_there_is_an_end_to_passes_at_the_same_time(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simultaneous_passes_are_limited(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iterations, "N_SLOTS", 3)
     engine = engines(0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]
@@ -212,9 +206,7 @@ def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: 
                 list(loader)
 
 
-def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(
-    engines: Engines,
-) -> None:
+def test_claims_of_a_cancelled_pass_are_cleared(engines: Engines) -> None:
     engine = engines(0)
     iteration = engine.iterate(_plan(0))
     (number,) = iteration.schedule.tasks_of(0).values()

@@ -52,9 +52,7 @@ def drawn(loader: ShardLoader) -> list[Any]:
 
 
 @HERE
-def test_loaders_in_several_threads_do_not_draw_from_each_others_generators(
-    folder: str, here: dict[str, Any]
-) -> None:
+def test_loaders_in_threads_share_no_generators(folder: str, here: dict[str, Any]) -> None:
     found: dict[int, list[list[Any]]] = {}
 
     def iterate(number: int, options: dict[str, Any]) -> None:
@@ -78,9 +76,7 @@ def test_loaders_in_several_threads_do_not_draw_from_each_others_generators(
 
 @pytest.mark.parametrize("outer", WAYS)
 @pytest.mark.parametrize("inner", WAYS)
-def test_a_transform_may_iterate_another_loader(
-    folder: str, outer: dict[str, Any], inner: dict[str, Any]
-) -> None:
+def test_loader_in_a_transform(folder: str, outer: dict[str, Any], inner: dict[str, Any]) -> None:
     with loading(folder, num_workers=1) as loader:
         expected = drawn(loader)
     nested: list[list[Any]] = []
@@ -241,9 +237,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("is_loaded", [True, False])
 @pytest.mark.parametrize("function", ["transform", "batch_transform", "collate"])
-def test_torchs_generator_is_keyed_for_any_number_of_workers_however_they_start(
-    folder: str, function: str, is_loaded: object
-) -> None:
+def test_torch_draws_ignore_the_workers(folder: str, function: str, is_loaded: object) -> None:
     def gather(samples: list[dict[str, Any]]) -> dict[str, Any]:
         return draw_for_batch({"label": np.stack([sample["label"] for sample in samples])})
 
@@ -269,9 +263,7 @@ def test_torchs_generator_is_keyed_for_any_number_of_workers_however_they_start(
 @pytest.mark.usefixtures("stand_in")
 @HERE
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_the_programs_generator_of_torch_is_left_as_it_was(
-    folder: str, here: dict[str, Any], is_loaded: object
-) -> None:
+def test_main_torch_generator_is_kept(folder: str, here: dict[str, Any], is_loaded: object) -> None:
     expected: Any = types.ModuleType("expected")
     exec(STAND_IN, vars(expected))  # as in a program that has no loader
     if is_loaded:
@@ -325,9 +317,7 @@ def test_a_transform_that_imports_torch_inside_of_another_leaves_it_keyed(folder
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("method", ["zygote", "spawn"])
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_workers_that_load_items_draw_unlike_each_other_from_torch(
-    method: Any, is_loaded: object
-) -> None:
+def test_workers_of_items_draw_differently_from_torch(method: Any, is_loaded: object) -> None:
     if is_loaded:
         importlib.import_module("torch")
     found = set[float]()

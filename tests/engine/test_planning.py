@@ -46,9 +46,7 @@ def arrays(n: int) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("transform", [None, lambda sample: sample])
 @pytest.mark.parametrize("collate", ["stack", "pad", "ragged", {"x": (2000,)}])
-def test_blocks_of_what_varies_are_large_enough_from_the_start(
-    tmp_path: Path, collate: Any, transform: Any
-) -> None:
+def test_varying_blocks_start_large_enough(tmp_path: Path, collate: Any, transform: Any) -> None:
     schema = Schema({"x": Array("int32", (None,))})
     folder = write_dataset(tmp_path / "set", 40, 2, schema, arrays(40))
     options: dict[str, Any] = {"collate": collate, "transform": transform, "num_workers": 0}
@@ -108,9 +106,7 @@ def test_the_order_of_an_epoch_is_arranged_once(
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("tail", ["short", "pad"])
 @pytest.mark.parametrize("first", [0, 40])
-def test_a_step_has_its_samples_whoever_does_which(
-    labels: str, n_workers: int, tail: str, first: int
-) -> None:
+def test_a_step_has_its_samples(labels: str, n_workers: int, tail: str, first: int) -> None:
     partition = RankPartition(N, first, 13, rank=1, world_size=2, tail=tail)  # type: ignore[arg-type]
     plan = EpochPlan(3, partition, FullShuffle())
     order = epoch_permutation(N, seed=5, epoch=3)

@@ -136,9 +136,7 @@ def test_an_order_that_is_kept_is_left_to_the_kernel(dataset: ShardDataset, kern
     assert (kernel.n_probes, kernel.asked) == (0, [])
 
 
-def test_in_windows_what_lies_around_a_row_is_asked_for_once(
-    dataset: ShardDataset, kernel: Kernel
-) -> None:
+def test_windows_request_neighbouring_pages_once(dataset: ShardDataset, kernel: Kernel) -> None:
     kernel.has_what_was_asked = True
     run = Run(dataset)
     for first in range(0, STEPS, 128 // BATCH):
@@ -150,9 +148,7 @@ def test_in_windows_what_lies_around_a_row_is_asked_for_once(
         assert len({*starts}) == len(starts)
 
 
-def test_in_windows_what_was_pushed_out_is_asked_for_again(
-    dataset: ShardDataset, kernel: Kernel
-) -> None:
+def test_windows_request_evicted_pages_again(dataset: ShardDataset, kernel: Kernel) -> None:
     run, whole = Run(dataset), EpochPlan(0, RankPartition(N, 0, BATCH), BlockShuffle(16, N))
     kernel.has_what_was_asked = True
     for step in range(40):
@@ -162,9 +158,7 @@ def test_in_windows_what_was_pushed_out_is_asked_for_again(
     assert len(places & covered(kernel.asked)) > 0.9 * len(places)
 
 
-def test_a_new_window_is_probed_whatever_the_last_one_was(
-    dataset: ShardDataset, kernel: Kernel
-) -> None:
+def test_every_new_window_is_probed(dataset: ShardDataset, kernel: Kernel) -> None:
     kernel.answer = True
     run = Run(dataset)
     for step in range(3 * 128 // BATCH):
@@ -226,9 +220,7 @@ def test_a_probe_tells_missing_from_unknown(
     assert file_access.is_cached(0, 0) is expected
 
 
-def test_long_ranges_are_asked_for_in_parts_that_the_kernel_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_ranges_are_requested_in_kernel_sized_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, n, how: asked.append((start, n)))
     file_access.prefetch_range(0, 4096, 300_000)
@@ -236,9 +228,7 @@ def test_long_ranges_are_asked_for_in_parts_that_the_kernel_takes(
 
 
 @pytest.mark.parametrize("transform", [None, lambda sample: sample])
-def test_a_loader_asks_before_it_reads(
-    dataset: ShardDataset, kernel: Kernel, transform: Any
-) -> None:
+def test_requests_precede_reads(dataset: ShardDataset, kernel: Kernel, transform: Any) -> None:
     asked_before = []
     gather = ShardDataset.sample if transform else ColumnGather.gather
     owner: Any = ShardDataset if transform else ColumnGather

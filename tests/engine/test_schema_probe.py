@@ -70,17 +70,13 @@ def test_a_worker_that_dies_after_its_answer_is_not_asked_again(dataset: ShardDa
     assert len(backend.given) == 1, "nobody would wait for the second answer"
 
 
-def test_only_the_death_of_the_worker_that_was_asked_has_it_asked_again(
-    dataset: ShardDataset,
-) -> None:
+def test_only_the_asked_workers_death_repeats_the_request(dataset: ShardDataset) -> None:
     asked, backend = inquiry(dataset, [[DEATHS[1]], [DEATHS[0]], [DEATHS[1]], [ANSWER]])
     assert asked.schemas() == MADE
     assert len(backend.given) == 2
 
 
-def test_time_in_which_workers_start_is_not_counted(
-    dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_startup_time_is_excluded(dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     for n_at_work, expected in ((1, MADE), (4, None)):  # they begin with the third wait, or at once
         asked, backend = inquiry(dataset, [[], [], [], [ANSWER]])
         backend.is_starting, backend.n_at_work = n_at_work == 1, n_at_work
@@ -95,9 +91,7 @@ def failed(error: BaseException) -> TaskResult:
 @pytest.mark.parametrize(
     "error", [InsufficientMemory("none left"), ShardChanged("cut", code="file_size")]
 )
-def test_what_is_not_the_samples_fault_is_raised_at_once(
-    dataset: ShardDataset, error: Exception
-) -> None:
+def test_other_errors_are_raised_at_once(dataset: ShardDataset, error: Exception) -> None:
     asked, _ = inquiry(dataset, [[failed(error)]], skips=True)
     with pytest.raises(type(error)):
         asked.schemas()

@@ -111,9 +111,7 @@ def test_kill_ends_all_iterations_and_another_may_follow() -> None:
         assert next(iter(loader)) == 0
 
 
-def test_verbose_says_where_the_socket_is_and_who_has_finished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_names_socket_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = str(tmp_path / "multi-")
     list(MultiLoader(Count(3), 1, False, False, prefix))
     assert capsys.readouterr() == ("", "")
@@ -184,9 +182,7 @@ def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_
     assert "zeromq.py" not in said  # shardio's own frames are left out
 
 
-def test_samples_that_fail_are_skipped_where_that_is_asked_for_and_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_failing_samples_are_skipped_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
     loader = MultiLoader(Odd(), 2, verbose=True, on_error="skip", max_skips=10)
     assert sorted(loader) == sorted([1, 3, 5, 7, 9] * 2)
     skipped = loader.skipped

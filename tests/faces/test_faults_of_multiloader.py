@@ -95,9 +95,7 @@ def test_an_exit_in_the_dataset_is_an_error() -> None:
     ("end", "how"),
     [(die, r"was killed by signal 9 \(SIGKILL\)"), (leave, "ended with exit code 0")],
 )
-def test_a_worker_that_ends_too_early_is_an_error_after_what_it_had_sent(
-    end: Callable[[], None], how: str
-) -> None:
+def test_an_early_exit_is_an_error_after_sent_samples(end: Callable[[], None], how: str) -> None:
     arrived: list[int] = []
     with pytest.raises(WorkerDied, match=rf"worker 1 \(process \d+\) {how}, after \d+ samples"):
         arrived.extend(MultiLoader(Count(500, 400, end, worker=1), 2))
@@ -106,9 +104,7 @@ def test_a_worker_that_ends_too_early_is_an_error_after_what_it_had_sent(
     assert sorted(set(arrived)) == list(range(len(set(arrived))))
 
 
-def test_what_a_worker_had_sent_before_it_died_is_handed_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_samples_sent_before_a_death_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     loader: Any = iter(MultiLoader(Count(4, 3, hang), 1))
     assert next(loader) == 0
     box = loader._receiver
@@ -129,9 +125,7 @@ def test_what_a_worker_had_sent_before_it_died_is_handed_over(
         next(loader)
 
 
-def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_ended_worker_is_sent_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
     loader: Any = iter(MultiLoader(Endless(but=0), 2))
     while 0 in loader._going:
         next(loader)
@@ -142,9 +136,7 @@ def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none
     loader.close()
 
 
-def test_too_few_files_for_the_workers_are_an_error_and_do_not_end_the_program(
-    tmp_path: Path,
-) -> None:
+def test_too_few_files_are_an_error_but_not_fatal(tmp_path: Path) -> None:
     n_before = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_before + 40, hard))
@@ -232,9 +224,7 @@ def test_no_socket_stays_where_the_program_is_killed(stage: Scene, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_socket_is_made_in_a_folder_that_nobody_else_may_enter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_socket_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[Path] = []
     zmq = zeromq()
     bind = zmq.Socket.bind
@@ -255,9 +245,7 @@ def test_the_socket_is_made_in_a_folder_that_nobody_else_may_enter(
 
 
 @pytest.mark.parametrize("n_bytes", [400, 24_000])
-def test_larger_arrays_lie_in_the_block_that_the_worker_wrote_them_to(
-    monkeypatch: pytest.MonkeyPatch, n_bytes: int
-) -> None:
+def test_large_arrays_stay_in_their_block(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> None:
     blocks = []
     hand_over = ValueBlocks.hand_over
 

@@ -37,9 +37,7 @@ def _odd_ones_out(item: int) -> int:
         ("transfer_fn", {}, "item 1 (1)"),
     ],
 )
-def test_an_error_in_a_function_is_raised_with_its_items(
-    argument: str, options: dict[str, Any], note: str
-) -> None:
+def test_function_errors_name_the_items(argument: str, options: dict[str, Any], note: str) -> None:
     def fail(items: Any) -> int:
         return _odd_ones_out(sum(items) if isinstance(items, list) else items)
 
@@ -148,9 +146,7 @@ SYNC = itertools.product(["preprocessor", "aggregator", "transfer_fn"], [*ENDS, 
 
 
 @pytest.mark.parametrize(("argument", "kind"), [*SYNC, *(("async", kind) for kind in ENDS)])
-def test_what_is_no_exception_is_a_failure_that_names_it(
-    argument: str, kind: type[BaseException]
-) -> None:
+def test_non_exceptions_are_named_failures(argument: str, kind: type[BaseException]) -> None:
     def function(item: Any) -> Any:
         raise kind
 

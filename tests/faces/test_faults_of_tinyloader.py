@@ -145,9 +145,7 @@ def four_of_a_size(item: int) -> Any:
         (four_of_a_size, range(20), 1, 1),
     ],
 )
-def test_items_may_be_any_number_of_arrays_of_any_sizes_shapes_and_dtypes(
-    load: Any, items: Any, n_workers: int, n_blocks: Any
-) -> None:
+def test_arrays_of_any_size_and_dtype(load: Any, items: Any, n_workers: int, n_blocks: Any) -> None:
     with load_with_workers(loader_of(load), items, n_workers, True, n_blocks) as generator:
         for item, found in zip(items, generator, strict=True):
             expected = load(item)

@@ -82,9 +82,7 @@ def test_what_is_not_acceptable_is_refused_before_anything_starts() -> None:
 
 
 @pytest.mark.parametrize(("order", "slow_one"), [("input", [0]), ("completion", [])])
-def test_order_is_that_of_the_items_or_of_completion(
-    tmp_path: Path, order: Any, slow_one: list[int]
-) -> None:
+def test_order_of_items_or_of_completion(tmp_path: Path, order: Any, slow_one: list[int]) -> None:
     def load(item: int) -> int:
         while item == 0 and order == "completion" and not (tmp_path / "go").exists():
             time.sleep(0.001)
@@ -165,9 +163,7 @@ HERE = product(["make_request", "post_process"], [KeyboardInterrupt, SystemExit,
 
 
 @pytest.mark.parametrize(("method", "kind"), [("load", KeyboardInterrupt), *HERE])
-def test_what_is_no_failure_of_load_is_raised_as_it_is_also_where_items_are_skipped(
-    method: str, kind: type[BaseException]
-) -> None:
+def test_other_failures_are_raised_despite_skipping(method: str, kind: type[BaseException]) -> None:
     def fail(value: int) -> None:
         raise kind
 

@@ -474,9 +474,7 @@ def _stuck_in_a_process(marker: str) -> int:
     return 0
 
 
-def test_a_call_in_a_process_that_is_overdue_is_named_with_the_workers_stacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overdue_process_calls_show_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
     monkeypatch.setattr(executors, "_PATIENCE_S", PATIENCE_S)
     marker = tmp_path / "stuck"
@@ -844,9 +842,7 @@ def test_a_loader_goes_on_behind_the_last_result(source: str, function: str, n_t
 
 
 @pytest.mark.parametrize("executor", [None, "process"])
-def test_a_loader_goes_on_in_the_midst_of_what_a_generator_gave_before_it_failed(
-    executor: Any,
-) -> None:
+def test_resuming_within_the_results_of_a_failed_generator(executor: Any) -> None:
     def make() -> DataLoader:
         options: dict[str, Any] = {"num_threads": 1, "on_error": "skip", "max_skips": 1}
         options |= {"executor": executor, "output_order": "input"}
@@ -878,9 +874,7 @@ def test_after_its_end_a_loader_is_at_its_beginning() -> None:
         ((i for i in range(3)), {"output_order": "input"}, "cannot resume in the middle"),
     ],
 )
-def test_without_order_or_a_place_in_the_source_there_is_no_position(
-    source: Any, options: Any, found: str
-) -> None:
+def test_position_needs_order_and_a_resumable_source(source: Any, options: Any, found: str) -> None:
     with pytest.raises(InvalidArgument, match=found):
         DataLoader(source, **options).state_dict()
 
@@ -909,9 +903,7 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], found: str
         (range(3), _twice, "a generator function"),
     ],
 )
-def test_there_is_no_length_where_it_is_not_known(
-    source: Any, preprocessor: Any, found: str
-) -> None:
+def test_unknown_length_is_a_type_error(source: Any, preprocessor: Any, found: str) -> None:
     loader = DataLoader(source, preprocessor=preprocessor)
     with pytest.raises(TypeError, match=found):
         len(loader)

@@ -72,9 +72,7 @@ def test_what_it_returns_becomes_the_batch(folder: str, num_workers: int) -> Non
 
 @pytest.mark.parametrize("transform", [None, lambda sample: sample])
 @pytest.mark.parametrize("collate", ["stack", "pad"])
-def test_it_gets_the_whole_batch_and_may_return_it(
-    every: str, transform: Any, collate: Any
-) -> None:
+def test_it_gets_and_may_return_the_whole_batch(every: str, transform: Any, collate: Any) -> None:
     options: Fields = {
         "transform": transform,
         "collate": collate,
@@ -154,9 +152,7 @@ def test_the_last_batch_is_as_short_as_it_would_arrive(folder: str, tail: Any, n
 @pytest.mark.parametrize(
     "given", [{"num_workers": 2}, {"num_workers": 1, "reuse": True}, {"prefetch": 5}]
 )
-def test_draws_of_a_batch_transform_are_the_same_for_any_number_of_workers(
-    folder: str, given: Fields
-) -> None:
+def test_batch_transform_draws_ignore_the_number_of_workers(folder: str, given: Fields) -> None:
     assert draws(folder, **given) == draws(folder)
 
 

@@ -107,9 +107,7 @@ def test_every_sample_of_an_epoch_comes_once_and_as_a_direct_read_gives_it(
         pytest.param({"num_workers": 2, "memory_bytes": 3 << 19}, id="3 blocks at most"),
     ],
 )
-def test_batches_are_the_same_bit_for_bit_however_they_are_filled(
-    folders: dict[int, str], given: dict[str, Any]
-) -> None:
+def test_batches_are_equal_however_filled(folders: dict[int, str], given: dict[str, Any]) -> None:
     expected = _epochs(folders[3], 2, shuffle=True, seed=5)
     assert _epochs(folders[3], 2, shuffle=True, seed=5, **given) == expected
 
@@ -215,9 +213,7 @@ def test_an_epoch_that_goes_on_or_has_no_samples_may_have_no_batch(small: str) -
         ({"sampler": WeightedSampler(np.arange(100), replacement=False)}, 99),
     ],
 )
-def test_a_batch_size_far_beyond_an_epoch_needs_no_more_memory_than_the_epoch(
-    small: str, options: dict[str, Any], n_rows: int
-) -> None:
+def test_memory_is_bounded_by_the_epoch(small: str, options: dict[str, Any], n_rows: int) -> None:
     with _loader(small, 10**12, memory_bytes=4 << 20, **options) as loader:
         assert [batch.n_rows for batch in loader] == [n_rows]
 
@@ -248,9 +244,7 @@ def test_empty_shards_between_others_are_passed_over(tmp_path: Path) -> None:
 
 
 @WORKERS
-def test_fields_are_those_asked_for_in_the_order_asked_for(
-    folders: dict[int, str], read: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_field_order(folders: dict[int, str], read: list[dict[str, Any]], num_workers: int) -> None:
     fields = ["note", "label", "packed"]
     with _loader(folders[3], fields=iter(fields), num_workers=num_workers) as loader:
         for batch in loader:
@@ -269,9 +263,7 @@ def test_a_field_that_is_not_asked_for_is_not_read(tmp_path: Path, num_workers: 
 
 
 @pytest.mark.parametrize("transform", [None, lambda sample: {**sample, "note": "odd"}])
-def test_arrays_that_vary_begin_on_cache_lines_whatever_lies_before_them(
-    folders: dict[int, str], transform: Any
-) -> None:
+def test_varying_arrays_begin_on_cache_lines(folders: dict[int, str], transform: Any) -> None:
     fields = ("note", "blob", "points", "cloud")  # sizes that are no multiples of 64
     with _loader(folders[3], 8, fields=fields, transform=transform) as loader:
         batch = next(iter(loader))
@@ -285,9 +277,7 @@ def test_arrays_that_vary_begin_on_cache_lines_whatever_lies_before_them(
 
 @WORKERS
 @pytest.mark.parametrize("transform", [None, dict])
-def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
-    tmp_path: Path, num_workers: int, transform: Any
-) -> None:
+def test_flipped_column_bits_are_located(tmp_path: Path, num_workers: int, transform: Any) -> None:
     folder = write_dataset(tmp_path / "set", 30, 3, TWO_FIELDS, two_fields(30))
     path, offset = damage_row(folder, "image", 7, shard=1)
     with _loader(folder, 8, num_workers=num_workers, transform=transform) as loader:
@@ -302,9 +292,7 @@ def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
 
 @WORKERS
 @pytest.mark.parametrize("field", ["packed", "cloud", "blob", "raw", "note", "meta", "points"])
-def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
-    tmp_path: Path, num_workers: int, field: str
-) -> None:
+def test_flipped_record_bits_are_located(tmp_path: Path, num_workers: int, field: str) -> None:
     folder = write_dataset(tmp_path / "set", 12, 1, Schema({field: EVERY_FIELD[field]}))
     path = Path(folder) / "000000-000.shard"
     with ShardReader(path) as reader:
@@ -382,16 +370,12 @@ def test_a_shard_that_is_deleted_while_a_loader_is_open_is_still_read(small: str
 
 
 @WORKERS
-def test_a_budget_below_one_batch_is_refused_with_both_figures(
-    small: str, num_workers: int
-) -> None:
+def test_a_budget_below_one_batch_is_refused(small: str, num_workers: int) -> None:
     with pytest.raises(InsufficientMemory, match=r"needs a block of \d{6} bytes.*allows 100000"):
         _loader(small, num_workers=num_workers, memory_bytes=100_000)
 
 
-def test_no_block_is_reserved_when_memory_is_short(
-    small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_block_is_made_if_memory_is_short(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = []
     tight = limits.MemoryLimit(150_000, "the limit of a test")
     monkeypatch.setattr(limits, "_tightest", lambda: tight)
@@ -403,9 +387,7 @@ def test_no_block_is_reserved_when_memory_is_short(
     assert "the limit of a test" in str(caught.value)
 
 
-def test_the_budget_is_half_of_what_is_available_by_default(
-    small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_budget_is_half_the_available(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         limits, "_tightest", lambda: limits.MemoryLimit(300_000, "the limit of a test")
     )
@@ -482,9 +464,7 @@ def test_an_open_dataset_or_a_path_may_be_given_instead_of_a_folder_name(small: 
         assert len(dataset[99]["image"]) == 64  # still open
 
 
-def test_a_relative_folder_is_found_after_a_change_of_folder(
-    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_survive_chdir(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(small).parent)
     with _loader(Path(small).name, num_workers=1) as loader:
         monkeypatch.chdir(tmp_path)
@@ -502,9 +482,7 @@ def test_by_default_a_worker_runs_on_each_cpu(small: str, monkeypatch: pytest.Mo
 
 
 @WORKERS
-def test_reused_batches_on_another_device_are_the_same_tensors(
-    small: str, num_workers: int
-) -> None:
+def test_reused_batches_on_a_device_are_the_same_tensors(small: str, num_workers: int) -> None:
     options: dict[str, Any] = {"output": "tinygrad", "device": "PYTHON", "num_workers": num_workers}
     with _loader(small, 4, **options) as loader:
         expected = [[batch[name].numpy() for name in batch] for batch in loader]

@@ -286,9 +286,7 @@ def test_so_many_clips_of_a_video_lie_together(folder: str, where: Any, shuffle:
 
 
 @pytest.mark.parametrize("crop", ["center", "random"])
-def test_clips_that_lie_together_are_decoded_together(
-    folder: str, monkeypatch: pytest.MonkeyPatch, crop: Any
-) -> None:
+def test_neighbours_share_decoding(folder: str, monkeypatch: pytest.MonkeyPatch, crop: Any) -> None:
     decoded = []
     real = decoding.ClipSource._decode
 

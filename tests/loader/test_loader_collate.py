@@ -106,9 +106,7 @@ def test_a_shape_in_a_dict_makes_all_batches_of_one_shape(folder: str) -> None:
 
 
 @pytest.mark.parametrize(("transform", "error"), [(None, SchemaError), (same, TransformError)])
-def test_a_value_larger_than_what_is_padded_to_is_named_with_its_shape(
-    folder: str, transform: Any, error: type[Exception]
-) -> None:
+def test_oversized_value_reports_shape(folder: str, transform: Any, error: type[Exception]) -> None:
     with _loader(folder, collate={"points": (3, 2)}, transform=transform) as loader:
         with pytest.raises(error) as caught:
             list(loader)
@@ -281,9 +279,7 @@ def grown(tmp_path: Path) -> Callable[[int], str]:
 
 @WORKERS
 @pytest.mark.parametrize("transform", [None, same])
-def test_blocks_grow_where_one_batch_needs_more(
-    grown: Callable[[int], str], num_workers: int, transform: Any
-) -> None:
+def test_blocks_grow_on_need(grown: Callable[[int], str], num_workers: int, transform: Any) -> None:
     options = {"num_workers": num_workers, "transform": transform, "memory_bytes": 8 << 20}
     with _loader(grown(200_000), 4, collate="pad", **options) as loader:
         widths = [batch["x"].shape[1] for batch in loader]
@@ -294,9 +290,7 @@ def test_blocks_grow_where_one_batch_needs_more(
 
 @WORKERS
 @pytest.mark.parametrize("transform", [None, same])
-def test_a_batch_that_needs_more_than_the_budget_is_an_error_with_both_figures(
-    grown: Callable[[int], str], num_workers: int, transform: Any
-) -> None:
+def test_batch_beyond_budget(grown: Callable[[int], str], num_workers: int, transform: Any) -> None:
     options = {"num_workers": num_workers, "transform": transform, "memory_bytes": 500_000}
     with _loader(grown(200_000), 4, collate="pad", **options) as loader:
         batches = iter(loader)

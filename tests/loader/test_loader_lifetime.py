@@ -82,9 +82,7 @@ def _n_blocks(loader: ShardLoader) -> int:
 
 
 @WORKERS
-def test_all_batches_of_an_epoch_can_be_kept(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_keeping_every_batch(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     with _loader(folder, shuffle=True, num_workers=num_workers) as loader:
         kept = list(loader)
         again = list(loader)
@@ -148,9 +146,7 @@ def test_a_far_larger_value_makes_its_block_grow(tmp_path: Path, num_workers: in
 
 
 @WORKERS
-def test_a_slice_of_an_array_keeps_its_batch_alone_alive(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_slices_keep_batches(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     with _loader(folder, num_workers=num_workers) as loader:
         slices = [batch["image"][-1:, ::2, 3] for batch in loader]
         for _ in loader:
@@ -181,9 +177,7 @@ def _resident_bytes() -> int:
 
 @WORKERS
 @pytest.mark.parametrize("lane", ["safe", "reuse"])
-def test_memory_and_descriptors_stay_level_over_epochs_and_breaks(
-    folder: str, num_workers: int, lane: str
-) -> None:
+def test_memory_and_descriptors_stay_level(folder: str, num_workers: int, lane: str) -> None:
     def epochs(n: int) -> tuple[int, int, int]:
         for i in range(n):
             for step, _ in enumerate(loader):
@@ -281,9 +275,7 @@ def test_kept_tensors_realized_and_lazy_hold_their_own_batch(
 
 @pytest.mark.cpu_device
 @WORKERS
-def test_reused_tensors_are_made_once_per_block_and_show_the_batch_at_hand(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_tensors_are_reused(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     seen: list[int] = []
     tensors = set()
     with ShardLoader(folder, BATCH, shuffle=True, num_workers=num_workers, reuse=True) as loader:
@@ -323,9 +315,7 @@ def test_a_batch_that_cannot_be_sharded_is_an_error_and_costs_no_block(folder: s
 
 
 @WORKERS
-def test_with_reuse_a_batch_is_overwritten_and_without_it_is_not(
-    folder: str, num_workers: int
-) -> None:
+def test_only_reuse_overwrites_batches(folder: str, num_workers: int) -> None:
     first_pixels = {}
     for reuse in (False, True):
         # Few blocks: of as many as there are batches, each may lie in one of its own.
@@ -339,9 +329,7 @@ def test_with_reuse_a_batch_is_overwritten_and_without_it_is_not(
 
 
 @WORKERS
-def test_reuse_needs_one_block(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_reuse_in_one_block(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     with _loader(folder, num_workers=num_workers, reuse=True, memory_bytes=BLOCK_BYTES) as loader:
         for _ in range(2):
             for batch in loader:
@@ -396,9 +384,7 @@ def test_a_loop_can_be_left_after_any_step_and_the_next_epoch_is_whole(
 
 
 @WORKERS
-def test_several_threads_can_each_have_an_iterator_of_one_loader(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_iterators_in_threads(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     with _loader(folder, num_workers=num_workers, shuffle=True) as loader:
         found: list[list[Batch]] = []
         threads = [
@@ -432,9 +418,7 @@ def _in_fork(work: Any) -> str:
 
 
 @WORKERS
-def test_a_fork_is_told_to_make_a_loader_of_its_own_and_does_the_parent_no_harm(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_fork_use_is_refused(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     with _loader(folder, num_workers=num_workers) as loader:
         steps = iter(loader)
         kept = [next(steps)]
@@ -471,9 +455,7 @@ def test_a_fork_can_have_a_loader_of_its_own(folder: str) -> None:
 
 
 @WORKERS
-def test_after_close_every_use_is_refused_and_held_batches_stay(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_use_after_close(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     loader = _loader(folder, num_workers=num_workers)
     steps = iter(loader)
     batch = next(steps)
@@ -535,9 +517,7 @@ def test_close_in_another_thread_ends_a_loop_without_workers(folder: str, first:
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("running", [(0, "zygote"), (2, "zygote"), (2, "spawn"), (2, "thread")])
 @pytest.mark.parametrize("given", [{}, {"reuse": True}, {"transform": dict, "collate": "pad"}])
-def test_close_releases_all_memory_and_descriptors(
-    folder: str, running: tuple[int, str], given: dict[str, Any]
-) -> None:
+def test_close_releases_all(folder: str, running: tuple[int, str], given: dict[str, Any]) -> None:
     def held() -> tuple[int, int, int]:
         maps = Path("/proc/self/maps").read_text()
         names = [each.name for each in threading.enumerate()]

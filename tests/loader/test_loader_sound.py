@@ -93,9 +93,7 @@ def batches(folder: Any, sound: Sound | None = None, **options: Any) -> list[Any
 
 
 @WORKERS
-def test_sounds_of_unequal_lengths_are_a_list(
-    files: list[Path], alone: str, num_workers: int
-) -> None:
+def test_unequal_sounds_are_a_list(files: list[Path], alone: str, num_workers: int) -> None:
     (batch,) = batches(alone, num_workers=num_workers)
     assert list(batch) == ["audio", "audio_span", "label"]
     assert [None if s is None else s.shape for s in batch["audio"]] == [
@@ -207,9 +205,7 @@ def test_streams_are_handed_over_undecoded(alone: str) -> None:
 
 
 @pytest.mark.parametrize(("num_workers", "transform"), [(0, None), (0, dict), (2, None)])
-def test_a_clip_is_heard_while_it_is_seen(
-    files: list[Path], beside: str, num_workers: int, transform: Any
-) -> None:
+def test_clips_have_sound(files: list[Path], beside: str, num_workers: int, transform: Any) -> None:
     found = batches(beside, clip=ALL, num_workers=num_workers, transform=transform)
     assert {batch["audio"].shape[1:] for batch in found} == {(2560, 1)}
     spans = np.concatenate([batch["audio_span"] for batch in found]).reshape(4, 12, 2)
@@ -413,9 +409,7 @@ def damaged(files: list[Path], made: Path) -> str:
 
 
 @WORKERS
-def test_damage_names_sample_and_packet_or_is_skipped(
-    files: list[Path], tmp_path: Path, num_workers: int
-) -> None:
+def test_damage_is_located_or_skipped(files: list[Path], tmp_path: Path, num_workers: int) -> None:
     copy = damaged(files, tmp_path / "set")
     options: dict[str, Any] = {"num_workers": num_workers}
     with pytest.raises(ChecksumMismatch, match=r"000001-000\.shard.*field 'audio'.*sample 1"):

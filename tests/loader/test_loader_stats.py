@@ -83,9 +83,7 @@ def test_the_loops_time_is_waiting_handing_over_and_its_body(folder: str, n_work
         {"collate": lambda samples: slowly({"n": len(samples)})},
     ],
 )
-def test_the_time_of_functions_of_the_user_is_counted_apart(
-    folder: str, n_workers: int, options: dict[str, Any]
-) -> None:
+def test_user_function_time_is_apart(folder: str, n_workers: int, options: dict[str, Any]) -> None:
     with loader_of(folder, n_workers, **options) as loader:
         latest = epoch(loader)
     n_calls = latest.n_samples if "transform" in options else latest.n_batches

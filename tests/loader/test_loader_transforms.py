@@ -195,9 +195,7 @@ def test_draws_differ_by_sample_epoch_seed_and_generator(folder: str) -> None:
 
 @pytest.mark.parametrize("start_method", ["zygote", "thread"])
 @WORKERS
-def test_the_programs_own_generators_are_left_as_they_were(
-    folder: str, num_workers: int, start_method: str
-) -> None:
+def test_main_generators_stay_unchanged(folder: str, num_workers: int, start_method: str) -> None:
     options: dict[str, Any] = {"num_workers": num_workers, "start_method": start_method}
     random.seed(1)
     np.random.seed(1)
@@ -259,9 +257,7 @@ def _failure(folder: str, transform: Callable[..., Any], **options: Any) -> Tran
 
 @WORKERS
 @pytest.mark.parametrize("first", [0, 27])
-def test_an_exception_comes_with_traceback_sample_and_shard(
-    folder: str, num_workers: int, first: int
-) -> None:
+def test_exceptions_carry_traceback_and_sample(folder: str, num_workers: int, first: int) -> None:
     transform = _raising(lambda: ValueError("three is too many"), first)
     error = _failure(folder, transform, num_workers=num_workers)
     shard, row = divmod(first, 20)
@@ -478,9 +474,7 @@ def test_without_workers_a_pass_that_was_left_runs_no_further_transform(folder: 
     ("taker", "expected"),
     [("transform", [0, *range(N)]), ("batch_transform", [0, *range(0, N, 8)])],
 )
-def test_a_function_runs_once_per_sample_or_batch_and_for_the_schema(
-    folder: str, tmp_path: Path, taker: str, expected: list[int]
-) -> None:
+def test_functions_run_once(folder: str, tmp_path: Path, taker: str, expected: list[int]) -> None:
     log = tmp_path / "log"
 
     def note(given: Sample) -> Sample:
@@ -507,9 +501,7 @@ def test_a_transform_runs_without_tinygrad_and_the_main_module(folder: str) -> N
     assert not any("pytest" in name for name in batch["main"])
 
 
-def test_environment_and_folder_are_those_of_the_program(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_environ_and_cwd(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDIO_TEST_VALUE", "seen")
     monkeypatch.chdir(tmp_path)
 

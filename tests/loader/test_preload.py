@@ -83,9 +83,7 @@ def test_all_that_is_read_is_preloaded(folder: str, read: list[tuple[str, int, i
     ("fields", "least", "most"),
     [(["image"], IMAGES, 1.1 * IMAGES), (["blob"], N * 200_000, 1.1 * N * 200_000)],
 )
-def test_only_the_fields_that_are_read_are_preloaded(
-    folder: str, fields: list[str], least: float, most: float
-) -> None:
+def test_preloads_fields_in_use(folder: str, fields: list[str], least: float, most: float) -> None:
     with ShardDataset(folder) as dataset:
         assert least <= dataset.preload(fields) <= most
 

@@ -62,9 +62,7 @@ def indices(batches: Iterator[Batch]) -> list[int]:
 @WORKERS
 @pytest.mark.parametrize("tail", ["pad", "short"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 60])
-def test_the_slices_of_all_ranks_together_are_the_global_order(
-    folder: str, world_size: int, tail: str, num_workers: int
-) -> None:
+def test_ranks_share_the_order(folder: str, world_size: int, tail: str, num_workers: int) -> None:
     if world_size == 60 and num_workers:
         world_size = 20  # processes take their time
     found = epoch_of(folder, world_size, tail=tail, num_workers=num_workers)
@@ -118,9 +116,7 @@ def test_a_dataset_smaller_than_a_batch_is_padded_to_the_whole_batch(tmp_path: P
 
 
 @WORKERS
-def test_a_transform_is_given_the_same_generator_whatever_the_number_of_ranks(
-    folder: str, num_workers: int
-) -> None:
+def test_draws_do_not_depend_on_the_number_of_ranks(folder: str, num_workers: int) -> None:
     def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return {"label": sample["label"], "noise": rng.integers(1 << 60), "np": np.random.random()}
 
@@ -216,9 +212,7 @@ def start_rank(
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_rank_that_is_killed_goes_on_from_its_state_and_every_sample_comes_once(
-    folder: str, tmp_path: Path
-) -> None:
+def test_a_killed_rank_resumes_from_its_state(folder: str, tmp_path: Path) -> None:
     ranks = [start_rank(folder, tmp_path, rank, 4, 3 if rank == 2 else -1) for rank in range(4)]
     assert ranks[2].stdout is not None
     assert "in no checkpoint" in ranks[2].stdout.readline()

@@ -59,9 +59,7 @@ def resumed(folder: str, state: State, n_epochs: int = 1, **options: Any) -> lis
 
 
 @WORKERS
-def test_in_the_loop_body_the_current_batch_counts_as_consumed(
-    folder: str, num_workers: int
-) -> None:
+def test_the_batch_in_the_loop_body_counts_as_consumed(folder: str, num_workers: int) -> None:
     with loader(folder) as made:
         whole = drawn(made, 3)
     for n_batches in (1, 7, 13, 14):
@@ -72,9 +70,7 @@ def test_in_the_loop_body_the_current_batch_counts_as_consumed(
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 60])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_resume_is_exact_across_batch_sizes_and_world_sizes(
-    folder: str, batch_size: int, world_size: int
-) -> None:
+def test_resume_with_other_sizes_is_exact(folder: str, batch_size: int, world_size: int) -> None:
     with loader(folder) as made:
         whole = drawn(made, 2)
     state = state_after(folder, 5)

@@ -120,9 +120,7 @@ WRITING: dict[str, Callable[[list[Fields], Schema, Path], object]] = {
 @pytest.mark.parametrize("place", [0, 2])
 @pytest.mark.parametrize("writing", WRITING)
 @EVERY_MASKED
-def test_a_masked_array_is_never_written(
-    tmp_path: Path, kind: str, writing: str, place: int
-) -> None:
+def test_masked_arrays_are_not_written(tmp_path: Path, kind: str, writing: str, place: int) -> None:
     is_list = kind == "list of arrays"
     element = Array("float64", (None,) if is_list else (2,))
     schema = Schema({"x": List(element) if is_list else element})

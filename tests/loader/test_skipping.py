@@ -98,9 +98,7 @@ def raising(make: Callable[[], BaseException]) -> Callable[[], None]:
 
 @WORKERS
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_no_position_moves_and_what_is_skipped_is_said(
-    folder: str, damaged: str, num_workers: int, *, shuffle: bool
-) -> None:
+def test_skips_move_nothing(folder: str, damaged: str, num_workers: int, *, shuffle: bool) -> None:
     with loading(folder, shuffle=shuffle) as sound, loading(damaged, shuffle=shuffle) as loader:
         expected = [batch.indices.tolist() for batch in sound]
         batches = list(loader)
@@ -119,9 +117,7 @@ def test_no_position_moves_and_what_is_skipped_is_said(
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_substitute_is_the_sample_and_the_draws_of_its_own_position(
-    folder: str, *, shuffle: bool
-) -> None:
+def test_a_substitute_has_the_draws_of_its_own_position(folder: str, *, shuffle: bool) -> None:
     with loading(folder, transform=draw, shuffle=shuffle) as sound:
         expected = {
             int(index): row
@@ -182,9 +178,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_what_a_transform_raises_is_skipped_alike_for_any_number_of_workers(
-    folder: str, failure: str
-) -> None:
+def test_skipped_failures_are_alike_for_any_number_of_workers(folder: str, failure: str) -> None:
     fail, words = FAILURES[failure]
     transform = failing({2, 13, 14, 27}, fail)
     found = epochs(folder, transform=transform, shuffle=True)
@@ -213,9 +207,7 @@ def test_what_does_not_fit_the_first_sample_is_skipped(folder: str) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["zygote", "thread"])
-def test_keyboard_interrupt_is_skipped_in_a_worker_and_ends_the_loop_without(
-    folder: str, start_method: str
-) -> None:
+def test_keyboard_interrupt_is_skipped_only_in_workers(folder: str, start_method: str) -> None:
     transform = failing({13}, raising(KeyboardInterrupt))
     found = epochs(folder, 1, transform=transform, num_workers=2, start_method=start_method)
     assert [each.index for _, _, skips in found for each in skips] == [13]
@@ -258,9 +250,7 @@ def failing_reads(place: Path, start: int, stop: int, code: int) -> Callable[...
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-def test_bytes_that_the_disk_cannot_give_are_skipped_and_what_passes_is_not(
-    folder: str, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_only_lasting_errors_skip(folder: str, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     place = Path(folder) / "000001-000.shard"
     with ShardReader(place) as reader:
         section = reader.column_section("image")
@@ -363,9 +353,7 @@ def test_failing_for_all_is_an_error_before_the_first_batch(folder: str, num_wor
 
 
 @WORKERS
-def test_where_all_substitutes_fail_the_samples_own_error_is_raised(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_failing_substitutes_raise_the_samples_own_error(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
     for row in range(20):
         damage_row(folder, "image", row)
@@ -383,9 +371,7 @@ def test_where_all_substitutes_fail_the_samples_own_error_is_raised(
 
 
 @WORKERS
-def test_one_more_than_max_skips_ends_the_epoch_and_names_the_last(
-    folder: str, num_workers: int
-) -> None:
+def test_exceeding_max_skips_ends_the_epoch(folder: str, num_workers: int) -> None:
     transform = failing({3, 9, 10, 27}, raising(lambda: ValueError("no")))
     options: dict[str, Any] = {"transform": transform, "num_workers": num_workers}
     assert len(epochs(folder, 2, max_skips=4, **options)) == 2 * N // BATCH
@@ -508,9 +494,7 @@ COLLATED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", COLLATED)
-def test_a_failing_transform_costs_its_row_in_collated_batches(
-    varying: tuple[str, str], how: str
-) -> None:
+def test_a_failing_transform_costs_a_row_when_collated(varying: tuple[str, str], how: str) -> None:
     transform = failing({0, 7, 21}, raising(lambda: ValueError("bad")))
     options: dict[str, Any] = COLLATED[how] | {"transform": transform, "shuffle": True}
     found = epochs(varying[0], 2, 4, **options)
@@ -522,9 +506,7 @@ def test_a_failing_transform_costs_its_row_in_collated_batches(
 
 
 @pytest.mark.parametrize("how", COLLATED)
-def test_a_damaged_sample_costs_its_row_in_collated_batches(
-    varying: tuple[str, str], how: str
-) -> None:
+def test_a_damaged_sample_costs_a_row_when_collated(varying: tuple[str, str], how: str) -> None:
     found = epochs(varying[1], 2, 4, **COLLATED[how], shuffle=True)
     errors = [(each.index, each.error) for _, _, skips in found for each in skips]
     assert errors == [(8, "ChecksumMismatch")] * 2

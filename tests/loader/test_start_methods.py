@@ -95,9 +95,7 @@ def test_weights_and_selections_reach_every_kind_of_worker(folder: str, start_me
 
 
 @pytest.mark.parametrize("start_method", PROCESSES)
-def test_a_killed_worker_is_replaced_in_the_way_it_was_started(
-    folder: str, start_method: str
-) -> None:
+def test_a_killed_worker_is_replaced_in_the_same_way(folder: str, start_method: str) -> None:
     options = {"start_method": start_method, "transform": draw}
     with _loader(folder, **options) as loader, _loader(folder, num_workers=0, **options) as other:
         pool: Any = loader._engine._backend._pool  # type: ignore[union-attr]
@@ -135,9 +133,7 @@ def test_each_start_method_says_where_its_workers_come_from(folder: str) -> None
     }
 
 
-def test_a_module_that_the_transform_needs_is_imported_as_often_as_said(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_import_counts(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "imports"
     (tmp_path / "needed_by_transform.py").write_text(
         f"import threading\nwith open({str(log)!r}, 'a') as log: print('once', file=log)\n"
@@ -195,9 +191,7 @@ def _epoch(loader: ShardLoader) -> list[Any]:
     return [bits(batch)[2:] for batch in loader]
 
 
-def test_a_thread_that_hangs_is_overdue_with_its_stack_and_its_turn_goes_to_others(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_thread_is_reported_overdue(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)
     stuck, free = threading.Event(), threading.Event()
     transform = _sticking(stuck, free, 20)

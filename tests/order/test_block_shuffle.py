@@ -40,9 +40,7 @@ def test_a_windowed_order_has_the_rows_it_always_had(
 
 
 @pytest.mark.parametrize(("n", "run", "whole"), [(300_001, 4, 256), (362_144, 1 << 12, 1 << 18)])
-def test_every_row_comes_once_where_runs_or_a_window_are_too_long_to_be_sorted(
-    n: int, run: int, whole: int
-) -> None:
+def test_long_runs_and_windows_give_every_row_once(n: int, run: int, whole: int) -> None:
     assert np.array_equal(np.sort(all_rows(n, run, whole)), np.arange(n))
 
 
@@ -65,7 +63,5 @@ def test_a_window_reads_few_runs_each_nearly_whole() -> None:
         (5 << 40, 1 << 20, 1),
     ],
 )
-def test_a_run_has_as_many_samples_as_fit_in_four_mebibytes(
-    n_bytes: int, n_samples: int, run: int
-) -> None:
+def test_a_run_fits_in_four_mebibytes(n_bytes: int, n_samples: int, run: int) -> None:
     assert BlockShuffle.of(n_bytes, n_samples) == BlockShuffle(run, 64 * run)

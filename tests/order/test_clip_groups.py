@@ -32,9 +32,7 @@ def videos_of(clips: Numbers, counts: list[int] | Numbers) -> Numbers:
 
 
 @given(COUNTS, st.integers(1, 50))
-def test_the_clips_of_a_video_come_in_as_few_groups_as_there_can_be(
-    counts: list[int], k: int
-) -> None:
+def test_clips_of_a_video_form_as_few_groups_as_possible(counts: list[int], k: int) -> None:
     found = whole(counts, k)
     videos = videos_of(found, counts)
     n_runs = 1 + np.count_nonzero((np.diff(found) != 1) | (np.diff(videos) != 0))

@@ -62,9 +62,7 @@ def whole(of: MixtureSizes, **options: Any) -> Numbers:
 
 
 @given(SHARES, st.integers(0, 1 << 48))
-def test_counts_come_to_all_positions_never_fall_and_follow_the_shares(
-    shares: tuple[int, ...], n: int
-) -> None:
+def test_counts_add_up_never_fall_and_follow_shares(shares: tuple[int, ...], n: int) -> None:
     mixing = MixtureShares(shares, "stop")
     counts, after = mixing.counts(n), mixing.counts(n + 1)
     assert sum(counts) == n
@@ -89,9 +87,7 @@ def brute(of: MixtureSizes) -> int:
 
 
 @given(st.data(), st.sampled_from(["stop", "repeat"]))
-def test_an_epoch_ends_with_the_first_source_or_when_all_were_seen(
-    data: st.DataObject, exhausted: Exhausted
-) -> None:
+def test_epochs_end_as_exhausted_says(data: st.DataObject, exhausted: Exhausted) -> None:
     shares = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=len(shares), max_size=len(shares)))
     made = MixtureSizes(MixtureShares(tuple(shares), exhausted), tuple(sizes), (0,) * len(sizes))

@@ -29,9 +29,7 @@ cases = st.tuples(
 
 @pytest.mark.parametrize("tail", ["short", "pad", "drop"])
 @given(case=cases)
-def test_all_ranks_together_visit_every_position_once_in_order(
-    case: tuple[int, int, int, int], tail: str
-) -> None:
+def test_ranks_visit_every_position_in_order(case: tuple[int, int, int, int], tail: str) -> None:
     n, first, batch_size, world_size = case
     divided, stride = ranks(tail, *case), batch_size * world_size
     found, first_step = list[int](), divided[0].first_step

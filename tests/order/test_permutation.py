@@ -78,9 +78,7 @@ def test_a_key_is_the_number_it_always_was(parts: tuple[int, ...], key: int) -> 
         (1 << 48, 0, 0, (1 << 48) - 10, [177995581534263, 255299367569026, 51129618473261]),
     ],
 )
-def test_an_order_has_the_rows_it_always_had(
-    n: int, seed: int, epoch: int, start: int, rows: list[int]
-) -> None:
+def test_orders_are_unchanged(n: int, seed: int, epoch: int, start: int, rows: list[int]) -> None:
     assert order(n, seed, epoch).at(start + np.arange(len(rows))).tolist() == rows
 
 
@@ -93,9 +91,7 @@ def test_an_order_has_the_rows_it_always_had(
         (2**40 + 5, 2, 2**40, 6640646749426985113, 1809283951105590352),
     ],
 )
-def test_a_samples_generator_draws_what_it_always_drew(
-    seed: int, epoch: int, position: int, key: int, raw: int
-) -> None:
+def test_generators_are_unchanged(seed: int, epoch: int, position: int, key: int, raw: int) -> None:
     generators = SampleGenerators(seed)
     bits: Any = generators.at(epoch, position).bit_generator
     # Raw bits: NumPy freezes Philox's stream, but not what Generator makes of it.

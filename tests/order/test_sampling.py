@@ -108,9 +108,7 @@ def state_after(folder: str, n_batches: int, n_epochs: int = 0, **options: Any) 
 
 
 @EVERY_CHOICE
-def test_workers_give_the_same_samples_with_the_same_draws(
-    folder: str, choice: dict[str, Any]
-) -> None:
+def test_workers_change_neither_samples_nor_draws(folder: str, choice: dict[str, Any]) -> None:
     with loader(folder, **choice) as alone, loader(folder, num_workers=2, **choice) as made:
         assert drawn(alone, 3) == drawn(made, 3)
 
@@ -138,9 +136,7 @@ def test_every_order_resumes_across_batch_sizes_and_world_sizes(
 
 
 @EVERY_CHOICE
-def test_every_order_resumes_with_workers_and_at_the_end_of_an_epoch(
-    folder: str, choice: dict[str, Any]
-) -> None:
+def test_orders_resume_with_workers_and_at_epoch_ends(folder: str, choice: dict[str, Any]) -> None:
     with loader(folder, **choice) as made:
         first = drawn(made)
         state = made.state_dict()
@@ -173,9 +169,7 @@ def test_no_state_fits_a_loader_with_another_choice(folder: str) -> None:
 # Blocks.
 
 
-def test_an_epoch_of_blocks_ends_with_the_windows_that_it_began_with(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_of_blocks_keep_their_windows(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with loader(folder, shuffle="blocks") as made:
         whole = drawn(made, 2)
     state = state_after(folder, 5, shuffle="blocks")
@@ -218,26 +212,20 @@ class Sized:
 @pytest.mark.parametrize(
     "sampler", [[7, 8, 7], (7, 8, 7), np.array([7, 8, 7], np.uint8), Sized(), lambda _: [7, 8, 7]]
 )
-def test_an_epoch_has_the_samples_that_a_sampler_names(
-    folder: str, sampler: Any, num_workers: int
-) -> None:
+def test_an_epoch_has_the_samples_of_a_sampler(folder: str, sampler: Any, num_workers: int) -> None:
     with loader(folder, num_workers=num_workers, sampler=sampler) as made:
         assert labels(made, 2) == [7, 8, 7] * 2
 
 
 @WORKERS
-def test_a_sampler_may_name_more_samples_than_there_are_or_none(
-    folder: str, num_workers: int
-) -> None:
+def test_a_sampler_may_be_longer_than_the_dataset_or_empty(folder: str, num_workers: int) -> None:
     for sampler in (list(range(N)) * 3, []):
         with loader(folder, 100, num_workers=num_workers, sampler=sampler) as made:
             assert labels(made) == sampler
 
 
 @WORKERS
-def test_a_sampler_that_draws_gives_every_epoch_its_own_samples(
-    folder: str, num_workers: int
-) -> None:
+def test_a_drawing_sampler_gives_every_epoch_other_samples(folder: str, num_workers: int) -> None:
     random.seed(1)
     np.random.seed(1)
     states = random.getstate(), repr(np.random.get_state())
@@ -399,9 +387,7 @@ def test_without_replacement_every_weighted_sample_comes_once(folder: str) -> No
         ),
     ],
 )
-def test_weights_that_make_no_sense_are_refused(
-    folder: str, given: dict[str, Any], said: str
-) -> None:
+def test_invalid_weights_are_refused(folder: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         loader(folder, **given)
 

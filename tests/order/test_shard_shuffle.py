@@ -146,9 +146,7 @@ def test_a_subset_is_shuffled_by_what_it_shows_of_each_shard(folder: Path) -> No
     assert len({label // 5 for label in found[:6]}) <= 3
 
 
-def test_a_selection_in_ascending_order_is_shuffled_by_what_it_has_of_each_shard(
-    folder: Path,
-) -> None:
+def test_an_ascending_selection_is_shuffled_by_its_shards(folder: Path) -> None:
     with open_dataset(folder) as dataset:
         mine = [row for k in range(1, 10, 2) for row in range(5 * k, 5 * k + 5)]
         with dataset.select(mine) as part, loader(part) as made:
@@ -167,9 +165,7 @@ def test_rows_below_a_limit_are_counted(runs: list[tuple[int, int]], data: st.Da
     assert view.n_below(limits).tolist() == [int((view.every() < x).sum()) for x in limits]
 
 
-def test_a_state_goes_on_where_it_was_taken_and_after_the_dataset_grew(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_state_resumes_also_after_the_dataset_grew(folder: Path, tmp_path: Path) -> None:
     with loader(folder) as made:
         expected = drawn(made)
     with loader(folder) as made:

@@ -32,9 +32,7 @@ def order(weights: npt.NDArray[np.float64], seed: int = 0, epoch: int = 0) -> We
         (2**40 + 5, 2, [4, 4, 3, 3, 3, 3, 4, 4, 4, 1, 3, 5], [4, 3, 1, 0, 5]),
     ],
 )
-def test_draws_are_what_they_always_were(
-    seed: int, epoch: int, again: list[int], once: list[int]
-) -> None:
+def test_draws_are_unchanged(seed: int, epoch: int, again: list[int], once: list[int]) -> None:
     assert order(WEIGHTS, seed, epoch).at(np.arange(12)).tolist() == again
     assert draw_without_replacement(WEIGHTS, 5, seed=seed, epoch=epoch).tolist() == once
 
