@@ -16,8 +16,7 @@ import pytest
 from shardio.multi import worker_info
 
 NEEDS_ZEROMQ = pytest.mark.skipif(
-    importlib.util.find_spec("zmq") is None,
-    reason="MultiLoader needs pyzmq: pip install '.[zmq]'",
+    importlib.util.find_spec("zmq") is None, reason="MultiLoader needs pyzmq: pip install '.[zmq]'"
 )
 
 

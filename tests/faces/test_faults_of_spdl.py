@@ -48,9 +48,6 @@ def test_function_errors_name_the_items(argument: str, options: dict[str, Any], 
     assert caught.value.__notes__ == [f"in {argument}, {note}"]
 
 
-# --- if every item fails, there is an empty list and a normal end -----------------------------
-
-
 # --- no limit can be set ----------------------------------------------------------------------
 
 

@@ -73,12 +73,8 @@ def test_what_it_returns_becomes_the_batch(folder: str, num_workers: int) -> Non
 @pytest.mark.parametrize("transform", [None, lambda sample: sample])
 @pytest.mark.parametrize("collate", ["stack", "pad"])
 def test_it_gets_and_may_return_the_whole_batch(every: str, transform: Any, collate: Any) -> None:
-    options: Fields = {
-        "transform": transform,
-        "collate": collate,
-        "shuffle": True,
-        "num_workers": 2,
-    }
+    options: Fields = {"transform": transform, "collate": collate, "shuffle": True}
+    options["num_workers"] = 2
     with (
         _loader(every, **options) as plain,
         _loader(every, **options, batch_transform=lambda batch: batch) as loader,

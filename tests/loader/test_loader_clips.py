@@ -456,14 +456,8 @@ def test_of_several_videos_one_is_asked_for(files: list[Path | None], tmp_path: 
 
 def test_videos_of_several_sizes_need_one(files: list[Path | None], tmp_path: Path) -> None:
     other = write_video(tmp_path / "a.mp4", scene(20, 64, 32))
-    videos = [files[0], other]
-    made = write_dataset(
-        tmp_path / "set",
-        2,
-        1,
-        Schema({"video": Video()}),
-        [{"video": path.read_bytes()} for path in videos if path is not None],
-    )
+    samples = [{"video": path.read_bytes()} for path in (files[0], other) if path is not None]
+    made = write_dataset(tmp_path / "set", 2, 1, Schema({"video": Video()}), samples)
     with pytest.raises(InvalidArgument, match=r"of 32x64 and of 48x80 pixels.*clips\(size="):
         loader_of(made)
     with loader_of(made, Clip(size=(24, 24))) as loader:

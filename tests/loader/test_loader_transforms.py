@@ -393,13 +393,9 @@ ENDS = pytest.mark.parametrize(
     [
         pytest.param(lambda: os._exit(0), "ended with exit code 0", id="_exit 0"),
         pytest.param(lambda: os._exit(7), "ended with exit code 7", id="_exit 7"),
-        pytest.param(lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by signal 9", id="kill"),
-        pytest.param(
-            lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by signal 15", id="term"
-        ),
-        pytest.param(
-            lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by signal 11", id="segv"
-        ),
+        pytest.param(lambda: signal.raise_signal(signal.SIGKILL), "killed by signal 9", id="kill"),
+        pytest.param(lambda: signal.raise_signal(signal.SIGTERM), "killed by signal 15", id="term"),
+        pytest.param(lambda: signal.raise_signal(signal.SIGSEGV), "killed by signal 11", id="segv"),
     ],
 )
 

@@ -68,21 +68,6 @@ def test_the_batch_in_the_loop_body_counts_as_consumed(folder: str, num_workers:
         assert resumed(folder, state, 2, num_workers=num_workers) == rest
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 4, 60])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_resume_with_other_sizes_is_exact(folder: str, batch_size: int, world_size: int) -> None:
-    with loader(folder) as made:
-        whole = drawn(made, 2)
-    state = state_after(folder, 5)
-    by_rank = [
-        resumed(folder, state, 2, batch_size=batch_size, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    assert sorted(sum(by_rank, [])) == sorted(whole[20:])
-    if world_size == 1:
-        assert by_rank == [whole[20:]]
-
-
 def test_the_state_of_all_ranks_is_the_same_after_the_same_step(folder: str) -> None:
     states = [state_after(folder, 3, rank=rank, world_size=3) for rank in range(3)]
     assert states[0] == states[1] == states[2]

@@ -14,12 +14,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader, ShardReader, Text, WeightedSampler
 from shardio.batch.batch import Batch
-from shardio.errors import (
-    ChecksumMismatch,
-    ShardChanged,
-    TooManySkipped,
-    TransformError,
-)
+from shardio.errors import ChecksumMismatch, ShardChanged, TooManySkipped, TransformError
 from tests.loading import (
     TWO_FIELDS,
     WORKERS,

@@ -114,7 +114,7 @@ def test_workers_change_neither_samples_nor_draws(folder: str, choice: dict[str,
 
 
 @EVERY_CHOICE
-@pytest.mark.parametrize(("batch_size", "world_size"), [(7, 1), (200, 1), (3, 3)])
+@pytest.mark.parametrize(("batch_size", "world_size"), [(7, 1), (200, 1), (1, 2), (3, 3)])
 def test_every_order_resumes_across_batch_sizes_and_world_sizes(
     folder: str, choice: dict[str, Any], batch_size: int, world_size: int
 ) -> None:

@@ -10,11 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio.format.checksum import hash_bytes
-from shardio.order.sampling import (
-    WeightedOrdering,
-    draw_without_replacement,
-    natural_log,
-)
+from shardio.order.sampling import WeightedOrdering, draw_without_replacement, natural_log
 
 WEIGHTS = np.array([1, 2, 0, 3, 4.5, 0.25])
 MANY = np.sqrt(np.arange(1, 100_001))
