@@ -291,9 +291,7 @@ def test_no_number_becomes_infinite_or_0(number: str, root: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("row", ['{"x": 1e400, "y": 1,}', '{"x": 1e400, "y": ' + "[" * 100_000])
-def test_a_damaged_row_with_a_number_out_of_range_is_named(
-    row: str, root: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_row_with_number_out_of_range_named(row: str, root: Path, tmp_path: Path) -> None:
     write(root, {"1.jsonl": f'{{"x": 1}}\n{row}\n'})
     with pytest.raises(InvalidArgument, match="1.jsonl: line 2: expected a number in the range"):
         convert(root, tmp_path / "out")

@@ -229,9 +229,7 @@ def looks() -> list[av.VideoFrame]:
 @pytest.mark.parametrize("crop", [None, CropPosition(0.4, 0.9), CropPosition(0.1, 0)])
 @pytest.mark.parametrize("size", [(48, 64), (40, 48), (30, 40), (96, 96)])
 @pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
-def test_every_frame_as_the_first(
-    pixels: str, size: tuple[int, int], crop: CropPosition | None
-) -> None:
+def test_frames_as_the_first(pixels: str, size: tuple[int, int], crop: CropPosition | None) -> None:
     turned = matrix_bytes(0, 1, -1, 0)
     writer = FrameWriter(size, Fraction(1), crop, pixels)
     for frame in looks():

@@ -91,9 +91,7 @@ def test_blocks_of_small_values_do_not_keep_the_memory_of_large_ones(blocks: Val
     assert blocks.n_copies == 0
 
 
-def test_blocks_of_large_values_that_all_come_back_take_as_much_as_the_budget(
-    blocks: ValueBlocks,
-) -> None:
+def test_large_blocks_that_come_back_take_no_more_than_the_budget(blocks: ValueBlocks) -> None:
     for each in [filled(blocks, MIB // 4) for _ in range(16)]:
         blocks.give_back(each)
     held = [blocks.hand_over(filled(blocks, 4 * MIB), 4 * MIB, is_spare=True) for _ in range(10)]
