@@ -20,6 +20,11 @@ def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
     return shardio.convert(src, out, **{"workers": 0, **options})
 
 
+def stored(out: Path) -> list[dict[str, Any]]:
+    with shardio.open(out) as dataset:
+        return [dict(sample) for sample in dataset]
+
+
 def reasons(report: shardio.ConversionReport) -> dict[str, str]:
     return {one.name: one.reason for one in report.broken}
 

@@ -19,9 +19,7 @@ from shardio.conversion import converter
 from shardio.conversion.converter import make_converter
 from shardio.errors import ShardioError, UnsupportedEnvironment
 
-PACKAGES = {
-    package: kind for kind, known in converter.BUILT_IN.items() for package in known.packages
-}
+PACKAGES = {package: kind for kind, one in converter.BUILT_IN.items() for package in one.packages}
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 

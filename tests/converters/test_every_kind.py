@@ -19,7 +19,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio.conversion import BUILT_IN
 from shardio_tools.cli import main
-from tests.converters.helpers import convert
+from tests.converters.helpers import convert, stored
 from tests.converters.kinds import WRITERS
 from tests.converters.test_lerobot import MADE as MADE_BY_LEROBOT
 from tests.lines import contents
@@ -78,8 +78,7 @@ def test_a_file_whose_names_clash_with_earlier_ones_is_broken(suffix: str, tmp_p
 
 
 def values(out: Path, name: str) -> list[Any]:
-    with shardio.open(out) as dataset:
-        return [None if one[name] is None else int(one[name]) for one in dataset]
+    return [None if one[name] is None else int(one[name]) for one in stored(out)]
 
 
 def field_name(suffix: str, name: str) -> str:

@@ -61,12 +61,9 @@ def test_rows_are_those_that_h5py_reads(tmp_path: Path) -> None:
 def test_rows_of_any_length_are_refused_where_a_file_is_a_sample(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["one"] = 1
-        for row, ragged in enumerate(
-            [file.create_dataset("r", (2,), h5py.vlen_dtype("int16"))] * 2
-        ):
-            ragged[row] = np.arange(row)
+        file.create_dataset("r", (2,), h5py.vlen_dtype("int16"))[1] = np.arange(1)
     report = convert(tmp_path / "x.h5", tmp_path / "out", rows=False, fields={"one": "int64"})
-    assert only_reason(report) == ("array 'r': rows of varying length need rows=True")
+    assert only_reason(report) == "array 'r': rows of varying length need rows=True"
 
 
 def test_files_of_others_are_samples(root: Path, tmp_path: Path) -> None:
@@ -142,10 +139,7 @@ UNSTORABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "three bytes": (three_bytes, "dataset 'x': found a type that NumPy lacks: "),
     "times": (of_type(h5py.h5t.UNIX_D32LE), "dataset 'x': found a type that NumPy lacks: "),
     "no text as name": (no_text_as_name, "b'\\xff' in group 'g': names must be text in UTF-8"),
-    "big endian lists": (
-        big_endian_lists,
-        "found int16 of variable length in big-endian, which h5py reads",
-    ),
+    "big endian lists": (big_endian_lists, "found int16 of variable length in big-endian"),
     "external link": (
         lambda file: file.create_group("g").update(x=h5py.ExternalLink("other.h5", "/x")),
         "g/x: links to another file, which is not supported",
@@ -156,18 +150,12 @@ UNSTORABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "virtual": (virtual, "dataset 'x': stored in other files, which is not supported"),
     "two names": (two_names, "two arrays would be the field 'a.b'"),
-    "no UTF-8": (
-        of(np.array([b"\xff\xfe", b"", b""])),
-        "dataset 'x': damaged: 'ascii' codec can't decode",
-    ),
+    "no UTF-8": (of(np.array([b"\xff\xfe", b"", b""])), "damaged: 'ascii' codec can't decode"),
     "bomb": (
         lambda file: file.create_dataset("x", (1 << 40,), "int64", chunks=(1 << 10,)),
         "declares 8,796,093,022,208 bytes",
     ),
-    "missing filter": (
-        missing_filter,
-        "its filter 32987 () is not installed: pip install hdf5plugin",
-    ),
+    "missing filter": (missing_filter, "filter 32987 () is not installed: pip install hdf5plugin"),
 }
 
 

@@ -57,9 +57,8 @@ def test_originals_are_the_files_and_all_are_counted(root: Path, tmp_path: Path)
         turned = dataset.inputs[4]["detail"]
         assert (turned["height"], turned["width"], turned["orientation"]) == (48, 24, 6)
         assert dict(dataset.view) == {"kind": "rows"}
-        assert dataset.converter["options"].keys() == {
-            *("store", "keep_partial", "on_error", "shard_bytes")
-        }
+        options = dataset.converter["options"].keys()
+        assert options == {"store", "keep_partial", "on_error", "shard_bytes"}
 
 
 @pytest.mark.parametrize("size", [None, 16])

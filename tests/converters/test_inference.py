@@ -14,7 +14,7 @@ import shardio
 from shardio import Array, List, MediaError
 from shardio_converters.inference import common_dtype, widen
 from shardio_converters.schema_spec import DTYPES
-from tests.converters.helpers import convert, plain
+from tests.converters.helpers import convert, plain, stored
 from tests.converters.kinds import WRITERS
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -60,11 +60,6 @@ def test_no_number_is_another_in_a_wider_dtype(one: str) -> None:
         assert found.tolist() == values.tolist()  # Python compares numbers exactly
 
 
-def read(out: Path) -> list[dict[str, Any]]:
-    with shardio.open(out) as dataset:
-        return [dict(sample) for sample in dataset]
-
-
 COLUMNS: dict[str, list[Any]] = {
     "x": [pa.array([1, None, 1 << 53]), pa.array([1.5, None]), pa.array([7], "uint8")],
     "y": [pa.array([1, 2, 3], "int16"), pa.array([1 << 40, -1]), pa.array([7], "uint8")],
@@ -98,13 +93,11 @@ def test_columns_of_several_files_as_of_pyarrow(suffix: str, root: Path, tmp_pat
 
 def test_what_lies_where_a_value_is_null_is_no_number(root: Path, tmp_path: Path) -> None:
     mask = pa.py_buffer(b"\x01")  # the second one is null
-    numbers = pa.Array.from_buffers(
-        pa.int64(), 2, [mask, pa.py_buffer(np.array([5, 1 << 60]).tobytes())]
-    )
+    numbers = pa.Array.from_buffers(pa.int64(), 2, [mask, pa.py_buffer(np.array([5, 1 << 60]))])
     WRITERS["arrow"](root / "0.arrow", {"x": numbers})
     WRITERS["arrow"](root / "1.arrow", {"x": [0.5]})
     convert(root, tmp_path / "out")
-    assert [plain(one["x"]) for one in read(tmp_path / "out")] == [5, None, 0.5]
+    assert [plain(one["x"]) for one in stored(tmp_path / "out")] == [5, None, 0.5]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
@@ -136,7 +129,7 @@ def test_arrays_of_several_files(suffix: str, root: Path, tmp_path: Path, *, row
     report = convert(root, tmp_path / "out", rows=rows)
     assert report.counts == {"converted": 3}
     for name, dtype in (("x", "float64"), ("y", "int16")):
-        found = np.stack([sample[name] for sample in read(tmp_path / "out")])
+        found = np.stack([sample[name] for sample in stored(tmp_path / "out")])
         together = np.concatenate if rows else np.stack
         expected = together([arrays[name] for arrays in files])
         assert found.dtype == dtype
@@ -151,4 +144,4 @@ def test_an_append_makes_no_field_wider(root: Path, tmp_path: Path) -> None:
     report = convert(root, tmp_path / "out", append=True)
     assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
     assert report.broken[0].reason.endswith("column 'x': expected int64, found float64")
-    assert [plain(one["x"]) for one in read(tmp_path / "out")] == [1, 2, 3]
+    assert [plain(one["x"]) for one in stored(tmp_path / "out")] == [1, 2, 3]

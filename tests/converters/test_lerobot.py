@@ -16,6 +16,7 @@ import shardio
 from shardio import Array, EncodedStream, InvalidArgument, Json, Text, Video
 from shardio.media import ClipDecoder, demux, times_of
 from tests.converters.helpers import convert as convert_folder
+from tests.converters.helpers import stored
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
@@ -121,9 +122,7 @@ def test_data_sets_are_guessed_and_several_go_together(arm: Path, tmp_path: Path
     assert (report.kind, report.n_samples, report.classes) == ("lerobot", 6, ())
     assert report.counts == {"converted": 2, "part": 12, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
-        assert [sample["source"] for sample in dataset] == [f"deep/two/{DATA}"] * 3 + [
-            f"one/{DATA}"
-        ] * 3
+        assert [one["source"] for one in dataset] == [f"deep/two/{DATA}"] * 3 + [f"one/{DATA}"] * 3
 
 
 def test_some_features_are_enough(arm: Path, tmp_path: Path) -> None:
@@ -212,8 +211,7 @@ def test_a_broken_episode_is_named(harm: Harm, reason: str, arm: Path, tmp_path:
     report = convert(arm, tmp_path / "out", keep_partial=True)
     (broken,) = report.broken
     assert (broken.name, broken.reason) == (DATA, reason)
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [int(sample["episode_index"]) for sample in dataset] == [0, 1]
+    assert [int(sample["episode_index"]) for sample in stored(tmp_path / "out")] == [0, 1]
 
 
 def test_an_episode_that_comes_again_is_refused(arm: Path, tmp_path: Path) -> None:
@@ -271,14 +269,8 @@ def test_a_damaged_file_is_named(harm: Harm, reason: str, arm: Path, tmp_path: P
         ({"features": 3}, "expected an object with features"),
         ({"data_path": "../arm/" + DATA}, "is not a path below the folder of the dataset"),
         ({"video_path": "/etc/{video_key}"}, "is not a path below the folder of the dataset"),
-        (
-            {"data_path": "data/{file_index:0999999999d}"},
-            "expected chunk_index, file_index, with up to 9 digits",
-        ),
-        (
-            {"data_path": "data/{file_index.__class__}"},
-            "expected chunk_index, file_index, with up to 9 digits",
-        ),
+        ({"data_path": "data/{file_index:0999999999d}"}, "file_index, with up to 9 digits"),
+        ({"data_path": "data/{file_index.__class__}"}, "file_index, with up to 9 digits"),
         ({"data_path": "data/{secret}"}, "found 'secret', expected chunk_index, file_index"),
         (
             {"data_path": "data/{file_index"},
@@ -306,12 +298,11 @@ def test_a_data_set_without_an_episode_says_so(arm: Path, tmp_path: Path) -> Non
 
 
 def test_tasks_must_have_texts_and_numbers_of_their_own(arm: Path, tmp_path: Path) -> None:
-    change_table(
-        arm / "meta" / "tasks.parquet", lambda table: pa.concat_tables([table, table.slice(0, 1)])
-    )
+    tasks = arm / "meta" / "tasks.parquet"
+    change_table(tasks, lambda table: pa.concat_tables([table, table.slice(0, 1)]))
     with pytest.raises(InvalidArgument, match="tasks.parquet: two tasks have the same number"):
         convert(arm, tmp_path / "out")
-    change_table(arm / "meta" / "tasks.parquet", lambda table: table.select(["task_index"]))
+    change_table(tasks, lambda table: table.select(["task_index"]))
     with pytest.raises(InvalidArgument, match="column 'task' is missing, found task_index"):
         convert(arm, tmp_path / "out")
 

@@ -18,7 +18,7 @@ import shardio
 from shardio import Array, Bytes, Image, Input, InvalidArgument, Json, Text
 from shardio_converters.parsing import may_be_out_of_range
 from shardio_converters.tabular.tables import Tables
-from tests.converters.helpers import check_broken, check_refused, convert, reasons, write
+from tests.converters.helpers import check_broken, check_refused, convert, reasons, stored, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -151,9 +151,7 @@ def test_deep_objects_are_json(tmp_path: Path) -> None:
 
 
 def test_columns_that_some_tables_lack_are_optional(root: Path, tmp_path: Path) -> None:
-    write(
-        root, {"1.csv": "id,x,s\n1,2,a\n2,,\n", "2.tsv": "id\tx\n3\t0.5\n", "3.jsonl": '{"id":4}'}
-    )
+    write(root, {"1.csv": "id,x,s\n1,2,a\n2,,", "2.tsv": "id\tx\n3\t0.5\n", "3.jsonl": '{"id":4}'})
     assert convert(root, tmp_path / "out").counts == {"converted": 3}
     with shardio.open(tmp_path / "out") as dataset:
         assert [sample["id"] for sample in dataset] == [1, 2, 3, 4]
@@ -174,8 +172,7 @@ def test_long_cells_are_read(root: Path, tmp_path: Path) -> None:
     write(root, {"1.csv": f"a,b\n{'x' * 3_000_000},1\n{'y' * 200_000},2\n"})
     convert(root, tmp_path / "out")
     assert limit < 200_000 and csv.field_size_limit() == limit  # that of the process
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [len(sample["a"]) for sample in dataset] == [3_000_000, 200_000]
+    assert [len(sample["a"]) for sample in stored(tmp_path / "out")] == [3_000_000, 200_000]
 
 
 BROKEN: dict[str, tuple[str | bytes, str]] = {
@@ -189,10 +186,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' stands beside field 'a.b'"),
     "beside.jsonl": ('{"id": 1, "x": 1, "id.x": 2}\n', "column 'id.x': expected no such column"),
     "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; rename it"),
-    "names.jsonl": (
-        f'{{"{"n" * 300}": 1}}\n',
-        "a name has at most 255 bytes, found 300; rename it",
-    ),
+    "names.jsonl": (f'{{"{"n" * 300}": 1}}\n', "name has at most 255 bytes, found 300; rename it"),
     "empty.jsonl": ('{"": 1}\n', "a field's name must be a non-empty string; found ''; rename it"),
     "latin.csv": (b"id,x\n1,\xe9\n", "not UTF-8"),
     "utf16.csv": ("id,x\n1,2\n".encode("utf-16"), "not UTF-8"),
@@ -213,9 +207,7 @@ def test_what_is_no_table_is_listed_with_its_line(root: Path, tmp_path: Path) ->
     os.mkfifo(root / "pipe.csv")
     report = check_broken(root, tmp_path / "out", BROKEN)
     assert report.n_samples == 1
-    assert report.counts == {
-        "converted": 1, "empty": 3, "broken": len(BROKEN), "unsupported": 1
-    }  # fmt: skip
+    assert report.counts == {"converted": 1, "empty": 3, "broken": len(BROKEN), "unsupported": 1}
 
 
 MISFITS: dict[str, tuple[str | bytes, str]] = {
@@ -255,8 +247,7 @@ def test_rows_that_do_not_fit_given_fields_are_named(root: Path, tmp_path: Path)
 def test_nan_of_json_lines_is_a_number(root: Path, tmp_path: Path) -> None:
     write(root, {"1.jsonl": '{"x": NaN}\n{"x": -Infinity}\n{"x": 1}\n'})
     convert(root, tmp_path / "out")
-    with shardio.open(tmp_path / "out") as dataset:
-        np.testing.assert_array_equal([s["x"] for s in dataset], [np.nan, -np.inf, 1])
+    np.testing.assert_array_equal([s["x"] for s in stored(tmp_path / "out")], [np.nan, -np.inf, 1])
 
 
 OUT_OF_RANGE = (
@@ -272,8 +263,7 @@ def test_no_number_becomes_infinite_or_0(number: str, root: Path, tmp_path: Path
     why = f"expected a number in the range of float64, found {shown}, which would become"
     write(root, {"1.csv": f"x\n1.50\n{number}\n"})
     convert(root / "1.csv", tmp_path / "csv")
-    with shardio.open(tmp_path / "csv") as dataset:
-        assert [sample["x"] for sample in dataset] == ["1.50", number]
+    assert [sample["x"] for sample in stored(tmp_path / "csv")] == ["1.50", number]
     values = (number, f"[0.5, {number}]", f'{{"y": {number}}}', f'[{{"y.z": [{number}]}}]')
     lines: dict[str, str | bytes] = {
         f"{n}.jsonl": f'{{"x": 1.5}}\n{{"a": 0, "x": {v}}}\n' for n, v in enumerate(values)
@@ -315,9 +305,7 @@ def test_numbers_that_float64_has_are_stored(name: str, root: Path, tmp_path: Pa
 def test_no_number_out_of_range_is_overlooked(before: str, number: str, at: int) -> None:
     assert may_be_out_of_range(f"{json.dumps(before)}{' ' * at}{number}")
     assert may_be_out_of_range(f"{' ' * at}{number}, {json.dumps(before)}")
-    assert not may_be_out_of_range(
-        "".join(f"{' ' * at}{one}," for one in ("1e22", "-1.5E-07", "e"))
-    )
+    assert not may_be_out_of_range("".join(f"{' ' * at}{n}," for n in ("1e22", "-1.5E-07", "e")))
 
 
 @pytest.fixture
@@ -379,12 +367,8 @@ def test_suffixes_say_as_what_files_are_stored(root: Path, tmp_path: Path) -> No
         assert dataset.schema["a.b"] == Bytes()
         assert [sample["a.b"] for sample in dataset] == [b"\0\1", b"x"]
     inputs = [Input("t.csv", str(root / "t.csv"), 0, -1)]
-    for names, word in [
-        ("1.mp4,2.MKV", "video"),
-        ("1.wav,2.flac", "audio"),
-        ("1.mp4,2.wav", "file"),
-    ]:
-        write(root, {"t.csv": "f,n\n" + "".join(f"{name},1\n" for name in names.split(","))})
+    for text, word in [("1.mp4,2.MKV", "video"), ("1.wav,2.mp3", "audio"), ("1.mp4,2.wav", "file")]:
+        write(root, {"t.csv": "f,n\n" + "".join(f"{name},1\n" for name in text.split(","))})
         assert (Tables(references=["f"]).fitted(inputs).fields or {})["f"] == word
 
 

@@ -12,7 +12,7 @@ import pytest
 import shardio
 from shardio import Array
 from shardio_converters.records import tokens as module
-from tests.converters.helpers import check_refused, reasons, write
+from tests.converters.helpers import check_refused, reasons, stored, write
 from tests.converters.helpers import convert as convert_folder
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -22,8 +22,7 @@ convert = partial(convert_folder, kind="tokens")
 
 
 def read(out: Path) -> list[list[int]]:
-    with shardio.open(out) as dataset:
-        return [sample["tokens"].tolist() for sample in dataset]
+    return [sample["tokens"].tolist() for sample in stored(out)]
 
 
 def llm_c(tokens: Any, *, magic: int = 20240520, version: int = 1, n_tokens: int = -1) -> bytes:

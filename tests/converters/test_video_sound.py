@@ -164,9 +164,4 @@ def test_the_sound_report(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     inputs = json.loads(capsys.readouterr().out)["inputs"]
     details = {one["path"]: one["detail"]["sound"] for one in inputs}
     assert details["silent.mp4"] is None
-    assert details["flash.mkv"] == {
-        "codec": "aac",
-        "rate": 44_100,
-        "layout": "stereo",
-        "streams": 2,
-    }
+    assert details["flash.mkv"] == {"codec": "aac", "rate": 44100, "layout": "stereo", "streams": 2}

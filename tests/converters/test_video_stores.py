@@ -23,6 +23,7 @@ from tests.media_made import Image, scene, write_cut, write_sound, write_video
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 SMALL: dict[str, Any] = {"frames": 4, "step": 3, "size": 32}
+VIEW = {"kind": "clips", "frames": 4, "stride": 1, "step": 3, "size": [32, 32]}
 TIMES = [7, 9, 14, 20, 21, 30, 32, 40, 41, 45, 47]
 
 
@@ -72,16 +73,8 @@ def one(path: Path, out: Path, **options: Any) -> tuple[shardio.ConversionReport
 @pytest.mark.parametrize("store", ["jpeg", "h264", "packets"])
 def test_the_default_view_has_the_clips_of_raw(out: Callable[[str], Path], store: str) -> None:
     with shardio.open(out("raw")) as raw, shardio.open(out(store)) as dataset:
-        assert dict(dataset.view) == {
-            "kind": "clips",
-            "frames": 4,
-            "stride": 1,
-            "step": 3,
-            "size": [32, 32],
-        }
-        assert [entry["outcome"] for entry in dataset.inputs] == [
-            entry["outcome"] for entry in raw.inputs
-        ]
+        assert dict(dataset.view) == VIEW
+        assert [e["outcome"] for e in dataset.inputs] == [e["outcome"] for e in raw.inputs]
         row = 0
         for video in dataset:
             stream = video["frames"]
@@ -238,9 +231,7 @@ def test_fps_takes_the_first_frame_of_each_interval(root: Path, tmp_path: Path, 
 @pytest.mark.parametrize("store", STORES)
 def test_a_video_out_of_all_proportion_is_broken_on_every_store(tmp_path: Path, store: str) -> None:
     write_video(tmp_path / "in" / "strip.mkv", scene(4, 1536, 2), codec="ffv1")
-    report = shardio.convert(
-        tmp_path / "in", tmp_path / "out", workers=0, store=store, frames=4, size=32
-    )
+    report = shardio.convert(tmp_path / "in", tmp_path / "out", workers=0, store=store, **SMALL)
     (found,) = report.inputs
     assert found.outcome == "broken" and "at most 16384" in str(found.reason)
 

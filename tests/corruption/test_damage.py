@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,9 +53,7 @@ def meaningful_bits(content: bytearray) -> list[int]:
     header, trailer, *sections, table = parts_of(content)
     whole = [range(8 * start, 8 * padding) for start, padding, _ in (header, trailer, table)]
     bits = [bit for part in whole for bit in part]
-    return bits + [
-        8 * at + at % 8 for start, padding, _ in sections for at in range(start, padding)
-    ]
+    return bits + [8 * at + at % 8 for start, end, _ in sections for at in range(start, end)]
 
 
 def padding_bytes(content: bytearray, *, of_headers: bool) -> list[list[int]]:
@@ -62,6 +61,17 @@ def padding_bytes(content: bytearray, *, of_headers: bool) -> list[list[int]]:
     parts = parts_of(content)
     chosen = parts[:2] if of_headers else parts[2:]
     return [list(range(padding, end)) for _, padding, end in chosen]
+
+
+def check_flips(
+    path: Path, content: bytearray, samples: list[Any], bits: list[int], verify: Verify = "first"
+) -> int:
+    """Check that each flipped bit is noticed; return how many flips made a reader refuse."""
+    victim = Victim(path, content, samples)
+    complaints = {bit: victim.complaint_about_flip(bit, verify) for bit in bits}
+    victim.close()
+    assert {bit: text for bit, text in complaints.items() if text} == {}
+    return victim.n_refused
 
 
 def test_the_small_shards_have_every_kind_of_section_field_and_codec(tmp_path: Path) -> None:
@@ -79,13 +89,10 @@ def test_the_small_shards_have_every_kind_of_section_field_and_codec(tmp_path: P
 def test_some_bits_of_media_and_of_all_that_says_where_they_are(name: str, tmp_path: Path) -> None:
     schema, made = VICTIMS[name]
     content = content_of(tmp_path / "s.shard", schema, made())
-    victim = Victim(tmp_path / "s.shard", content, made())
     parts = parts_of(content)[2:]
     places = [at for start, end, _ in parts for at in range(start, end, 1 + (end - start) // 40)]
-    complaints = {at: victim.complaint_about_flip(8 * at + at % 8) for at in places}
-    victim.close()
-    assert {at: text for at, text in complaints.items() if text} == {}
-    assert victim.n_refused == len(places)
+    bits = [8 * at + at % 8 for at in places]
+    assert check_flips(tmp_path / "s.shard", content, made(), bits) == len(bits)
 
 
 def test_an_intact_shard_has_no_findings(small: bytearray, tmp_path: Path) -> None:
@@ -98,20 +105,15 @@ def test_an_intact_shard_has_no_findings(small: bytearray, tmp_path: Path) -> No
 
 
 def test_every_bit_of_headers_and_one_of_every_byte(small: bytearray, tmp_path: Path) -> None:
-    victim = Victim(tmp_path / "s.shard", small, small_samples())
-    complaints = {bit: victim.complaint_about_flip(bit) for bit in meaningful_bits(small)}
-    victim.close()
-    assert {bit: text for bit, text in complaints.items() if text} == {}
-    assert victim.n_refused > 0.9 * len(complaints)  # the rest: zeros between rows and records
+    bits = meaningful_bits(small)
+    n_refused = check_flips(tmp_path / "s.shard", small, small_samples(), bits)
+    assert n_refused > 0.9 * len(bits)  # the rest: zeros between rows and records
 
 
 def test_a_bit_in_every_byte_of_the_header_padding(small: bytearray, tmp_path: Path) -> None:
-    victim = Victim(tmp_path / "s.shard", small, small_samples())
     bits = [8 * at + at % 8 for part in padding_bytes(small, of_headers=True) for at in part]
-    complaints = {bit: victim.complaint_about_flip(bit) for bit in bits}
-    victim.close()
-    assert {bit: text for bit, text in complaints.items() if text} == {}
-    assert victim.n_refused == len(bits) == 2 * (PAGE - N_HEADER)
+    n_refused = check_flips(tmp_path / "s.shard", small, small_samples(), bits)
+    assert n_refused == len(bits) == 2 * (PAGE - N_HEADER)
 
 
 def test_the_audit_places_a_bit_in_every_byte_of_other_padding(small: bytearray) -> None:
@@ -140,11 +142,8 @@ def test_padding_changes_nothing_read(small: bytearray, tmp_path: Path, verify: 
 
 
 def test_a_flipped_bit_with_verification_always(small: bytearray, tmp_path: Path) -> None:
-    victim = Victim(tmp_path / "s.shard", small, small_samples())
     sections = [bit for bit in meaningful_bits(small) if PAGE * 8 <= bit]
-    complaints = {bit: victim.complaint_about_flip(bit, "always") for bit in sections[::5]}
-    victim.close()
-    assert {bit: text for bit, text in complaints.items() if text} == {}
+    check_flips(tmp_path / "s.shard", small, small_samples(), sections[::5], "always")
 
 
 def test_a_flipped_bit_without_verification(small: bytearray, tmp_path: Path) -> None:

@@ -140,12 +140,8 @@ def test_a_refused_record_is_named_with_its_place(sound: bytearray, tmp_path: Pa
     offset = content.index(b"\xff" * 10)
     error = read_bytes(tmp_path, content)
     assert isinstance(error, ShardCorrupt)
-    assert (error.path, error.field, error.sample, error.offset) == (
-        str(tmp_path / "r.shard"),
-        "note",
-        2,
-        offset,
-    )
+    place = (error.path, error.field, error.sample, error.offset)
+    assert place == (str(tmp_path / "r.shard"), "note", 2, offset)
     found = verify_bytes(memoryview(content), "r.shard").findings
     assert [(f.field, f.sample, f.offset) for f in found] == [("note", 2, offset)]
 

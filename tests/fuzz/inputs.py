@@ -28,14 +28,7 @@ _SHARES: Final = {
     "converter": 4,
 }
 """The relative frequency of each target."""
-_RECORDS: Final = (
-    b"",
-    b"text",
-    "größer".encode(),
-    b'{"a":[1,2.5,null],"b":{}}',
-    b"\1\0\1",
-    bytes(24),
-)
+_RECORDS: Final = (b"", b"text", "süß".encode(), b'{"a":[1,2.5,null],"b":{}}', b"\1\0\1", bytes(24))
 
 
 class Inputs:

@@ -19,36 +19,13 @@ import numpy as np
 import zstandard
 
 import shardio
-from shardio import (
-    Array,
-    Bytes,
-    DatasetWriter,
-    EncodedStream,
-    Input,
-    Json,
-    Schema,
-    ShardDataset,
-    ShardReader,
-    Text,
-)
+from shardio import Array, Bytes, DatasetWriter, Json, Schema, ShardDataset, ShardReader, Text
+from shardio.conversion import journal
 from shardio.conversion.classes import apply_labels, read_labels
 from shardio.conversion.inputs import Listing
-from shardio.conversion.journal import (
-    PLAN_FILE,
-    RECORD_FILE,
-    Unit,
-    check_same_settings,
-    read_plan,
-    read_record,
-)
-from shardio.dataset.external_lists import (
-    INPUTS,
-    SHARDS,
-    ExternalList,
-    InputList,
-    ShardList,
-    pack_inputs,
-)
+from shardio.conversion.journal import PLAN_FILE, RECORD_FILE, Unit, read_plan, read_record
+from shardio.dataset import external_lists
+from shardio.dataset.external_lists import INPUTS, SHARDS, ExternalList, InputList, ShardList
 from shardio.dataset.generation import describe_shards, lineage_of, parse_shards
 from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
@@ -142,7 +119,7 @@ class ShardFile:
                     reader.column(name, rows)
                 else:
                     for value in reader.records.values(name, rows):
-                        if isinstance(value, EncodedStream):
+                        if isinstance(value, shardio.EncodedStream):
                             value.data[:]
             for row in range(0, len(rows), 50):
                 reader[row]
@@ -304,9 +281,7 @@ def feed_record(content: bytes) -> str:
     try:
         field.decode(record, ())
     except ValueError as error:
-        raise PromiseBroken(
-            f"verification accepts a record that cannot be decoded: {error}"
-        ) from None
+        raise PromiseBroken(f"verification accepts an undecodable record: {error}") from None
     return "sound"
 
 
@@ -316,7 +291,7 @@ def feed_labels(folder: Path, content: bytes) -> str:
     path.write_bytes(content[1:])
     try:
         labels = read_labels(str(path))
-        inputs = Listing(tuple(Input(n, n, 1, -1) for n in labels), ())
+        inputs = Listing(tuple(shardio.Input(n, n, 1, -1) for n in labels), ())
         listing = apply_labels(inputs, labels, "here")
     except ShardioError as error:
         return outcome_of(error)
@@ -334,7 +309,7 @@ def feed_journal(folder: Path, content: bytes) -> str:
         if not is_plan:
             return "kept" if read_record(folder, Unit(0, 0, ())) else "made anew"
         if plan := read_plan(folder):
-            check_same_settings(plan, {"machine": "x86_64"}, folder, "or not")
+            journal.check_same_settings(plan, {"machine": "x86_64"}, folder, "or not")
     except ShardioError as error:
         return outcome_of(error)
     return "sound"
@@ -354,7 +329,8 @@ def feed_part(folder: Path, content: bytes) -> str:
     try:
         if kind == INPUTS:
             part.path.write_bytes(stored)
-            known = pack_inputs(list(InputList(replace(part, id=content_id(stored).hex()))))
+            listing = InputList(replace(part, id=content_id(stored).hex()))
+            known = external_lists.pack_inputs(list(listing))
         else:
             found = ShardList.parse(part, stored)
             listed = ShardList.of(found[k] for k in range(len(found)))
@@ -370,8 +346,8 @@ def feed_part(folder: Path, content: bytes) -> str:
 
 def targets(folder: Path) -> dict[str, Target]:
     """All targets by name; those that need files keep them in `folder`."""
-    journal, part = folder / "journal", folder / "part" / GENERATIONS
-    for place in (journal, part):
+    plan_folder, part = folder / "journal", folder / "part" / GENERATIONS
+    for place in (plan_folder, part):
         place.mkdir(parents=True)
     return {
         "shard": ShardFile(folder),
@@ -379,7 +355,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "schema": feed_schema,
         "record": feed_record,
         "labels": partial(feed_labels, folder),
-        "journal": partial(feed_journal, journal),
+        "journal": partial(feed_journal, plan_folder),
         "part": partial(feed_part, part),
         "converter": ConverterFiles(folder),
     }

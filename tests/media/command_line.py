@@ -53,9 +53,7 @@ def difference(command: str, path: Path, stream: EncodedStream, most: int | None
     n_bytes = len(ours[0])
     if len(theirs) != n_bytes * len(ours):
         return f"ffmpeg gives {len(theirs) / n_bytes:g} frames, ours are {len(ours)}"
-    differing = [
-        n for n, each in enumerate(ours) if each != theirs[n * n_bytes : (n + 1) * n_bytes]
-    ]
+    differing = [n for n, one in enumerate(ours) if one != theirs[n * n_bytes : (n + 1) * n_bytes]]
     return f"{len(differing)} frames differ: {differing[:9]}" if differing else ""
 
 

@@ -25,10 +25,8 @@ def write(
     """Write 48,000 samples per second, the same in every channel, from sample `begin` on."""
     with av.open(str(path), "w", options=options) as out:
         stream: Any = out.add_stream(codec, rate=48_000, layout=layout)
-        kind, n_channels = (
-            stream.codec_context.format.name,
-            len(stream.codec_context.layout.channels),
-        )
+        context = stream.codec_context
+        kind, n_channels = context.format.name, len(context.layout.channels)
         dtypes: dict[str, Any] = {"s16": np.int16, "s32": np.int32}
         dtype = dtypes.get(kind.rstrip("p"), np.float32)
         most = 1 if dtype is np.float32 else np.iinfo(dtype).max

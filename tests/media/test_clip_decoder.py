@@ -36,9 +36,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> EncodedStream:
 def table(kinds: str, pts: list[int]) -> FrameTable:
     """K: keyframe, d: disposable, h: hidden, p: any other packet."""
     flags = {"K": PacketFlag.KEY, "d": PacketFlag.DISPOSABLE, "h": PacketFlag.HIDDEN, "p": 0}
-    packets = pack_packets(
-        [10] * len(kinds), [int(flags[kind]) for kind in kinds], pts, [1] * len(pts)
-    )
+    packets = pack_packets([10] * len(kinds), [int(flags[k]) for k in kinds], pts, [1] * len(pts))
     return FrameTable(packets, len(kinds) - kinds.count("h"))
 
 
@@ -100,12 +98,8 @@ def test_every_part_is_cut_from_the_same_picture(stream: EncodedStream) -> None:
 
 
 def test_clips_decoded_together_are_cropped_each_in_its_place(stream: EncodedStream) -> None:
-    crops: list[CropPosition | None] = [
-        CropPosition(0, 0.5),
-        None,
-        CropPosition(1, 0.5),
-        CropPosition(0, 0.5),
-    ]
+    left, right = CropPosition(0, 0.5), CropPosition(1, 0.5)
+    crops = [left, None, right, left]
     wanted = [[17, 18], [18, 30], [17, 18], [18, 19]]
     clips = [(frames, np.full((2, 64, 64, 3), 7, np.uint8)) for frames in wanted]
     with ClipDecoder() as decoder:

@@ -133,11 +133,8 @@ def test_frames_before_matroska_0(options: dict[str, Any], n_before: int, tmp_pa
 
 
 def test_where_no_time_is_known_the_order_is_that_shown(tmp_path: Path) -> None:
-    paths = (
-        made("no container", tmp_path),
-        write_cut(tmp_path / "b.mkv", scene(30), 12, codec_options=B_FRAMES),
-    )
-    for path in paths:
+    cut = write_cut(tmp_path / "b.mkv", scene(30), 12, codec_options=B_FRAMES)
+    for path in (made("no container", tmp_path), cut):
         trusted, proven = demux(str(path), check=False), demux(str(path), check=True)
         assert np.array_equal(trusted.packets, proven.packets)
         assert_same_as_the_file(trusted, path)
@@ -251,9 +248,8 @@ def test_a_keyframe_that_is_none_is_found_out(tmp_path: Path) -> None:
     packets = stream.packets.copy()
     lie = next(n for n in range(len(packets) - 1, 0, -1) if n not in keys)
     packets["stored"][lie] |= np.uint64(PacketFlag.KEY << 48)
-    proven = verify_by_decoding(
-        replace(stream, packets=packets), np.zeros(len(packets), bool), Fraction(1)
-    )
+    lying = replace(stream, packets=packets)
+    proven = verify_by_decoding(lying, np.zeros(len(packets), bool), Fraction(1))
     assert np.flatnonzero(packet_flags(proven.packets) & PacketFlag.KEY).tolist() == keys
     assert_same_as_the_file(proven, path)
 

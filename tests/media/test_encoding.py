@@ -63,9 +63,8 @@ def test_a_clip_of_h264_decodes_few_frames_but_its_own() -> None:
     with ClipDecoder() as decoder:
         for n, wanted in enumerate(decoded(stream, range(20), SHAPE)):
             (run,) = table.runs(np.array([n]))
-            assert (
-                len(table.packets_to_decode(run)) <= 1 + n % 16 // 4 + 2
-            )  # a key, references, itself
+            n_packets = len(table.packets_to_decode(run))
+            assert n_packets <= 1 + n % 16 // 4 + 2  # a key, references, itself
             decoder.decode(stream, [n], alone)
             assert (alone[0] == wanted).all()
 

@@ -160,7 +160,6 @@ def test_transparent_parts_lie_over_black(alpha: int) -> None:
 def test_the_colour_under_transparent_pixels_does_not_bleed_into_the_others() -> None:
     image = np.zeros((64, 64, 4), np.uint8)
     image[..., :3] = 255  # white everywhere, and all of it hidden
-    frame = av.VideoFrame.from_ndarray(image, format="rgba")
     image[:32, :, :3], image[:32, :, 3] = 0, 255  # the visible half is black
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
     assert rendered(frame, 48).max() == 0

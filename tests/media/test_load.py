@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 
 from shardio.errors import InvalidArgument, MediaError
-from shardio.media import (
-    ClipDecoder,
-    decode_crop,
-    decode_image,
-    demux,
-    encode_jpeg,
-    load_clip,
-    load_image,
-)
+from shardio.media import ClipDecoder, decode_crop, decode_image, demux, encode_jpeg
+from shardio.media.media_files import load_clip, load_image
 from shardio_tools import sample_clips
 from tests.media.images_made import Pixels, saved, smooth
 

@@ -38,9 +38,8 @@ def test_a_crop_and_a_smaller_decode_of_a_lying_jpeg_are_those_of_the_upright_on
     np.testing.assert_array_equal(found, whole[3:13, 5:13])
     small = decode_image(data, min_size=(whole.shape[0] // 2, whole.shape[1] // 2))
     assert small.shape[:2] == (whole.shape[0] // 2, whole.shape[1] // 2)
-    np.testing.assert_allclose(
-        small, whole.reshape(*small.shape[:1], 2, -1, 2, 3).mean((1, 3)), atol=6
-    )
+    expected = whole.reshape(*small.shape[:1], 2, -1, 2, 3).mean((1, 3))
+    np.testing.assert_allclose(small, expected, atol=6)
 
 
 def block(order: str, kind: int, value: bytes, tag: int = 0x0112) -> bytes:

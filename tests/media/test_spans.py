@@ -66,11 +66,9 @@ def test_a_span_that_begins_with_a_keyframe_has_no_other_packet(tmp_path: Path) 
 
 def test_a_span_without_frames_is_refused(tmp_path: Path) -> None:
     made(tmp_path / "a.mp4")
-    with (
-        SpanReader(str(tmp_path / "a.mp4")) as video,
-        pytest.raises(MediaError, match=r"no frame from second 9\.5 to 10$"),
-    ):
-        video.cut(Fraction(19, 2), Fraction(10))
+    with SpanReader(str(tmp_path / "a.mp4")) as video:
+        with pytest.raises(MediaError, match=r"no frame from second 9\.5 to 10$"):
+            video.cut(Fraction(19, 2), Fraction(10))
 
 
 def test_what_is_no_video_or_cut_off_is_refused(tmp_path: Path) -> None:

@@ -16,25 +16,14 @@ from shardio.errors import MediaError
 from shardio.media.demuxing import demux
 from shardio.media.media_files import VideoFile, library_versions
 from tests.media.test_demuxing import B_FRAMES, VARIANTS, by_packets, damaged, made
-from tests.media_made import (
-    Image,
-    plain_decode,
-    scene,
-    write_cut,
-    write_gif,
-    write_sound,
-    write_video,
-)
+from tests.media_made import plain_decode, scene, write_cut, write_gif, write_sound, write_video
 
 
-def decode(path: Path | str, size: int = 48) -> tuple[list[Image], list[int], Fraction]:
+def decode(path: Path | str, size: int = 48) -> tuple[list[np.ndarray], list[int], Fraction]:
     with VideoFile(str(path)) as video:
         found = list(video.pictures(size))
-    return (
-        [picture for _, picture in found if picture is not None],
-        [time for time, _ in found],
-        video.time_base,
-    )
+    pictures = [picture for _, picture in found if picture is not None]
+    return pictures, [time for time, _ in found], video.time_base
 
 
 def assert_same_as_plain_decode(path: Path | str) -> None:

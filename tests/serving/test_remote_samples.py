@@ -225,8 +225,6 @@ def test_missing_samples_are_overdue(server: Server, monkeypatch: pytest.MonkeyP
     with MultiLoader(address=server.address, timeout_s=0.2, options={"batch_size": 1}) as far:
         samples = iter(far)
         next(samples)
-        monkeypatch.setattr(
-            "shardio.serving.client.batch_stream.Stream.take", lambda self, wait_s: None
-        )
+        monkeypatch.setattr("shardio.serving.client.batch_stream.Stream.take", lambda *_: None)
         with pytest.raises(BatchTimeout, match=r"0.2 s; server 0 .* 1 of 30 batches received"):
             list(samples)

@@ -72,12 +72,9 @@ def test_what_no_client_could_use_is_refused_at_once(
 
 def test_missing_zeromq(path: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    for make in (
-        lambda: make_server(path, FREE),
-        lambda: shardio.connect(server.address, 4, **HOW),
-    ):
+    for use in (lambda: make_server(path, FREE), lambda: shardio.connect(server.address, 4, **HOW)):
         with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[zmq\]'"):
-            make()
+            use()
 
 
 def test_bytes_that_are_no_zeromq_do_not_disturb_it(path: str, server: Server) -> None:

@@ -13,17 +13,9 @@ import pytest
 from shardio import MultiLoader
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.processes.worker_main import Channel
-from shardio._workers.tasks import values
+from shardio._workers.tasks import values, zeromq
 from shardio._workers.tasks.values import pack_value
-from shardio._workers.tasks.zeromq import (
-    BLOCK_AND_SIZE,
-    HEAD,
-    WORD,
-    Command,
-    MainExited,
-    MessageKind,
-    SampleSender,
-)
+from shardio._workers.tasks.zeromq import HEAD, Command, MainExited, MessageKind, SampleSender
 from shardio.errors import InsufficientMemory, WorkerDied
 
 
@@ -68,7 +60,7 @@ def test_a_large_sample_waits_until_main_has_gone(ends: tuple[socket.socket, Cha
 
 def lend_block(main: socket.socket, n_bytes: int) -> int:
     block = reserve_memory_file(n_bytes, "a block")
-    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [block])
+    socket.send_fds(main, [zeromq.WORD.pack(Command.BLOCK, 0)], [block])
     return block
 
 
@@ -86,7 +78,7 @@ def test_short_memory(ends: tuple[socket.socket, Channel], monkeypatch: pytest.M
     sent = sent_by(channel, samples, may_skip=True)
     kinds = [MessageKind.SAMPLE, MessageKind.SAMPLE, MessageKind.SKIPPED, MessageKind.IN_BLOCK]
     assert sent.heads[:4] == list(zip(kinds, range(4), strict=True))
-    assert BLOCK_AND_SIZE.unpack(sent[3][2]) == (0, pack_value(samples[3]).n_bytes)
+    assert zeromq.BLOCK_AND_SIZE.unpack(sent[3][2]) == (0, pack_value(samples[3]).n_bytes)
     assert sent.heads[4:] == [(MessageKind.SAMPLE, 4), (MessageKind.END, 5)]
 
 

@@ -6,12 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._workers.tasks.stage import (
-    SourceItem,
-    Stage,
-    StageJob,
-    user_call,
-)
+from shardio._workers.tasks.stage import SourceItem, Stage, StageJob, user_call
 
 
 def _entry(i: int) -> tuple[SourceItem, int]:

@@ -20,12 +20,7 @@ import pytest
 
 from shardio._workers.tasks.calls import ResultChunks
 from shardio._workers.tasks.task_pool import TaskPool
-from shardio.errors import (
-    InvalidArgument,
-    TransformError,
-    UnsupportedEnvironment,
-    WorkerDied,
-)
+from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
 

@@ -10,13 +10,8 @@ import pytest
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.tasks.values import (
-    BlockLender,
-    LentBlocks,
-    ValueBlocks,
-    pack_value,
-    read_value,
-)
+from shardio._workers.tasks import values
+from shardio._workers.tasks.values import BlockLender, LentBlocks, ValueBlocks
 
 MIB = 1 << 20
 
@@ -131,9 +126,10 @@ class Side(Closing):
 
     def arrive(self, worker: int, *arrays: Bytes) -> list[Bytes]:
         """Deliver what a worker sends."""
-        packed = pack_value(list(arrays))
+        packed = values.pack_value(list(arrays))
         number = self.stocks[worker].fill(packed)
-        found: list[Bytes] = read_value(self.supply.hand_over(worker, number, packed.n_bytes))
+        memory = self.supply.hand_over(worker, number, packed.n_bytes)
+        found: list[Bytes] = values.read_value(memory)
         self.supply.give(self.send)
         return found
 

@@ -14,15 +14,8 @@ from types import FrameType
 
 import pytest
 
-from shardio._workers.processes.worker_main import MAX_MESSAGE_BYTES
-from shardio._workers.processes.worker_pool import (
-    Channel,
-    Event,
-    Failed,
-    Message,
-    WorkerExit,
-    WorkerPool,
-)
+from shardio._workers.processes.worker_main import MAX_MESSAGE_BYTES, Channel
+from shardio._workers.processes.worker_pool import Event, Failed, Message, WorkerExit, WorkerPool
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")

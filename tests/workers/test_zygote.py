@@ -17,13 +17,7 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes import zygote as zygotes
-from shardio._workers.processes.worker_pool import (
-    Channel,
-    Event,
-    Message,
-    WorkerExit,
-    WorkerPool,
-)
+from shardio._workers.processes.worker_pool import Channel, Event, Message, WorkerExit, WorkerPool
 from shardio.errors import UnsupportedEnvironment
 
 PATIENCE_S = 30.0
@@ -63,9 +57,7 @@ def test_a_worker_has_mains_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.syspath_prepend("/nowhere")
     old_umask = os.umask(0o027)
     try:
-        found = _asked(
-            lambda channel: [os.getcwd(), dict(os.environ), sys.argv, sys.path, os.umask(0)]
-        )
+        found = _asked(lambda _: [os.getcwd(), dict(os.environ), sys.argv, sys.path, os.umask(0)])
     finally:
         os.umask(old_umask)
     assert found == [os.getcwd(), dict(os.environ), sys.argv, sys.path, 0o027]

@@ -52,10 +52,8 @@ def test_the_bytes_are_those_of_one_machine(nodes: Nodes, lines: Path, tmp_path:
     there = convert_there(nodes, lines, tmp_path / "there", progress=seen.append)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert there.inputs == here.inputs
-    assert (
-        "2 processes crashed while reading it; the last was killed by signal 9"
-        in there.inputs[7].reason
-    )
+    why = "2 processes crashed while reading it; the last was killed by signal 9"
+    assert why in there.inputs[7].reason
     assert (seen[0].n_inputs_done, seen[-1].n_inputs_done) == (0, len(here.inputs))
     write(lines, {"new.txt": "twelve"})
     convert(lines, tmp_path / "here", workers=1, append=True)
