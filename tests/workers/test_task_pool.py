@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import resource
 import signal
 import threading
 import time
@@ -21,6 +20,7 @@ import pytest
 from shardio._workers.tasks.calls import ResultChunks
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
+from tests.serving.served import few_files
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
 
@@ -120,14 +120,10 @@ def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
 
     with TaskPool(str, 1):
         pass
-    before, limits = n_open(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = n_open()
     for n_more in range(0, 10, 2):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + n_more, limits[1]))
-        try:
-            with pytest.raises(UnsupportedEnvironment, match="open files"):
-                TaskPool(str, 4)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with few_files(n_more), pytest.raises(UnsupportedEnvironment, match="open files"):
+            TaskPool(str, 4)
         assert n_open() == before
 
 
