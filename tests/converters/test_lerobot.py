@@ -272,10 +272,7 @@ def test_a_damaged_file_is_named(harm: Harm, reason: str, arm: Path, tmp_path: P
         ({"data_path": "data/{file_index:0999999999d}"}, "file_index, with up to 9 digits"),
         ({"data_path": "data/{file_index.__class__}"}, "file_index, with up to 9 digits"),
         ({"data_path": "data/{secret}"}, "found 'secret', expected chunk_index, file_index"),
-        (
-            {"data_path": "data/{file_index"},
-            "'data/{file_index': expected '}' before end of string",
-        ),
+        ({"data_path": "data/{file_index"}, "'data/{file_index': expected '}' before end"),
         ({"total_episodes": 5}, "expected 5 episodes in meta/, found 3"),
         ({"data_path": "data/gone"}, "data/gone, which has 3 of the episodes, is missing"),
     ],

@@ -17,16 +17,9 @@ from shardio.format.layout import HEADER, HEADER_HASH, PAGE, Kind
 from shardio.format.types import CODECS, FIELD_TYPES
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.verification import Verify
+from tests.corruption import forge
 from tests.corruption.damage import Victim, code_found
-from tests.corruption.forge import (
-    SMALL,
-    VICTIMS,
-    Forgery,
-    codes_of,
-    content_of,
-    read_everything,
-    small_samples,
-)
+from tests.corruption.forge import Forgery, codes_of, content_of, read_everything, small_samples
 from tests.shards import same_sample
 
 N_HEADER = HEADER.size + HEADER_HASH.size
@@ -35,7 +28,7 @@ N_HEADER = HEADER.size + HEADER_HASH.size
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
-    return content_of(tmp_path_factory.mktemp("small") / "s.shard", SMALL, small_samples())
+    return content_of(tmp_path_factory.mktemp("small") / "s.shard", forge.SMALL, small_samples())
 
 
 def parts_of(content: bytearray) -> list[tuple[int, int, int]]:
@@ -76,7 +69,7 @@ def check_flips(
 
 def test_the_small_shards_have_every_kind_of_section_field_and_codec(tmp_path: Path) -> None:
     kinds, types, codecs = set[int](), set[int](), set[str]()
-    for schema, made in VICTIMS.values():
+    for schema, made in forge.VICTIMS.values():
         content = content_of(tmp_path / "s.shard", schema, made())
         assert len(content) <= 64 << 10
         kinds |= {section.kind for section in Forgery.of(content).sections.values()}
@@ -87,7 +80,7 @@ def test_the_small_shards_have_every_kind_of_section_field_and_codec(tmp_path: P
 
 @pytest.mark.parametrize("name", ["videos", "sound"])
 def test_some_bits_of_media_and_of_all_that_says_where_they_are(name: str, tmp_path: Path) -> None:
-    schema, made = VICTIMS[name]
+    schema, made = forge.VICTIMS[name]
     content = content_of(tmp_path / "s.shard", schema, made())
     parts = parts_of(content)[2:]
     places = [at for start, end, _ in parts for at in range(start, end, 1 + (end - start) // 40)]

@@ -13,19 +13,9 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.layout import Kind, Required
 from shardio.format.types.streams import PACKET_DTYPE, STREAM_DTYPE
 from shardio.maintenance.verify.shard import verify_bytes
+from tests.corruption import forge
 from tests.corruption.damage import Victim, assert_refused, table
-from tests.corruption.forge import (
-    MEDIA_RULES,
-    PAYLOAD,
-    SMALL_VIDEOS,
-    Change,
-    Forgery,
-    codes_of,
-    content_of,
-    media_rules_samples,
-    read_bytes,
-    small_videos,
-)
+from tests.corruption.forge import PAYLOAD, Change, Forgery, codes_of, read_bytes
 from tests.corruption.test_forged_structure import drop, move
 from tests.shards import same_sample
 
@@ -38,7 +28,7 @@ _BIG = (1 << 64) - 1
 def media(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
     """Return a shard of MEDIA_RULES that breaks none; not to be changed."""
     place = tmp_path_factory.mktemp("media") / "m.shard"
-    return content_of(place, MEDIA_RULES, media_rules_samples())
+    return forge.content_of(place, forge.MEDIA_RULES, forge.media_rules_samples())
 
 
 def changed(forgery: Forgery, key: Any, dtype: np.dtype[Any], at: int, **changes: int) -> None:
@@ -215,7 +205,7 @@ def test_a_verify_finds(media: bytearray, tmp_path: Path, change: Change, codes:
     content = forgery.seal()
     assert codes_of(content) == codes
     found = read_bytes(tmp_path, content)
-    assert all(map(same_sample, found, media_rules_samples()))
+    assert all(map(same_sample, found, forge.media_rules_samples()))
 
 
 def test_a_forgery_of_media_that_changes_nothing_is_the_same_shard(media: bytearray) -> None:
@@ -237,9 +227,9 @@ def test_a_chunk_with_another_hash_is_refused_when_read(media: bytearray, tmp_pa
 
 
 def test_every_bit_of_the_tables_of_streams_is_protected(tmp_path: Path) -> None:
-    content = content_of(tmp_path / "v.shard", SMALL_VIDEOS, small_videos())
+    content = forge.content_of(tmp_path / "v.shard", forge.SMALL_VIDEOS, forge.small_videos())
     sections = Forgery.of(content).sections
-    victim = Victim(tmp_path / "v.shard", content, small_videos())
+    victim = Victim(tmp_path / "v.shard", content, forge.small_videos())
     tables = [s for s in sections.values() if s.kind in (Kind.PACKETS, *_OTHERS)]
     bits = [8 * s.offset + bit for s in tables for bit in range(8 * s.size)]
     complaints = {bit: victim.complaint_about_flip(bit) for bit in bits}

@@ -20,17 +20,9 @@ from shardio.format.layout import Kind
 from shardio.format.schema import Schema
 from shardio.format.types import Array, List
 from shardio.maintenance.verify.shard import verify_bytes
+from tests.corruption import forge
 from tests.corruption.damage import assert_refused, table
-from tests.corruption.forge import (
-    INDEX,
-    PAYLOAD,
-    Change,
-    Forgery,
-    codes_of,
-    content_of,
-    read_bytes,
-    rules_samples,
-)
+from tests.corruption.forge import INDEX, PAYLOAD, Change, Forgery, codes_of, read_bytes
 
 COLUMN = (Kind.COLUMN, 0, 0)
 
@@ -207,14 +199,15 @@ def test_a_verify_finds(sound: bytearray, tmp_path: Path, change: Change, codes:
     change(forgery)
     content = forgery.seal()
     assert codes_of(content) == codes
-    assert len(read_bytes(tmp_path, content)) == len(rules_samples())
+    assert len(read_bytes(tmp_path, content)) == len(forge.rules_samples())
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (None,)], ids=repr)
 def test_a_verify_finds_a_2_in_bools(tmp_path: Path, shape: tuple[int | None, ...]) -> None:
     flags = np.ones([d or 3 for d in shape], np.bool_)
     schema = Schema({"flags": List(Array("bool", shape))})
-    forgery = Forgery.of(content_of(tmp_path / "f.shard", schema, [{"flags": [flags, flags]}]))
+    content = forge.content_of(tmp_path / "f.shard", schema, [{"flags": [flags, flags]}])
+    forgery = Forgery.of(content)
     assert codes_of(forgery.seal()) == []
     forgery.change_record("flags", 0, forgery.contents[PAYLOAD][:-1] + b"\x02")
     assert codes_of(forgery.seal()) == ["value"]

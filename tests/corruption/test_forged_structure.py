@@ -12,17 +12,9 @@ import pytest
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardioError, ShardUnsupported
 from shardio.format.checksum import content_id, hash_bytes
 from shardio.format.layout import HEADER, HEADER_HASH, NO_FIELD, PAGE, Kind
+from tests.corruption import forge
 from tests.corruption.damage import assert_refused, table
-from tests.corruption.forge import (
-    INDEX,
-    PAYLOAD,
-    SCHEMA,
-    Change,
-    Forgery,
-    codes_of,
-    read_bytes,
-    rules_samples,
-)
+from tests.corruption.forge import SCHEMA, Change, Forgery, codes_of, read_bytes, rules_samples
 
 
 def test_a_forgery_that_changes_nothing_is_the_same_shard(sound: bytearray) -> None:
@@ -149,12 +141,12 @@ STRUCTURE: list[tuple[str, Change, str]] = [
     ("an offset that wraps", move(COLUMN, offset=(1 << 64) - PAGE), "hole"),
     ("a size beyond the file", move(COLUMN, size=(1 << 64) - 1), "size"),
     ("a size into the table", move(SCHEMA, size=3 * PAGE), "size"),
-    ("a count that is wrong", move(INDEX, count=3), "section"),
+    ("a count that is wrong", move(forge.INDEX, count=3), "section"),
     ("a stride that is wrong", move(COLUMN, stride=2112 + 64), "section"),
     ("a stride of nothing", move(COLUMN, stride=0), "section"),
     ("no schema", drop(SCHEMA), "section"),
     ("a section behind the schema", behind_the_schema, "section"),
-    ("no payload", drop(PAYLOAD), "section"),
+    ("no payload", drop(forge.PAYLOAD), "section"),
     ("no block hashes", drop((Kind.BLOCK_HASHES, NO_FIELD, Kind.INDEX)), "section"),
     ("an optional section of another", lambda f: add_section(f, (0x8001, 1, 5)), "section"),
     ("an optional section of another size", optional_of_another_size, "section"),

@@ -14,15 +14,7 @@ from shardio import Array, Bytes, Json, List, Schema, ShardWriter, Text
 from shardio.dataset.external_lists import ShardList, pack_inputs
 from shardio.dataset.generation import ColumnGroup, describe_column_group
 from shardio.shard.writer import ShardSummary
-from tests.corruption.forge import (
-    RULES,
-    SMALL,
-    SMALL_VIDEOS,
-    content_of,
-    rules_samples,
-    small_samples,
-    small_videos,
-)
+from tests.corruption import forge
 from tests.shards import MEDIA_FIELDS, media_sample
 
 _FIXED: Final = Schema({"image": Array("uint8", (40, 60)), "flag": Array("bool", (2,))})
@@ -73,22 +65,22 @@ def _maybe_samples(n: int) -> list[dict[str, Any]]:
 
 
 def shard_of(folder: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytes:
-    return bytes(content_of(folder / "seed.shard", schema, samples))
+    return bytes(forge.content_of(folder / "seed.shard", schema, samples))
 
 
 @functools.cache
 def shards() -> dict[str, bytes]:
     """Sound shards by name. Not larger than they must be: an input costs what it weighs."""
     wanted: dict[str, tuple[Schema, list[dict[str, Any]]]] = {
-        "small": (SMALL, small_samples()[:2]),
-        "rules": (RULES, rules_samples()[:2]),
+        "small": (forge.SMALL, forge.small_samples()[:2]),
+        "rules": (forge.RULES, forge.rules_samples()[:2]),
         "fixed": (_FIXED, _fixed_samples(3)),
         "texts": (_TEXTS, _text_samples(2)),
         "maybe": (_MAYBE, _maybe_samples(4)),
         "clouds": (_CLOUDS, _cloud_samples(3)),
         "media": (MEDIA_FIELDS, [media_sample(i, 20) for i in range(5)]),
-        "videos": (SMALL_VIDEOS, small_videos()),
-        "empty": (SMALL, []),
+        "videos": (forge.SMALL_VIDEOS, forge.small_videos()),
+        "empty": (forge.SMALL, []),
         "one-text": (Schema({"a": Text()}), [{"a": "ä"}]),
         "many-rows": (Schema({"a": Array("int8"), "b": Bytes()}), [{"a": 1, "b": b"b"}] * 150),
     }

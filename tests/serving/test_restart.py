@@ -24,16 +24,8 @@ from shardio.serving.client.connection import Link, Lost, ServerKeys, Servers, c
 from shardio.serving.client.protocol import pack, parse
 from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import PATIENCE_S, bits
-from tests.serving.served import (
-    FREE,
-    HOW,
-    Process,
-    Relay,
-    keys_between,
-    local_bits,
-    serving,
-    wait_until,
-)
+from tests.serving import served
+from tests.serving.served import FREE, HOW, Process, Relay, local_bits, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +87,9 @@ def test_a_server_runs_a_function_of_its_folder(path: str, tmp_path: Path) -> No
 
 
 def test_an_unknown_key_gets_nothing(keys: Path, process: list[Process], tmp_path: Path) -> None:
-    client = keys_between(tmp_path / "x", keys / "theirs" / "client", keys / "ours" / "client")
+    client = served.keys_between(
+        tmp_path / "x", keys / "theirs" / "client", keys / "ours" / "client"
+    )
     with pytest.raises(ServerUnreachable, match="for 0 s: .* does not know this client's key"):
         _asks(process[-1].address, client)
 
