@@ -1,1 +1,1 @@
-"""The engine of loaders: fills blocks of shared memory with batches, and knows no tensors."""
+"""The engine of loaders: fills blocks of shared memory with batches, without tensors."""

@@ -79,7 +79,7 @@ _WATCH_S: Final = 0.5
 
 
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
-    """Run a job, whose function is in `held`; return its result, or its exception."""
+    """Call the function in `held` with `value`; return the result, or the exception."""
     try:
         _end_with(os.getppid())
         if version != __version__:
@@ -125,7 +125,7 @@ EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
 """A job is given up after this number of machines were lost while they ran the job.
 
-Machines that may have run the job count apart; their limit is max(MAX_LOST, running machines).
+Machines that may have run it are counted separately, up to max(MAX_LOST, running machines).
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2  # the number of jobs per CPU of the cluster, including the one that is running
@@ -138,9 +138,9 @@ R = TypeVar("R")
 class Engine:
     """The place where work is done: processes on this machine, or a Ray cluster.
 
-    `address` is that of `ray.init`, by default RAY_ADDRESS from the environment; without one, Ray
-    is started on this machine and stopped at the end. `gpus` is the number of GPUs per job, or a
-    fraction of one; in the job, CUDA_VISIBLE_DEVICES has their indices.
+    `address` is passed to `ray.init`; the default is RAY_ADDRESS from the environment. Without any
+    address, Ray is started on this machine and stopped at the end. `gpus` is the number of GPUs per
+    job, or a fraction; in the job, CUDA_VISIBLE_DEVICES has the indices of these GPUs.
     """
 
     name: EngineName = "local"
@@ -175,7 +175,7 @@ LOCAL: Final = Engine()
 class Cluster(Closing):
     """A connection to a Ray cluster for the time of a `with` block.
 
-    Jobs that are running at its end are cancelled. If the program is connected already, this
+    Jobs that are running at its end are cancelled. If the program is connected already, the earlier
     connection is used, and stays open. The path `sees` must exist on every machine. Up to
     `n_at_once` jobs are submitted at a time, by default two for each CPU of the cluster.
     """
@@ -187,8 +187,7 @@ class Cluster(Closing):
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
         self._ray = ray_module()
         found = self._ray.exceptions
-        # These errors mean that a machine was lost, with the job that it ran or with the job's
-        # result.
+        # These errors mean that a job or its result was lost together with a machine.
         self._lost = found.NodeDiedError, found.ObjectLostError
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
@@ -222,8 +221,8 @@ class Cluster(Closing):
 
         `function` is sent to each process once, by cloudpickle. `next_job` returns an index and a
         value, or None; it is called whenever there is room for a job. `name_of(i)` describes job i.
-        Raises the exception of a job; or WorkerDied, if too many processes have crashed, or too
-        many machines were lost, while they ran the job.
+        Raises the exception of a job, or WorkerDied if Ray cannot finish a job, for example because
+        too many processes crashed while they ran this job.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)

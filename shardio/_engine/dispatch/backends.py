@@ -186,7 +186,7 @@ class WorkerBackend:
 
     @property
     def is_starting(self) -> bool:
-        """True if a worker has not opened the dataset, until STARTING_S after the latest start."""
+        """True while a worker opens the dataset, up to STARTING_S after the latest start."""
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def send_hello(
@@ -210,7 +210,7 @@ class WorkerBackend:
         self._pool.send(worker, hello, [*self._fds[:STACKS], self._fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Send the schemas that determine the layout, and the maximum block size."""
+        """Send the maximum size of a block, and the schemas that determine the layout."""
         self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + pickle.dumps(schemas)
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)
@@ -226,7 +226,7 @@ class WorkerBackend:
             self._pool.send(worker, *parcel)
 
     def reset_crashes(self) -> None:
-        """Reset the counter of consecutive crashes, whose cause is known and will be skipped."""
+        """Reset the counter of consecutive crashes: the sample that caused them will be skipped."""
         self._crash_loop.n_crashes = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:

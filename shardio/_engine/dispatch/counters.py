@@ -122,7 +122,7 @@ class CounterTable:
         self._lines[slot, :, _BEGAN_NS] = began_ns
 
     def cancel(self, slot: int) -> None:
-        """Make workers drop the tasks of an iteration that they have not begun."""
+        """Make workers drop those tasks of an iteration that are not begun yet."""
         self._lines[slot, :, _IS_CANCELLED] = 1
 
     def record(self, *, is_recording: bool) -> None:
@@ -132,7 +132,7 @@ class CounterTable:
     def close(self) -> None:
         """Unmap the table; the counters stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
-        # A file without records takes no memory, but a copy of it would.
+        # Without records, the ring buffers take no memory in the file, but a copy would.
         self._rings = self._rings.copy() if self._has_recorded else self._rings[:0].copy()
         self._head = self._head.copy()
 
@@ -163,7 +163,7 @@ class IterationTimer:
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`, in the head start."""
     ready_ahead_ns: int = 0
-    """The sum, over these batches, of the time from the start of the iteration to the filling."""
+    """For batches filled ahead, the sum of the times from the iteration's start to the filling."""
     entered_ns: int = 0
     """The sum of the moments at which the loop requested a batch."""
     left_ns: int = 0
@@ -177,7 +177,7 @@ class IterationTimer:
     n_restarts: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """Return the timer of an iteration begun ahead, when a loop takes it over."""
+        """Return a new timer that starts when a loop takes over an iteration begun ahead."""
         n_filled, ready_ns, now = int(words[_N_FILLED]), int(words[_READY_NS]), now_ns()
         return IterationTimer(now, now - self.began_ns, n_filled, ready_ns)
 

@@ -51,7 +51,7 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
-"""The schema is tried with the first `_NEXT` samples, then with `_SPREAD` from the whole view."""
+"""The numbers of samples to try for the schema: the first ones, then some of the whole view."""
 _ASKED = 0
 """The index of the worker that computes the schema."""
 
@@ -59,8 +59,8 @@ _ASKED = 0
 class SchemaProbe:
     """A request for the schemas that determine the layout of batches. Borrows its arguments.
 
-    With user code, a worker computes the schemas from the first sample; if this sample fails and
-    may be skipped, from another one.
+    With user code, a worker computes the schemas from the first sample. If samples may be skipped,
+    other samples are tried after a failure.
     """
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:

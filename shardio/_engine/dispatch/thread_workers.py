@@ -2,7 +2,7 @@
 
 Each thread handles the same messages as a worker process, and opens the dataset itself. All threads
 share one memory map of each block. The global random generators are seeded for each call of user
-code. All threads share them, so a lock lets only one thread at a time run user code.
+code. All threads share the generators, so a lock lets one thread at a time run user code.
 """
 
 from __future__ import annotations

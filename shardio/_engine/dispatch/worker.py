@@ -53,7 +53,7 @@ unpack_all = _DESCRIPTOR.iter_unpack
 MARKS, COUNTERS, REPLIES, STACKS, TABLES = range(5)
 """Indices of the files that the main process shares with a worker.
 
-MARKS has one byte for each piece of a shard file with its own hash; the byte is 1 once the piece is
+MARKS has one byte for each hashed piece of a shard file; the byte is 1 once the piece is
 verified. COUNTERS is the file of a `CounterTable`, REPLIES has the reply buffers, and STACKS the
 stacks that the worker dumps on request. From index TABLES on, there is one file for each table of
 the dataset's view.
@@ -61,7 +61,7 @@ the dataset's view.
 
 
 class RequestKind(IntEnum):
-    """The kind of a message from the main process; the comments name the fields that it uses."""
+    """The kind of a message from the main process; the comments name the fields in use."""
 
     FILL = 1  # a task: fill a block with a batch
     SCHEMA = 2  # a task: run user code on sample `step` of the view; reply with the schemas

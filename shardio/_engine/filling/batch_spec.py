@@ -34,7 +34,7 @@ class BatchSpec:
 
     Attributes:
         source: a description of the dataset, from which a worker opens the dataset.
-        pictures: those of `fields` that are image fields and are decoded.
+        pictures: the image fields that are decoded.
         audio: the audio fields that are decoded, each with the format of the decoded audio.
         block_rows: the maximum number of samples in a block.
         skips: True if a sample that fails is replaced by another sample.
@@ -180,8 +180,8 @@ def samples_of(view: SampleView) -> Samples:
 class IndexPlanner:
     """A planner that computes the samples of each step, and caches the latest chunks.
 
-    A chunk has the samples of many steps, computed at once. With `n_workers` workers, worker w
-    usually fills the steps s with `s % n_workers == w`, so a chunk only has such steps.
+    A chunk has the samples of many steps of one worker, computed at once. Worker w usually fills
+    the steps s with `s % n_workers == w`.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:

@@ -111,10 +111,10 @@ Places = Callable[[int], str]
 
 
 def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Places) -> int:
-    """Write the values of a field into the heap as one array; raise SchemaError if they do not fit.
+    """Write the values of a field into the heap as one array.
 
-    Rows that pad the batch have no `values`; they repeat the samples of the batch. `places` names
-    samples in the message.
+    Rows that pad the batch have no `values`; they repeat the samples of the batch. Raises
+    SchemaError for values that cannot be collated; in the message, `places` names their samples.
     """
     n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]

@@ -60,8 +60,7 @@ from shardio.shard.verification import Rows
 
 Origins = npt.NDArray[np.int64]
 RowByRow = Callable[[Origins, BatchRows], int]
-"""A function that fills rows one by one, with their origins; it returns the bytes used in the heap.
-"""
+"""A function that fills rows and their origins one by one, and returns the used heap bytes."""
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
@@ -116,8 +115,8 @@ class Filler:
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schemas of samples and, if there are batch functions, of their results.
 
-        The batch functions run on the first batch of epoch 0, fully shuffled or in the order of the
-        view; if samples may be skipped, on copies of sample `number` of the view.
+        The batch functions run on the first batch of epoch 0, with a full shuffle or in the order
+        of the view. If samples may be skipped, they run on copies of sample `number` instead.
         """
         batch_spec = self._batch_spec
         found = self._sample_schemas(number)

@@ -31,12 +31,12 @@ N_PROBED: Final = 4
 HITS_UNTIL_WARM: Final = 16
 """The number of consecutive probes that find no missing page, before probes become rarer."""
 HITS_OF_WINDOW: Final = 4
-"""The same number in a new window, if the previous window was in memory.
+"""The number of hits that suffices in a new window, if the previous window was in memory.
 
 One probe would prove little, because other workers may have requested parts of the window.
 """
 MAX_SKIPPED: Final = 127
-"""The maximum number of batches between two probes; a probe takes up to 400 µs, 3 µs per batch."""
+"""The maximum number of batches between two probes: 400 µs per probe are then 3 µs per batch."""
 NEAR_BYTES: Final = 256 << 10
 """The size of a request if the order has windows, and WIDE_BYTES does not apply.
 
@@ -62,11 +62,11 @@ class ReadAhead:
         self._window: tuple[EpochPlan, int] | None = None
         """If the order has windows, the plan of the latest batch and the index of its window."""
         self._asked: set[int] = set()
-        """The requested blocks of `_grain` bytes, as indices into all files together."""
+        """The requested pieces of `_grain` bytes, as indices into all files together."""
         self._is_scattered = False
 
     def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
-        """Probe the batch in `part` of `index_chunk` if it is time, and request missing data."""
+        """Probe the batch in `part` of `index_chunk` if a probe is due; request missing data."""
         if self._has_stopped:
             return
         n_positions = plan.order.window
@@ -158,9 +158,9 @@ class ReadAhead:
         return True
 
     def _request(self, rows: Rows, shards: Rows, first_frames: Rows, grain: int) -> int:
-        """Request the data of rows, rounded to whole blocks; return the number of new blocks.
+        """Request the data of rows; return the number of new requests.
 
-        Blocks larger than a page are only requested once.
+        If `grain` exceeds a page, whole pieces of `grain` bytes are requested, and each only once.
         """
         files, n_fresh = self._extents.files, 0
         for ranges in self._ranges(rows, shards, first_frames):

@@ -4,10 +4,10 @@ Workers write batches and other values to blocks. A block is an anonymous memory
 be left behind; the main process creates it and sends workers its descriptor.
 
 While user code refers to the content of a block, the block is *leased*. The lease is an array over
-the whole block, and NumPy makes it the `base` of all its views, even of views of views, because the
-`base` of the lease itself is a memory map. When the last view is gone, the callback of a weak
-reference appends the reference to a deque, and the pool later takes the block back. The callback
-does nothing else, because it may run in any thread at any time.
+the whole block. NumPy makes the lease the `base` of each of its views, even of a view of a view,
+because the `base` of the lease itself is a memory map. When the last view is gone, the callback of
+a weak reference appends the reference to a deque, and the pool later takes the block back. The
+callback does nothing else, because it may run in any thread at any time.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block; return None without memory or budget, unless it would be the first."""
+        """Create a block, and return its index; after the first block, None if memory is short."""
         try:
             return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:
@@ -222,7 +222,7 @@ class BlockPool:
             self._idle.append(number)
 
     def lease(self, number: int) -> Bytes:
-        """Return an array over the whole block, leased as long as it or a view of it exists."""
+        """Return an array over a block; the lease lasts as long as the array or a view of it."""
         block = self._blocks[number]
         leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
         self._leases[number] = lease = _Lease(leased, self._end_lease)

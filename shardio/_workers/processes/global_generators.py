@@ -2,7 +2,7 @@
 
 This module never imports torch. If user code imports torch later, torch's generator is seeded at
 the end of the import, so that its numbers do not depend on the time of the import. Seeding the
-generator object takes 1 µs; `torch.manual_seed` takes 110 µs: it also queues seeds for devices.
+generator object takes 1 µs; `torch.manual_seed`, which also queues seeds for devices, takes 110 µs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def generator_states() -> States:
 
 
 def restore_generators(states: States) -> None:
-    """Restore the states; a torch imported since then gets its seed from `states`, or is reset."""
+    """Restore the states; if torch was imported since then, seed or reset its generator."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch, state = _torch_generator(), states[2]

@@ -19,8 +19,8 @@ def levels(controller: str, root: str = "/") -> list[tuple[int, str]]:
     """Return the control groups that may limit this process, as (interface version, folder).
 
     `controller` is "cpu" or "memory". Some folders may not exist: in a container, the kernel may
-    give the path of this process's group as seen from outside, of which only the topmost folder,
-    that of the container's own group, exists.
+    report the path that this process's group has outside. Only the topmost folder, that of the
+    container's own group, then exists.
     """
     found = []
     for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
@@ -104,7 +104,7 @@ def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
 
 
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
-    """Raise InsufficientMemory as `require` does, by the limits that count for the page cache."""
+    """Raise InsufficientMemory unless the limits of the page cache leave n_bytes for `what`."""
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
 

@@ -102,7 +102,7 @@ class WorkerHandle:
         self.pid: int | None = None
         self.pidfd: int | None = None
         # `outgoing` has the messages for which the socket had no room, as arguments of `sendmsg`.
-        # `sent` has the results of `sendmsg` for those that have been sent since: the first ones.
+        # If the first n of them were sent since, `sent` has n results of `sendmsg`.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []
@@ -252,7 +252,7 @@ class PoolState:
         """Handle the zygote's replies; remove each reply once it is completely handled."""
         while self.replies:
             data, ancillary, flags, _ = self.replies[0]
-            if not data:  # the zygote has exited; its pidfd reports the same
+            if not data:  # the zygote has exited, which its pidfd reports, too
                 self._ignore(self.session)
             else:
                 kind, index, pid, how, status = REPLY.unpack(data)

@@ -36,7 +36,7 @@ MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
 def pack_error(error: BaseException) -> bytes:
     """Pickle an exception, and its cause if there is room, in at most MAX_ERROR_BYTES.
 
-    If that is impossible, a TransformError with the (shortened) text takes its place.
+    An exception that cannot be packed is replaced by a TransformError with its shortened text.
     """
     limit = MAX_ERROR_BYTES
     for cause in (error.__cause__, None):
@@ -222,8 +222,8 @@ def pack(target: Callable[..., object]) -> int:
     Functions and classes of `__main__`, and of modules that are not found through `sys.path`, are
     pickled by value; all others by name. Raises InvalidArgument if something cannot be pickled.
     """
-    # In messages, show the first argument of a partial instead of the partial. This is usually the
-    # user's function or dataset, and the partial calls a function of shardio.
+    # In messages, show the first argument of a partial instead of the partial: the partial calls a
+    # function of shardio, and its first argument is usually the user's function or dataset.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     try:
@@ -236,7 +236,7 @@ def pack(target: Callable[..., object]) -> int:
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle a value as `pack` does; the error shows `known`, or the value, and `hint`."""
+    """Pickle a value as `pack` does; the error shows `known` (by default the value) and `hint`."""
     buffer = io.BytesIO()
     with _registry_lock:
         pickler = _Pickler(buffer)

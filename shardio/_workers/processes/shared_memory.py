@@ -30,8 +30,8 @@ from shardio.storage.file_access import map_over
 LARGE_BYTES: Final = 2 << 20  # the size of a large page if small pages have 4 KiB
 # The bytes per MADV_COLLAPSE. Each call interrupts all CPUs, so few calls are made.
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-# If a large page takes longer, because memory is fragmented, no more are requested. Usually, a
-# large page takes 0.2 ms; small pages for the same memory take 2 ms.
+# If a large page takes more than _MAX_NS, because memory is fragmented, no more are requested.
+# A large page usually takes 0.2 ms; small pages for the same memory take 2 ms.
 _MAX_NS: Final = 10_000_000
 
 _MAP_NORESERVE: Final = 0x4000
@@ -153,7 +153,7 @@ def sparse_memory_file(n_bytes: int, what: str) -> int:
 
 
 def create_marks_file(n_marks: int) -> int:
-    """Create a memory file with a byte per unit (a part of a shard that has its own hash)."""
+    """Create a memory file with one byte for each hashed piece of a shard."""
     create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
     return create(max(1, n_marks), "the marks of verified units")
 

@@ -77,7 +77,7 @@ def timeout_error(
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
 ) -> BatchTimeout:
-    """Return the error for `what` of `path`, a dataset or function, that is late.
+    """Return the error for a late `what`, such as a batch; `path` is the dataset or function.
 
     `workers` has the name and the stacks of each worker; `tasks_of(i)` describes the unanswered
     tasks of worker i.

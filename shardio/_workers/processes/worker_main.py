@@ -59,7 +59,7 @@ class Channel:
             self._socket.send(message)
 
     def recv(self) -> tuple[bytes, tuple[int, ...]] | None:
-        """Wait for a message, and descriptors to own; return None if the pool was closed."""
+        """Wait for a message; return None if the pool was closed. The caller owns descriptors."""
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(*RECEIVE)
         except ConnectionResetError:
@@ -142,9 +142,9 @@ def preload(names: tuple[str, ...]) -> None:
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # Exempt the present objects from garbage collection, which would write to all of them, so that
-    # the kernel would copy their pages. Do not collect garbage before this call: only 500 of 36,000
-    # objects are garbage, and finding them takes 12 ms.
+    # Exempt the present objects from garbage collection: it would write to all of them, and the
+    # kernel would then copy their pages. Do not collect garbage before this call: only 500 of
+    # 36,000 objects are garbage, and finding them takes 12 ms.
     gc.freeze()
 
 
@@ -171,7 +171,7 @@ def begin(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 
 
 def run(index: int, fds: _Fds) -> NoReturn:
-    """Run the pool's function and exit; `fds`: the channel, the function's file, `Channel.fds`."""
+    """Run the pool's function and exit; `fds` has the channel, the function, and `Channel.fds`."""
     name_process("shardio-worker")
     gc.enable()
     channel_fd, payload_fd, *given = fds

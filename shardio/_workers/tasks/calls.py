@@ -173,7 +173,7 @@ _at_work: npt.NDArray[np.uint64] | None = None  # the step and the part, each pl
 
 
 def note_part(part: int | None) -> None:
-    """Record the part of its item (an index) that this worker is working on, for crash reports."""
+    """Record, for crash reports, the index of the part of an item that is being worked on."""
     if _at_work is not None:
         _at_work[1] = 0 if part is None else part + 1
 

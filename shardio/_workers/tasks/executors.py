@@ -43,7 +43,7 @@ class StageExecutor(ABC):
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Create the executor of every stage; `stages` maps a stage to its step, the source to None.
+    """Create the executor of every stage; `stages` has their steps; the source has None.
 
     All async stages share an event loop. Stages of the same thread group share their threads.
     """
@@ -71,7 +71,7 @@ def create_executors(
 class ThreadExecutor(StageExecutor):
     """An executor whose threads run the jobs of several stages; later stages come first.
 
-    Only one thread is woken or started at a time, and wakes another one if there are more jobs.
+    Only one thread is woken or started at a time; this thread wakes another if there are more jobs.
     Thus, if the functions are quick, one thread runs all jobs.
     """
 
@@ -124,7 +124,7 @@ class ThreadExecutor(StageExecutor):
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job, or None; `wake` or `close` then releases `bell` later."""
+        """Return the next job, if any; after None, `wake` or `close` releases `bell` later."""
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -417,7 +417,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the end of a job; `value` is the result of `_in_one`, or of the last chunk."""
+    """Report the end of a job; `value` is the result of `_in_one`, or the last chunk of results."""
     if not job.stage.call.yields_many:
         runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):

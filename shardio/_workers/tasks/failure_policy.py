@@ -42,7 +42,7 @@ class ErrorBudget:
         return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Record that an item is skipped; raise TooManySkipped if these are more than `most`."""
+        """Record that an item is skipped; raise TooManySkipped after more than `most` skips."""
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)

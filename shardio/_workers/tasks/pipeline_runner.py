@@ -78,8 +78,8 @@ class PipelineRunner(Closing):
 
     `source` is an iterable or async iterable of items, or of SourcePosition objects. At most
     `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors. To
-    resume an iteration, pass the rest of the source: `n_items_before` items came before it, and
-    the first stage had passed on `n_passed_over` results of its first item, which are left out. The
+    resume an iteration, pass the rest of the source, after `n_items_before` items. The first stage
+    then leaves out `n_passed_over` results of the first item, which it has passed on before. The
     runner's threads are daemons, never joined.
     """
 
@@ -217,7 +217,7 @@ class PipelineRunner(Closing):
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
 
-        If it may not, `Stage.begin` returns the job again later, unless the runner is closed.
+        After False, `Stage.begin` returns the job again later, unless the runner is closed.
         """
         stage = job.stage
         with self.lock:

@@ -77,7 +77,7 @@ class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
     Threads may share the iterator, which closes itself at the end. All workers together have up to
-    `most_bytes` in flight. `say` gets the address of the socket, then a line per finished worker.
+    `most_bytes` in flight. `say` is called with the socket's address, and as each worker finishes.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bytes | None:
-        """Return the next message, or None; if none is left after a crash, raise WorkerDied."""
+        """Return the next message, if any; raise WorkerDied if a crash has left no message."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._crash is None:
             self._look_at_s = now_s + _LOOK_EVERY_S

@@ -1,6 +1,6 @@
 """The schedule of the steps of one iteration: a state machine without side effects.
 
-A step is one batch or item; workers write its result to a block. Steps, workers and blocks are
+A step is one batch or item; a worker writes the result to a block. Steps, workers and blocks are
 represented by their indices. The schedule assigns steps, in order, to workers and blocks; the owner
 of the schedule sends each worker its tasks, the steps assigned to it. `deliver` delivers steps in
 order, `deliver_any` as they become ready.
@@ -32,9 +32,9 @@ Assignment = tuple[int, int, int]
 class Schedule:
     """The bookkeeping of one iteration over the steps in `range(first, last)`.
 
-    A worker that is not quick has at most `depth` tasks. The load of a worker is `_full` minus the
-    number of further tasks that it may have; thus the loads of quick and slow workers are
-    comparable.
+    A worker is quick if its last task was (see QUICK_NS); other workers have up to `depth` tasks.
+    The load of a worker is `_full` minus the number of further tasks that the worker may have; thus
+    the loads of quick and other workers are comparable.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
@@ -82,7 +82,7 @@ class Schedule:
 
     @property
     def is_low(self) -> bool:
-        """True if a worker may soon be idle; else, several tasks may wait to share a message."""
+        """True if a worker may soon be idle; if not, tasks may wait and share a message."""
         return self._n_low > 0
 
     @property
@@ -103,7 +103,7 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Make `n_tasks`, each worker's tasks of the previous iteration, part of its load."""
+        """Add the tasks that each worker still has of the previous iteration to its load."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)

@@ -82,7 +82,7 @@ class PipeStep(NamedTuple):
     name: str
     concurrency: int
     in_order: bool
-    thread_group: str  # steps of one group share as many threads as the highest `concurrency`
+    thread_group: str  # steps of a group share threads, as many as their highest `concurrency`
     executor: TaskExecutor = None
 
 
@@ -109,12 +109,12 @@ _S_PER_NS: Final = 1e-9
 
 
 class SourceItem(NamedTuple):
-    """The items of the source from which a result was made, for messages and to resume.
+    """The items of the source from which a result was made; used in messages, and to resume.
 
     The items have the indices `first` to `last`. To resume after the result, the source continues
-    from the state `after`. After a result of a generator function (`n_given` is not 0), the source
-    continues from `before`, and the generator's first `n_given` results are skipped. The job of the
-    source itself has `first` = -1, and `last` is the index of its first item.
+    from the state `after`. If a generator function made the result (`n_given` is not 0), the source
+    continues from `before`, and the generator's first `n_given` results are skipped. For the job of
+    the source itself, `first` is -1, and `last` is the index of the source's first item.
     """
 
     first: int
@@ -138,7 +138,7 @@ class StageJob:
     step: int  # the index of the input in the stage
     origin: SourceItem
     item: Any
-    # A generator; or the event that resumes an async generator; or an item's index in a TaskPool.
+    # A generator, the event that resumes an async generator, or an item's index in a TaskPool.
     results: Any = None
     n_given: int = 0
     began_ns: int = 0

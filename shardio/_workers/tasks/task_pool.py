@@ -58,7 +58,7 @@ class PendingCall:
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Return a new PendingCall that takes over the arrived value, n_results of a generator."""
+        """Return a new PendingCall for the arrived value, which is n_results of a generator."""
         chunk = PendingCall(self.step, self.item, b"")
         chunk.block, chunk.n_bytes, chunk.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
@@ -72,7 +72,7 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, name: str, *, is_last: bool) -> Any:
-        """Return the value, whose arrays lease the block; with `is_last`, no call needs a block."""
+        """Return the value; its arrays lease the block. With `is_last`, no call needs the block."""
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
             block, self.block = self.block, None
@@ -99,10 +99,10 @@ class TaskPool(Closing):
     Args:
         function: a function of an item, pickled once. If it returns `ResultChunks`, each chunk is a
             separate value; see `has_more` and `go_on`.
-        most_items: the maximum number of items that were put and whose values were not taken; by
+        most_items: the maximum number of items in the pool, from `put` to the last `take`; by
             default two per worker, plus two.
-        depth: the number of items that a worker has at a time; for a quick worker QUICK_DEPTH,
-            unless `depth` is 1.
+        depth: the number of items that a worker has at a time. A quick worker (see `schedule`) has
+            QUICK_DEPTH items, except if `depth` is 1.
         in_order: True to take values in the order of their items; False, as they become ready.
         memory_bytes: the budget for the blocks of all values, and the limit for one value; by
             default half of the available memory.

@@ -74,7 +74,7 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 
 
 def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -> None:
-    """Write a value to a block, which grows; `what` and `hint` are for InsufficientMemory."""
+    """Write a value to a block, which may grow; errors contain `what` and `hint`."""
     # Check here although `grow` checks, too: the message of `grow` would name a batch.
     if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
         require(n_lacking, what, hint)
@@ -162,7 +162,7 @@ class ValueBlocks(Closing):
         if number is None:
             if self._n_under_way and not is_needed:
                 return None
-            # The block is needed, or none is in use, so that waiting for a block would be in vain.
+            # Ignore the budget: a block is needed, or no block is in use and could come back.
             number = pool.make_extra()
         self._n_under_way += 1
         return pool[number]
@@ -178,9 +178,9 @@ class ValueBlocks(Closing):
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
-        """Return the first n_bytes of a block, leased; or a copy, if the workers need the block.
+        """Return a lease of the first n_bytes of a block, or a copy if the workers need the block.
 
-        `is_spare` is True if the workers do not need the block.
+        Pass `is_spare` if they do not: the result is then a lease.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
@@ -234,10 +234,10 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Double the blocks of workers that have lacked one; called after a long wait of the loop.
+        """Double the number of blocks of workers that have lacked one; call this after a long wait.
 
         Workers can then work ahead for a dataset that yields many samples at once and then none for
-        a while. For other datasets, few blocks are faster, because few fit in the CPU cache.
+        a while. For other datasets, few blocks are faster, because they stay in the CPU cache.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
@@ -246,8 +246,8 @@ class BlockLender(Closing):
     def give(self, send: SendBlock) -> None:
         """Send blocks to the workers that have requested one and have too few.
 
-        `send` gets the worker, the block's index, and a list of its descriptor; the list is empty
-        if the worker has the descriptor.
+        `send` gets the worker, the block's index, and a list with the block's descriptor, or an
+        empty list if the worker already has this descriptor.
         """
         for worker in self._n_each:
             # Give each worker one block even beyond the budget, because the blocks of other workers
@@ -268,7 +268,7 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
-        """Return the content of a block, leased; or a copy, if the workers need the block."""
+        """Return a lease of the content of a block, or a copy if the workers need the block."""
         block = self._of_worker[worker].pop(number)
         self._blocks.note_filled(block, n_bytes)
         self._are_known = True
