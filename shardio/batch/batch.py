@@ -175,7 +175,7 @@ class Batch(Mapping[str, Any]):
         return values
 
     def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
-        """Return the error for the first row with an invalid value; decoding all raised `error`."""
+        """Return the error for the first row with an invalid value; decoding raised `error`."""
         found = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
         for i, record in enumerate(records):
             try:

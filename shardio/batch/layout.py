@@ -5,8 +5,8 @@
 * *Fixed fields* have the same shape in every sample: one dense array of (rows, *shape).
 * The *heap* has the values of varying size. An *extent* has the offset and the size of one such
   value; arrays also have a shape.
-* A *whole array* is one for the whole batch of a size not known in advance, such as a padded
-  array. Its *head* has its offset in the heap, and its shape.
+* A *whole array* is one array for the whole batch, such as a padded array, whose size is not known
+  in advance. Its *head* has its offset in the heap, and its shape.
 * An optional field has a *presence* byte for each row: 1 if the row has a value.
 * The *origins* table has each row's sample and status. It names samples in errors, also after a
   crash, and becomes `batch.indices`, `batch.origins` and `batch.valid`.
@@ -66,7 +66,7 @@ class FixedSlot:
 class VaryingSlot:
     """A varying field: the offsets of its extents (`offset`) and shapes (`shapes`) in the block.
 
-    `n_dims` is 0 for values that are not arrays. `alignment` is that of each value, in bytes.
+    `n_dims` is 0 for values that are not arrays. Each value has this `alignment` in bytes.
     """
 
     name: str
@@ -107,8 +107,8 @@ class BlockViews(NamedTuple):
     """Views of one block; creating them takes as long as filling a batch.
 
     `origins` is the origin table as int64 of (n_rows, 3): index in the view, row in the shard, and
-    the shard with the result of `pack_state` in the upper 32 bits. `states` has only those bits.
-    `fixed` has each fixed field as uint8 of (n_rows, bytes per row).
+    the shard with the result of `pack_state` in the upper 32 bits. `states` has only these upper
+    bits. `fixed` has each fixed field as uint8 of (n_rows, bytes per row).
     """
 
     origins: npt.NDArray[np.int64]
@@ -121,7 +121,7 @@ class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block.
 
     `schema` is that of the batch, `samples` that of single samples. With a batch function, the
-    worker first writes samples to memory of its own, with the layout `inner`, and the function's
+    worker first writes samples to memory of its own, with the layout `inner`, then the function's
     results to the block.
     """
 

@@ -18,7 +18,7 @@ _OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of diff
 
 
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
-    """Infer the schema of one sample; raise SchemaError if no field can have a value's type.
+    """Infer the schema of one sample; raise SchemaError if no field type fits a value.
 
     Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array of their
     shape, str Text, bytes Bytes, dict, list, tuple and None Json, and a list of arrays a List.
@@ -142,7 +142,7 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Raise SchemaError unless a batch function's result matches `schema`, that of its first."""
+    """Raise SchemaError unless a batch function's result matches `schema`, of the first result."""
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
     if made.keys() != schema.keys():

@@ -261,8 +261,8 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
     like: AudioFrame | None = None
     position, latest, at = start, -1, 0
     parts = opened.parts(range(wanted.start - lead, wanted.stop))
-    # Only the decoder of an exact codec can be reused. For other codecs, flushing does not reset
-    # the whole state of a decoder: an AAC decoder keeps the state of a noise generator.
+    # Only decoders of `_EXACT_CODECS` can be reused. For other codecs, flushing does not reset the
+    # whole state of a decoder: an AAC decoder keeps the state of a noise generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
     for number, frame in decode_frames(codec, parts, lead):
         if number < wanted.start or not sample_index.counts[number]:

@@ -93,7 +93,7 @@ class _PacketRun:
     def begin(self, known: int) -> int:
         """Return a start time within the bounds, in samples.
 
-        If possible, the time of the sample `known`, counted from the first one, is a whole tick.
+        If possible, the sample with the index `known` then begins at a whole tick.
         """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead

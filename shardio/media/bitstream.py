@@ -1,6 +1,6 @@
 """Read properties of packets from their first bits, without decoding them.
 
-Of an unsupported codec, every packet counts as shown, and as needed to decode other packets. In
+Every packet of an unsupported codec counts as shown, and as needed to decode other packets. In
 H.264 and HEVC, a packet consists of *units* (NAL units), such as slices of a picture and parameter
 sets. Each unit is preceded by a start code or by a field with the length of the unit.
 """
@@ -41,7 +41,7 @@ def hidden_packets(codec: str, data: bytes, sizes: Sequence[int]) -> npt.NDArray
 def disposable_packets(
     codec: str, extradata: bytes, data: bytes, sizes: Sequence[int]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the packets to which no other packet refers; none of an unsupported codec.
+    """Return a mask of packets to which no other packet refers; all False for unsupported codecs.
 
     `data` has the packets one after another.
     """
@@ -67,8 +67,8 @@ def disposable_packets(
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
     """Return the unit in which x264 has written its version; empty if there is no such unit.
 
-    Decoders need this unit, which only the first packet has: old versions of x264 coded 4:4:4
-    differently from the standard.
+    Only the first packet has this unit. Decoders need the version, because old versions of x264
+    coded 4:4:4 differently from the standard.
     """
     size = _length_size("h264", extradata)
     at = packet.find(b"x264 - core")
@@ -90,7 +90,7 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
     """Return the parameter sets in the extradata of an H.264 or HEVC stream, as units of a packet.
 
-    Empty if the sets are missing or truncated, and for other codecs, whose keyframes contain them.
+    The result is empty if the sets are missing or truncated, and for all other codecs.
     """
     if codec not in _LENGTH_SIZE_AT:
         return b""
@@ -161,7 +161,7 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
-    After a keyframe of H.264 or HEVC that is only a recovery point, some packets do.
+    In H.264 and HEVC, some later packets need earlier ones if the keyframe is a recovery point.
     """
     if codec not in _LENGTH_SIZE_AT:
         return True
@@ -242,7 +242,7 @@ def _layer_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
 def _layer_mpeg(
     data: bytes, begin: int, stop: int, code: bytes, skip: int, shift: int, kind: int
 ) -> int:
-    """Return 0 if all pictures in a packet of MPEG video are B pictures (`kind`), else ~0.
+    """Return 0 if all pictures in a packet of MPEG video are B pictures (type `kind`), else ~0.
 
     Return `_PACKED` for an MPEG-4 packet with several pictures. `code` ends a picture's start code;
     `skip` bytes later, a byte has the type of the picture from bit `shift` on.

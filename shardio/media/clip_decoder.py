@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 # The search for a frame's keyframe goes back by at most this number of keyframes, and then to the
-# first one of the stream. Without the limit, it could take long if a table is damaged.
+# stream's first keyframe. Without the limit, a damaged table could make the search take long.
 _MAX_STEPS = 32
 _MAX_DECODERS = 8  # an open decoder holds the memory of a few frames
 
@@ -55,7 +55,7 @@ class DecodeRun:
 
 
 class FrameTable:
-    """The packet of each frame of a stream in presentation order, and its keyframe."""
+    """A table of the packet and the keyframe of each frame of a stream, in presentation order."""
 
     def __init__(self, packets: Packets, n_frames: int) -> None:
         flags = packet_flags(packets)
@@ -81,10 +81,10 @@ class FrameTable:
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _keyframes_needed(self) -> npt.NDArray[np.int64]:
-        """Return, for each frame, the last keyframe that is not decoded or shown after the frame.
+        """Return each frame's last keyframe that is decoded and shown no later than the frame.
 
-        A *leading picture* is decoded after a keyframe K but shown before K. Decoding it takes
-        packets before K, so decoding starts at an earlier keyframe.
+        A *leading picture* is decoded after a keyframe K but shown before K. Decoding the picture
+        needs packets before K, so decoding starts at an earlier keyframe.
         """
         at = np.searchsorted(self._keys, self.packet_of, "right") - 1
         if len(at) and at.min() < 0:
@@ -145,7 +145,7 @@ class FrameTable:
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Let frames that start after keyframe `key`, but not after `first`, start at `key`."""
+        """Set the start to `key` for all frames whose keyframe is after `key`, up to `first`."""
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 

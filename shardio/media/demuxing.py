@@ -94,7 +94,7 @@ class PacketReader:
 
     Args:
         packets: the packets to read; by default all packets of the stream.
-        facts_from: another reader of the same stream, whose parameters are used.
+        facts_from: another reader of the same stream; its parameters are used for this one.
         stop_at_first_frame: True to stop reading once a frame has been decoded.
     """
 
@@ -280,8 +280,8 @@ class SpanReader(Closing):
     ) -> EncodedStream:
         """Return a stream of the frames that are shown at `begin` or later, and before `end`.
 
-        The stream also has the packets outside the span that its frames need, such as those from
-        the preceding keyframe on; their frames are never shown.
+        The stream also has earlier and later packets that these frames need, such as the packets
+        from the preceding keyframe on. The frames of these extra packets are never shown.
 
         Args:
             begin, end: the span, in seconds. If `end` is None, the span ends with the file.

@@ -36,8 +36,8 @@ _RATE = Fraction(25)
 def keep_scheduling_policy() -> Iterator[None]:
     """Restore the scheduling policy of all threads that an encoder has given real-time priority.
 
-    In a process of root, SVT-AV1 gives the highest priority to the calling thread and its own
-    threads. On two cores, two such processes leave no time for any other process.
+    If the process runs as root, SVT-AV1 gives the highest priority to the calling thread and its
+    own threads. On two cores, two such processes leave no time for any other process.
     """
     if not hasattr(os, "sched_setscheduler"):  # not Linux
         yield
@@ -57,7 +57,7 @@ def _x264(gop: int, crf: int) -> dict[str, str]:
     # Disable partitions, because decoding is slower if many small blocks are predicted separately.
     settings = "b-adapt=0:b-pyramid=none:partitions=none:subme=4"
     if _has_avx512():
-        # Limit x264 to AVX2. With AVX-512, its macroblock tree made 2 % of 900 encodings of the
+        # Limit x264 to AVX2. With AVX-512, x264's macroblock tree made 2 % of 900 encodings of the
         # same 36 frames differ in their bytes. With AVX2, none of 1,100 encodings differed. The
         # speed is the same.
         settings += ":asm=avx2"
@@ -250,7 +250,7 @@ def encode(
     time_base: Fraction,
     **options: Any,
 ) -> EncodedStream:
-    """Encode pairs of (time, picture) to a stream, as `StreamEncoder` does; None is no picture."""
+    """Encode pairs of (time, picture) to a stream, as `StreamEncoder` does; skip None pictures."""
     encoder = StreamEncoder(width, height, time_base, **options)
     for time, picture in pictures:
         if picture is not None:

@@ -116,7 +116,7 @@ class FrameWriter:
         aspect: the width of a stored pixel divided by its height; 0 if unknown.
         crop: the position of the crop, which has the aspect ratio of `size`; None for the centre.
         pixels: "rgb" for arrays of (height, width, 3); "yuv420" for arrays of (height * 3 / 2,
-            width), in which Y is above, and U and V are side by side below Y, of even sides.
+            width) with even sides: Y is above, and U and V are side by side below Y.
         converter: the converter to use; None creates a converter.
     """
 
@@ -183,7 +183,7 @@ class FrameWriter:
     def _cropped(self, planes: Planes, n_bytes: int = 1) -> list[Pixels]:
         """Return the crop of each plane of the scaled picture, as an upright view.
 
-        The `n_bytes` bytes of a pixel in a plane are the last axis, if there are several.
+        If a pixel of a plane has several bytes (`n_bytes`), these bytes are the last axis.
         """
         turned, down, right = self._turns
         row, column = planes[0].line_size, n_bytes
@@ -198,7 +198,7 @@ class FrameWriter:
     def _write_yuv(self, frame: VideoFrame, out: Pixels) -> None:
         """Scale a frame, and write the crop as YUV planes.
 
-        If the frame is rotated, or the crop splits pairs of pixels with one chroma, the frame is
+        If the frame is rotated, or the crop splits pairs of pixels that share chroma, the frame is
         first converted to 4:4:4.
         """
         (tall, wide), whole = self._size, self._whole

@@ -1,12 +1,12 @@
 """Probe, decode and crop still pictures, and encode JPEG.
 
-JPEGs are decoded by libjpeg-turbo, directly into the caller's array, and other formats by Pillow.
+libjpeg-turbo decodes JPEGs, directly into the caller's array; Pillow decodes other formats.
 docs/reference/images.md describes what becomes of grey, alpha, CMYK, palettes, 16 bits, several
 frames, orientation and colour profiles.
 
-A truncated or damaged picture is an error, even if viewers show its intact part: every warning of
-libjpeg, which conceals damage, is an error. A JPEG has no checksum, so that a flipped bit may
-change nothing but colours.
+A truncated or damaged picture is an error, even if viewers show its intact part. libjpeg conceals
+damage with a warning, so each of its warnings is an error. A JPEG has no checksum: a flipped bit
+may change colours without an error.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ImageFacts:
     """The properties of a picture that its header contains.
 
     `height` and `width` are those of the upright picture. `channels` is 1 for grey, 2 for grey and
-    alpha, 3 for RGB, 4 for RGBA or CMYK; for a palette, those of its colours. `orientation`
+    alpha, 3 for RGB, 4 for RGBA or CMYK; for a palette, the channels of its colours. `orientation`
     is the number of the orientation in EXIF, from 1 to 8.
     """
 

@@ -106,7 +106,7 @@ class VideoFile(Closing):
             pixels: "rgb", or "yuv420" for the planes that encoders accept (see `FrameWriter`).
 
         Raises:
-            MediaError: the file is damaged. The pictures that were yielded before are valid.
+            MediaError: the file is damaged. Pictures yielded before the error stay valid.
         """
         aspect = self._stream.sample_aspect_ratio or Fraction(1)
         shape = (size, size) if isinstance(size, int) else size

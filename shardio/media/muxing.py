@@ -185,7 +185,7 @@ def _sound_target(container: OutputContainer, stream: EncodedStream, encoder: st
 def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
     """Yield the packets of a stream, with `shift` subtracted from their presentation times.
 
-    Decoding times are computed, so that none is after the packet's presentation time.
+    Decoding times are computed; each is at or before its packet's presentation time.
     """
     import av
 

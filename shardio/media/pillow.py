@@ -1,8 +1,8 @@
 """Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB; resample pixels.
 
-Only the formats in `FORMATS` are tried: to decode EPS, Pillow runs Ghostscript, and a truncated
-JPEG 2000 decodes to a black picture without an error. Pillow checks only some checksums of a PNG;
-this module checks all.
+Only the formats in `FORMATS` are tried. EPS is not among them, because Pillow runs Ghostscript for
+it, nor JPEG 2000, because Pillow decodes a truncated file to black without an error. Pillow checks
+only some checksums of a PNG; this module checks all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels(picture: Image, data: bytes | memoryview) -> int:
-    """Return the number of channels in the file; for a palette, of its colours."""
+    """Return the number of channels in the file; for a palette, the channels of its colours."""
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
         return _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
     mode, transparent = picture.mode, picture.has_transparency_data
@@ -72,7 +72,7 @@ def orientation(picture: Image) -> int:
 
 
 def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
-    """Decode the first frame to upright pixels of 1 or 3 channels; blend it over black."""
+    """Decode the first frame, blended over black, to upright pixels of 1 or 3 channels."""
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
     picture.load()
     if picture.format == "PNG":

@@ -176,7 +176,7 @@ class FrameConverter:
     def rgb(
         self, frame: VideoFrame, width: int, height: int
     ) -> tuple[Callable[[VideoFrame], Planes], tuple[int, ...]]:
-        """Return a function that scales frames and converts them to RGB, and a tuple of channels.
+        """Return a function that scales frames and makes them RGB; also return a tuple of channels.
 
         The function accepts all frames with the format of `frame`, and returns planes. The tuple
         has the channel of each plane; it is empty for a single plane with interleaved channels.

@@ -60,7 +60,7 @@ def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return a frame's ticks: `interval` if the stored number is 0, None or `interval` rounded."""
+    """Return a frame's exact ticks: `interval` if `duration` is 0, None or `interval` rounded."""
     if not duration or abs(duration - interval) < 1:
         return interval
     return Fraction(duration)

@@ -63,7 +63,7 @@ class Order:
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Raise InvalidArgument if this order cannot be used; the message names one that can."""
+        """Raise InvalidArgument if this order cannot be used; the message names another order."""
         reason = samples.why_unsharded() if cls.needs_shards else None
         if reason is not None:
             raise InvalidArgument(
@@ -122,7 +122,7 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The number of positions whose samples are read from few regions; None without windows."""
+        """The number of positions in a window (samples in a few regions of the files), or None."""
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:

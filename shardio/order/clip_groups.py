@@ -4,10 +4,10 @@ A *group* has up to k consecutive clips of one video, which stay together, in or
 clips has n // k groups of k clips; clips left over form a smaller group at a random place among the
 others.
 
-An epoch permutes the groups of each size among themselves (see `permutation`), and is divided into
-*windows* of at least 1,024 groups, or one window of all. All have the same proportions of sizes, so
-that the start of a window can be calculated. Within a window, the groups of a video are spread far
-apart. Only the window of a position is computed, which takes about 250 µs.
+An epoch permutes the groups of each size among themselves (see `permutation`). It is divided into
+*windows* of at least 1,024 groups, or is one window. All windows have equal proportions of sizes,
+so that the start of a window can be calculated. Within a window, the groups of a video are spread
+far apart. Only the window of a position is computed, which takes about 250 µs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HALF: Final = 1 << 32
 
 
 class ClipGroups:
-    """The groups of up to k clips of the first n clips of some videos.
+    """The groups, of up to k clips, that the first n clips of some videos form.
 
     `ends` is the cumulative sum of the videos' clip counts.
     """
@@ -54,7 +54,7 @@ class ClipGroups:
         self._firsts: Positions = np.concatenate([[0], firsts])
 
     def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
-        """Return the video and the first clip of the groups `numbers` among those of one size.
+        """Return the video and first clip of some groups; `numbers` are indices within one size.
 
         The size is `sizes[which]`; `key` determines the place of the smaller group within each
         video.

@@ -3,10 +3,10 @@
 A mixture combines several datasets, its *sources*, each with a *share*: an integer proportional to
 its part of the positions. Positions form *spans* of 256. The shares give each source's number of
 positions before the start and the end of a span, and a keyed shuffle decides which positions of the
-span each source gets. Both take constant time.
+span each source gets. Both steps take constant time.
 
 Each position of a source is a *draw* of its next sample. The draws of a source form *rounds*, each
-of which has every sample once. The seed, the epoch, the source and the round determine its order.
+of which has every sample once, in an order given by the seed, the epoch, the source and the round.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class MixtureOrdering:
         return numbers
 
     def first_position(self, source: int, draw: int) -> int | None:
-        """Return the position of a source's draw `draw`; None if there is none."""
+        """Return the position of a source's draw `draw`; None if the epoch has no such draw."""
 
         def drawn(span: int) -> int:
             return int(self._mixing.counts(min((span + 1) * SPAN, self._n))[source])
@@ -255,8 +255,8 @@ class _ShuffledSource:
             self._tables = permutations(self._n, keys)
         else:
             self._order = self._arranged(key=int(keys[0]))
-        # Set `_rounds` last: if Ctrl-C interrupts this method before, the next call computes the
-        # orders again.
+        # Set `_rounds` last: if Ctrl-C interrupts this method before that, the next call computes
+        # the orders again.
         self._rounds = rounds
 
 

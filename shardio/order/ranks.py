@@ -82,7 +82,7 @@ class RankPartition:
     def read(self, step: int) -> tuple[int, int]:
         """Return the start and the end of the positions that this rank reads for a step.
 
-        If `share` is empty, it reads one position, whose sample it copies as padding.
+        If `share` is empty, the rank reads one position, to copy the sample there as padding.
         """
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)

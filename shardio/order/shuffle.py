@@ -6,8 +6,8 @@ one window, and neighbouring samples come from 64 parts of the dataset. A window
 permuted by a Feistel network over the k bits of a position (constants: MurmurHash3, A. Appleby, and
 the golden ratio).
 
-Shard shuffle permutes the shards. Every 8 form a window, within which samples are permuted, so that
-an epoch reads a shard in one window only. Memory is proportional to the number of shards.
+Shard shuffle permutes the shards. Every 8 shards form a window, within which samples are permuted,
+so that an epoch reads a shard in one window only. Memory is proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BlockShuffle(Order):
         return GroupedOrdering(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the permutation for one pass over a source: full if its n samples fit a window."""
+        """Return the permutation for a pass over a source: a full one if n samples fit a window."""
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
         return self.arrange(samples, n, seed=key, epoch=0)
@@ -116,7 +116,7 @@ class BlockShuffle(Order):
 class WindowedOrdering:
     """The order of one epoch of a block shuffle of n rows.
 
-    A *place* is the index of a row after the runs, but not yet the rows in windows, were permuted.
+    A *place* is an index in the sequence of permuted runs, before rows in windows are permuted.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:

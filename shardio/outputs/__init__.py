@@ -20,7 +20,7 @@ OUTPUTS: Final = get_args(Output)
 
 
 class TensorAdapter(Protocol):
-    """A converter from arrays, views of a batch's block, to tensors.
+    """A converter to tensors, from arrays that are views of a batch's block.
 
     If `aliases` is True, a tensor shares the memory of its array: writes to the array change it.
     """

@@ -29,7 +29,7 @@ class JaxAdapter:
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a JAX array. If it shares the memory, it keeps `array` alive."""
+        """Return an array as a JAX array, which keeps `array` alive if they share memory."""
         jax = self._jax
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":
@@ -45,7 +45,7 @@ class JaxAdapter:
 
 
 def _find_device(jax: Any, name: str) -> Any:
-    """Return a device by its name: a platform, also with a colon and the device's index."""
+    """Return a device by its name: a platform, or a platform, a colon and the device's index."""
     platform, _, number = name.partition(":")
     try:
         if number.startswith("-"):  # a negative index would count from the last device

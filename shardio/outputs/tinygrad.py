@@ -31,8 +31,8 @@ _DTYPES: Final[dict[np.dtype[Any], DType]] = {
 _ALIGNMENT: Final = 64
 
 # The devices for which a copy has read its source once the call returns (tinygrad 0.14). For other
-# devices, such as CL, `synchronize` is called after each copy, which therefore does not overlap
-# with queued work.
+# devices, such as CL, `synchronize` is called after each copy, so copies do not overlap with queued
+# work.
 _READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON", "QCOM"})
 
 # tinygrad's CUDA device pins memory for every copy, and releases this memory only in `synchronize`.
@@ -207,9 +207,8 @@ def yuv420_to_rgb(frames: Tensor, *, dtype: Levels = "uint8") -> Tensor:
     """Convert frames of YUV 4:2:0, as clips with `pixels="yuv420"` have them, to RGB.
 
     The result of (..., H, W, 3) is lazy, so the function can be used in a TinyJit. Colours outside
-    of RGB are clipped. Of the 2 x 2 pixels that share a chroma sample, it lies in the left column,
-    halfway between the rows, as in H.264. Chroma is interpolated linearly, and repeated at the
-    edges.
+    of RGB are clipped. A chroma sample of 2 x 2 pixels lies in their left column, halfway between
+    the rows, as in H.264. Chroma is interpolated linearly, and repeated at the edges.
 
     Args:
         frames: a Tensor of uint8 (..., H * 3 / 2, W), where H and W are even, in BT.601 of limited

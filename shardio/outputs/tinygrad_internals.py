@@ -93,9 +93,9 @@ class TensorTemplates:
     def _numbered(self, leaf: Any) -> Callable[[], Any]:
         """Return a function that copies the graph node `leaf` of a buffer, each time renumbered.
 
-        tinygrad takes two nodes of one number for one buffer. Its own `UOp.from_buffer` numbers a
-        node by the address of the Buffer object, which another object may get while the node still
-        exists.
+        tinygrad treats two nodes with the same number as one buffer. Its own `UOp.from_buffer`
+        numbers a node by the address of the Buffer object, which another object may get while the
+        node still exists.
         """
         uop = self._uop
         if not hasattr(leaf.arg, "slot"):  # before tinygrad 0.14
@@ -109,7 +109,7 @@ class TensorTemplates:
 
 
 class DeviceCopies:
-    """A factory of tensors with their own memory on a device, which can be overwritten."""
+    """A factory of tensors that have their own memory on a device, and can be overwritten."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -124,7 +124,7 @@ class DeviceCopies:
     def refill(self, tensor: Tensor, array: Ndarray) -> None:
         """Overwrite a tensor that `new` has returned with the values of an array of its shape.
 
-        Work that was queued before still reads the old values.
+        Work that was queued before the call still reads the old values.
         """
         self._fill(tensor.uop.base.buffer, array)
 

@@ -1,6 +1,6 @@
 """Convert arrays to torch tensors: shared memory on the CPU, copies on other devices.
 
-A tensor on the CPU, its views, and NumPy arrays made from it keep the array alive, and its block.
+A tensor on the CPU, a view of it, or a NumPy array made from it keeps the block of memory alive.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class ClipView(SampleView):
         )
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
-        """Return the fields that the view must read if a loader is to read the fields `names`."""
+        """Return the stored fields that the view reads for a loader with `fields=names`."""
         if self.video not in names:
             raise InvalidArgument(
                 f"fields leaves out {self.video!r}, which the samples are clips of"

@@ -1,4 +1,4 @@
-"""Clips of stored videos: compute the video and the frames of each clip from its index."""
+"""Clips of stored videos: compute the video and the frames of a clip from the clip's index."""
 
 from __future__ import annotations
 

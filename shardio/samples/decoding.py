@@ -219,7 +219,7 @@ _MAX_AUDIO_STREAMS: Final = 256
 class AudioSource(FieldSource):
     """A source of decoded audio. Owns audio decoders until `close`, and borrows the dataset.
 
-    `moment` is `ClipSource.moment` if samples are clips.
+    `moment` is `ClipSource.moment` if samples are clips, else None.
     """
 
     def __init__(self, dataset: Dataset, field: AudioField, moment: Moment | None = None) -> None:

@@ -233,7 +233,7 @@ class _RecordExtents:
         return [Ranges(starts, starts + row_bytes), *shapes]
 
     def ranges(self, local: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of the records of some rows, without invalid ones. Reads the index."""
+        """Return the valid ranges of the records of some rows. Reads the index."""
         order = np.lexsort((local, shards))
         local, shards = local[order], shards[order]
         cuts = np.flatnonzero(np.diff(shards)) + 1
@@ -266,7 +266,7 @@ class Extents:
     """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
     Units (rows that share a hash) that must be verified, according to `verify`, are read as a
-    whole. Videos and audio count only `with_streams`, and then as a whole.
+    whole. Videos and audio count, as a whole, only if `with_streams` is True.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class ClipExtents:
     def _parts(
         self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], first_frames: Rows
     ) -> tuple[Rows, Rows]:
-        """Estimate which bytes of each record a clip needs, rounded to chunks with one hash."""
+        """Estimate which bytes of each record a clip needs, rounded to chunks that have a hash."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (first_frames * per_frame).astype(np.int64) - around
         ends = ((first_frames + self._clip.span) * per_frame).astype(np.int64) + around

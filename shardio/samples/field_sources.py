@@ -57,8 +57,8 @@ class IndexChunk:
     """The samples of a view at the indices `numbers`; the arrays are read-only.
 
     `rows` has each sample's row in the dataset, `shards` the shard with this row. `origins`,
-    (samples, 3), are entries for a block's origin table (see `batch.layout`), which say that no
-    field is being read yet. `tokens` is the `n_tokens` of `PackedWindows.parts`.
+    (samples, 3), are entries for a block's origin table (see `batch.layout`); each entry says that
+    no field is being read yet. `tokens` is the `n_tokens` of `PackedWindows.parts`.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class IndexChunk:
 class BatchRows(NamedTuple):
     """The rows of one batch in a block, and the samples to write there: `part` of `chunk`.
 
-    `states` has each sample's status and the field that is being read; `n_rows` counts padding.
+    `states` has each sample's status and the field that is being read; `n_rows` includes padding.
     """
 
     layout: BlockLayout
@@ -135,7 +135,7 @@ class BatchRows(NamedTuple):
     ) -> tuple[list[int], int]:
         """Reserve `n_bytes` in the heap for each value of a field, from row `first` on.
 
-        `used` heap bytes are in use before. Return each value's offset, and the bytes in use after.
+        `used` is the number of heap bytes in use. Return each value's offset, and the new `used`.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment
@@ -185,7 +185,7 @@ class FieldSource(Closing):
         raise NotImplementedError(f"the field {slot.name!r} has a fixed size")
 
     def values(self, batch: BatchRows) -> Values:
-        """Return the stored arrays of varying shape; uncompressed arrays are views of the map."""
+        """Return the stored arrays of varying shape; uncompressed arrays are views of the file."""
         raise NotImplementedError(f"the arrays of field {self.name!r} are not collated as stored")
 
     def present(self, batch: BatchRows, slot: PresenceSlot) -> Present:

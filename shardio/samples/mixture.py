@@ -103,7 +103,7 @@ class Mixture(OpenDataset):
         return MixtureSpec(self.path, tuple(sources), self.mixing)
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:
-        """Return the share and the samples of each source, given a view's `source_ends`."""
+        """Return the share and the sample count of each source, given a view's `source_ends`."""
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))

@@ -131,10 +131,10 @@ class OpenDataset(Dataset):
             pad: the token that fills up the last window.
             rest: the treatment of the last tokens, which do not fill a window: "pad" or "drop".
 
-        `tokens_mask`, bool, is present with rest="pad", and with `targets` and `apart` together. It
-        is False in padding. With `targets`, it is also False at the last token of the stream, which
-        has no target; with `apart` too, at the last token of every document, whose target belongs
-        to another document.
+        `tokens_mask`, bool, is present with rest="pad", and with `targets` and `apart` together.
+        The mask is False in padding. With `targets`, it is also False at the last token of the
+        stream, which has no target. With `targets` and `apart`, it is False at the last token of
+        every document, whose target belongs to another document.
 
         Raises:
             InvalidArgument: an option is invalid, which may be found on first use of the view; or

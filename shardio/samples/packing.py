@@ -112,7 +112,7 @@ class WindowParts(NamedTuple):
 
     Attributes:
         windows, places: the index of each part's window among these windows, and the part's offset
-            in it.
+            in the window.
         documents, firsts: the document, and the offset of the part's first token in the document.
         counts: the token count, at least 1.
         is_last: True if the part ends with the document's last token.
@@ -128,11 +128,11 @@ class WindowParts(NamedTuple):
     n_tokens: _Numbers
 
     def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
-        """Select parts by a slice or mask; the indices of windows stay the same."""
+        """Return the parts that a slice or mask selects; the indices of windows do not change."""
         return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Select parts, which lie in the windows from `first` to `last` - 1; `first` becomes 0."""
+        """Return a slice of parts, in the windows `first` to `last` - 1, numbered from 0."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -194,7 +194,7 @@ class PackedWindows:
         return found
 
     def _begins(self, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Return each window's first token in the concatenated documents, and its source."""
+        """Return each window's offset in the concatenated documents, and the window's source."""
         sources = np.searchsorted(self._window_ends, numbers, "right")
         locals_ = numbers - (self._window_ends - self.n_windows).take(sources)
         return self._starts.take(sources) + locals_ * self.pack.length, sources

@@ -1,4 +1,4 @@
-"""Read a dataset into the page cache, which all processes of the machine share, if it fits.
+"""Read a dataset, if it fits, into the page cache, which all processes of the machine share.
 
 Pages are not pinned: the kernel may evict them, and they are then read from the disk again.
 """

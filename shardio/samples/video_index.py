@@ -91,7 +91,7 @@ class FrameTimes:
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
         """Return the time of a frame at which more than `reach` ticks of the video are left.
 
-        Of the n frames for which this holds, it is frame n * part // of.
+        Of the n frames for which this holds, choose frame n * part // of.
         """
         latest = min(int(self.pts[0]) + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
@@ -147,7 +147,7 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
 
 
 def clip_frames(clips: Clips, start_code: int, times: FrameTimes) -> Numbers:
-    """Return the frames of a clip; `Clips.start_codes` explains its code.
+    """Return the frames of a clip; `Clips.start_codes` explains `start_code`.
 
     `times` are computed only if `Clip.goes_by_times`.
     """

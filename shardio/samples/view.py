@@ -96,7 +96,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
         """Return the stored fields that the view reads for a loader with `fields=names`.
 
-        Unless the user passed them (`is_asked`), unsuitable fields are left out.
+        Unsuitable fields are left out if the user did not pass `names` (`is_asked` is False).
 
         Raises:
             InvalidArgument: the view cannot have these fields.
@@ -127,8 +127,8 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        In a mixture, the draws are those at the sample's first position in the epoch or, if the
-        epoch leaves the sample out, at a position after its end.
+        In a mixture, the draws are those at the sample's first position in the epoch. If the epoch
+        leaves the sample out, they are those at a position after the epoch's end.
 
         Args:
             index: the index of the sample; a negative one counts from the end.
@@ -224,7 +224,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return np.cumsum(self.dataset.rows.source_counts)
 
     def at(self, numbers: Rows) -> Rows:
-        """Return the row of each sample: for a clip, its video's; for a window, its first row."""
+        """Return the row of each sample: the row of a clip's video, or a window's first row."""
         return self.dataset.rows.at(numbers)
 
     def covered_rows(self, numbers: Rows) -> Rows:

@@ -94,7 +94,7 @@ class WindowView(SampleView):
         return (self.packing.name,)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
-        """Return the fields that the view must read if a loader is to read the fields `names`."""
+        """Return the stored fields that the view reads for a loader with `fields=names`."""
         others = [name for name in names if name != self.packing.name]
         if others and is_asked:
             raise InvalidArgument(
@@ -285,7 +285,7 @@ class TokenSource(FieldSource):
         chosen: slice = slice(None),
         n_tokens: tuple[int, ...] | None = None,
     ) -> None:
-        """Write the windows `numbers[chosen]`; the parts of later ones may be computed too.
+        """Write the windows `numbers[chosen]`; the parts of later windows may be computed too.
 
         `outs` has an array for every field of a window, (windows, length). `numbers` must not
         change while this object exists, nor `n_tokens` for the same `numbers`.
@@ -339,7 +339,7 @@ class TokenSource(FieldSource):
         return self._dataset.locate(self._dataset.rows.at(documents))
 
     def _pieces(self, ahead: _Lookahead, within: slice) -> list[Record]:
-        """Return the bytes of the parts `within`, with end-of-text tokens and padding."""
+        """Return the bytes of the parts in a slice, with end-of-text tokens and padding."""
         if ahead.pieces is not None:
             pieces = ahead.pieces.of(within)
         else:
