@@ -1,7 +1,7 @@
 """Statistics records of loaders, items and pipelines, and the phase timers that feed them.
 
-Each thread adds its time of hashing, decoding and transforms to `PHASE_TIMES`, which the code that
-fills a batch reads and resets.
+Each thread adds its times for hashing, decoding and transforms to `PHASE_TIMES`. The code that
+fills a batch reads and resets these times.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ CHECK, DECODE, TRANSFORM = range(3)
 
 TIMED_EVERY: Final = 7
 """Only one record in seven is timed, and counts seven times: reading the clock twice takes as long
-as hashing a short record. If it were 8, only one clip of every video of 8 clips would be timed."""
+as hashing a short record. With 8, only one clip of every video of 8 clips would be timed."""
 
 now_ns = perf_counter_ns
 """The clock of all timers; its readings can be compared between processes."""

@@ -37,7 +37,7 @@ cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
 """For rows of these sizes, in bytes, a byte of each row is read before the copy, to load the page
-addresses. The time falls to 60% for rows of 2 KiB, and to 93% for rows of 16 KiB."""
+addresses. The total time falls to 60% for rows of 2 KiB, and to 93% for rows of 16 KiB."""
 _PREFAULTED_ROWS: Final = 512
 """The number of rows that are touched, and then copied, at a time: a third of the number of entries
 of a CPU's TLB, which caches page addresses."""

@@ -255,7 +255,7 @@ _N_THREADS: Final = 16
 class ShardSamples(NamedTuple):
     """Some samples that are stored in one shard.
 
-    `numbers` are the indices of the samples (see `scan`), and `rows` their rows within the shard.
+    `numbers` are the indices of the samples in `scan`; `rows` are their rows within the shard.
     `reader(name)` returns the reader of the file with the field `name`. Only the function `find` of
     `scan` may call `reader`.
     """
@@ -276,8 +276,8 @@ def scan(
     """Call `find` for the samples of each shard; yield these samples and the result of the call.
 
     Samples are scanned in chunks of about a million; `find` is called once per shard of a chunk. If
-    the shards are in an object store, several threads scan one shard each at the same time, with
-    readers of their own that request only the bytes that are used.
+    the shards are in an object store, several threads run at the same time. Each thread scans one
+    shard with its own readers, which request only the bytes that are used.
 
     Args:
         dataset: the dataset, whose shards are opened.

@@ -53,8 +53,8 @@ _MAX_BYTES: Final = 1 << 48
 class ExternalList:
     """A reference to an external list in `path`. Immutable.
 
-    `id` is the xxh3-128 hash of the file's content as hex digits, `n_bytes` its size, and `count`
-    the number of entries.
+    `id` is the xxh3-128 hash of the file's content in hex. `n_bytes` is the size of the file, and
+    `count` is the number of entries.
     """
 
     path: Path
@@ -192,7 +192,7 @@ class ShardList(Sequence[ShardSummary]):
 
     @classmethod
     def parse(cls, part: ExternalList, content: bytes) -> ShardList:
-        """Return the shards in the file `part`; raise DatasetCorrupt if `content` is invalid."""
+        """Parse `content`, the bytes of the file `part`; raise DatasetCorrupt if that fails."""
         path, n = part.path, part.count
         if len(content) < n * _COLUMNS_BYTES:
             raise DatasetCorrupt(f"{path}: too short for {n} shards")
@@ -255,7 +255,7 @@ Input = Mapping[str, Any]
 
 
 class InputList(Sequence[Input]):
-    """The inputs in the external list `part`, which the first access reads and checks."""
+    """The inputs in the external list `part`. The first access reads and checks the list."""
 
     def __init__(self, part: ExternalList) -> None:
         self.part = part

@@ -111,7 +111,7 @@ class DatasetFiles:
         return self.open_files.reader(self.first_file(name) + self._numbers[shard])
 
     def reader_if_open(self, shard: int, name: str | None = None) -> ShardReader | None:
-        """Return the reader of the file that `reader` opens; None if this file is not open."""
+        """Return the result of `reader` if the file is already open, otherwise None."""
         return self.open_files.reader_if_open(self.first_file(name) + self._numbers[shard])
 
     def sample(
@@ -154,13 +154,13 @@ class DatasetFiles:
         return [(source.storage, group.shards[local]) for group in source.storing(names)]
 
     def sizes_by_storage(self, names: Sequence[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return, for each group of files that store the fields `names`, its storage and sizes."""
+        """Return the storage and file sizes of each group that stores one of the fields `names`."""
         return [(s.storage, group.shards.sizes) for s in self.sources for group in s.storing(names)]
 
     def file_numbers(self, name: str) -> Rows:
-        """Return, for each shard, the number of its file that stores the field `name`, from 0 up.
+        """Return the number of each shard's file that stores `name`; files are numbered from 0.
 
-        Equal numbers mean the same file: in a mixture, several sources may share a file.
+        Shards with equal numbers have the same file: sources of a mixture may share files.
         """
         if len(self.sources) == 1:
             return np.arange(self.n_shards)
@@ -168,7 +168,7 @@ class DatasetFiles:
         return np.array([known.setdefault(each, len(known)) for each in names])
 
     def path(self, shard: int, name: str | None = None) -> str:
-        """Return the path of a shard, or of its file with the field `name`; it may be missing."""
+        """Return the path of a shard or its file with the field `name`; the file may be missing."""
         source, local = self._located(shard)
         return source.storage.path_of(_named(source.groups, name).shards[local])
 

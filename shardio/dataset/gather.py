@@ -2,7 +2,7 @@
 
 Rows of at least 2 KiB have one hash each, and are hashed after the copy, so that exactly the bytes
 that the user receives are verified. Smaller rows share a hash with the other rows of their *run*;
-the whole run is hashed before its rows are copied, because a batch may contain only some of them.
+the whole run is hashed before its rows are copied: a batch may contain only a part of the run.
 
 If not all files of a dataset can be open at the same time, a batch that needs too many files is
 copied in several parts.
@@ -35,7 +35,7 @@ _UNKNOWN: Final = -1
 
 
 class ColumnGather:
-    """An object that copies and verifies rows of one column of all shards. It owns the maps.
+    """An object that copies and verifies rows of one column of all shards. Owns the memory maps.
 
     `files` are borrowed. `starts` has the index of each shard's first row, then the number of rows.
     """
@@ -127,7 +127,7 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards per copy, half of `max_open`: none then evicts another."""
+        """The maximum number of shards per copy: half of `max_open`, so none evicts another."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:

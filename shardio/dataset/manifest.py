@@ -269,9 +269,9 @@ def _publish(
 
 
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
-    """Remove generation 1 of an unpublished dataset with this lineage, and unreferenced lists."""
+    """Remove generation 1 of an unpublished dataset with id `lineage`, and unreferenced lists."""
     root = Path(folder)
-    if not (root / GENERATIONS).is_dir():  # on a full disk, it cannot be created for the lock
+    if not (root / GENERATIONS).is_dir():  # on a full disk, `_locked` cannot create this folder
         return
     with _locked(root):
         with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
@@ -307,7 +307,7 @@ def load(folder: str | os.PathLike[str]) -> Generation:
 
 
 def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
-    """Return generation number and lineage in `dataset.json`; the errors are those of `load`."""
+    """Return the generation number and dataset id in `dataset.json`; raise the errors of `load`."""
     root = Path(folder)
     pointer_path = root / POINTER
     if not root.is_dir():

@@ -47,7 +47,7 @@ class LocalStorage:
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return how many files of these sizes may be pinned at the same time; None: no limit.
 
-        Closed files that user code still holds views of stay pinned in addition.
+        Closed files of which user code holds views also stay pinned, but are not counted.
         """
         return None
 
@@ -62,7 +62,7 @@ class LocalStorage:
         return path
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
-        """Pin a file and return its path; a RemoteStorage returns a URL if it is not cached."""
+        """Pin a file and return its path; for an uncached file, a RemoteStorage returns a URL."""
         return self.pin(summary)
 
     def remote_file(self, summary: ShardSummary, path: str) -> None:
@@ -110,8 +110,8 @@ class OpenFiles:
     its content is deleted.
 
     Args:
-        open_file: the method that opens the file with an index; only a weak reference to its object
-            is kept.
+        open_file: the method that opens the file with an index. Only a weak reference to the object
+            of this method is kept.
         max_pinned: the number of files that the storage can pin at the same time; None: no limit.
         n_maps: the number of memory maps per open file, without those in `add_listener`.
     """
@@ -179,7 +179,7 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Lower `max_open` to this object's share of 3/4 of the kernel's limit on memory maps."""
+        """Lower `max_open`: all OpenFiles share 3/4 of the kernel's limit on memory maps."""
         if self.max_open is None or not self._maps_per_file:
             return
         others = (each() for each in tuple(_instances))

@@ -142,7 +142,7 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return an argument as an array; for uneven nested lists, return one that callers reject."""
+    """Return an argument as an array; for uneven nested lists, an array that callers reject."""
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
     try:
@@ -238,7 +238,7 @@ class RowSelection:
 
 
 class MixtureSelection(RowSelection):
-    """The selected rows of a mixture. `sources` are borrowed; `starts` are for all shards."""
+    """The selected rows of a mixture. Borrows `sources`; `starts` has each shard's first row."""
 
     def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
         n_rows = [int(source.shard_starts[-1]) for source in sources]
@@ -259,7 +259,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The joined row lists of the sources, as indices over all shards; None without lists."""
+        """The joined row lists of the sources, as indices over all shards; None if all lack one."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first

@@ -80,7 +80,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    Generations from `before` until, not including, the published one are checked; for None, none.
+    Check the generations from `before` up to, but without, the published one; for None, check none.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -245,9 +245,9 @@ def dataset_entries(root: Path) -> list[str]:
 
 
 def check_only_dataset(root: Path, exclude: str) -> None:
-    """Check that `root` is missing, empty, or holds nothing but a dataset and an entry `exclude`.
+    """Raise DatasetExists if `root` holds more than a dataset and the entry `exclude`.
 
-    Raises DatasetExists otherwise, and the errors of `load` if a generation cannot be read.
+    A missing `root` is accepted. Raises the errors of `load` if a generation cannot be read.
     """
     if not holds_dataset(root):
         refuse_existing(root, exclude=exclude)

@@ -162,7 +162,7 @@ class GenerationWriter:
         return len(self._staged)
 
     def explain(self, error: OSError) -> None:
-        """Replace a staged file's path in `error` by the dataset's; if the disk is full, say so."""
+        """Replace a staged file's path in `error` by the dataset's path; report a full disk."""
         path = error.filename  # a path, a descriptor or None
         if not isinstance(path, str) or not path.startswith(str(self.staging)):
             return

@@ -91,8 +91,7 @@ def export(
         shard_bytes: the approximate size in bytes of each tar or Parquet file.
         on_error: "stop" raises an error for the first damaged sample. "skip" leaves out damaged
             samples and lists them in the report.
-        overwrite: if True, and `out` is an earlier export, the earlier export is replaced when the
-            new export is complete.
+        overwrite: if True, an earlier export at `out` is replaced when the new one is complete.
         progress: called after each batch of samples, and before the files are synced to the disk.
 
     Raises:

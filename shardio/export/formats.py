@@ -1,4 +1,4 @@
-"""Define the interface of exporters, each of which writes one format, and helpers for them."""
+"""Define the interface of exporters, which write one format each, and helpers for exporters."""
 
 from __future__ import annotations
 

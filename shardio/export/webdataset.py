@@ -40,7 +40,7 @@ class WebDatasetExporter:
     indices are.
     """
 
-    schema_spec = None  # no file of it is needed: names and .npy headers determine the types
+    schema_spec = None  # not needed: the names and the .npy headers determine the types
 
     def __init__(self, options: ExportOptions) -> None:
         self._options = options

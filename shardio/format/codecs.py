@@ -27,7 +27,7 @@ ZSTD_LEVEL: Final = 3
 
 ZSTD_MAX_RATIO: Final = 1 << 15
 """The maximum compression ratio of zstd: 4 bytes of a frame yield at most 128 KiB. An index entry
-with a larger ratio is refused, which limits the memory allocated because of a damaged entry."""
+with a larger ratio is refused, so a damaged entry cannot cause a larger allocation."""
 
 MAX_DICTIONARY_BYTES: Final = 1 << 20
 """The maximum size of a dictionary that a reader accepts."""
@@ -38,8 +38,8 @@ _SAMPLE_BYTES: Final = 2 << 20
 dictionary no better."""
 _MIN_SAMPLES: Final = 16
 _SAMPLE_PER_DICTIONARY: Final = 16
-"""The minimum number of bytes of training data per byte of the dictionary. A larger one would
-be a copy of the data."""
+"""The minimum number of bytes of training data per byte of the dictionary. A larger dictionary
+would be a copy of the data."""
 
 
 class Codec(IntEnum):

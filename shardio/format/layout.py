@@ -40,7 +40,7 @@ MAX_SAMPLES: Final = 1 << 48
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""The first code of optional kinds: a reader skips sections of those that it does not know."""
+"""The first code of optional kinds: a reader skips sections of unknown optional kinds."""
 
 
 class Kind(IntEnum):
@@ -156,7 +156,7 @@ def pack_table(sections: Sequence[Section]) -> bytes:
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
-    """Unpack and validate a header page, read at `offset`, independent of the rest of the file.
+    """Unpack and validate a header page, which was read at `offset`, without the rest of the file.
 
     Raises ShardIncomplete for a page of zeros, ShardUnsupported for another major version or an
     unknown required feature, and ShardCorrupt if any other rule is broken.
@@ -210,7 +210,7 @@ def check_required(required: int, path: str) -> None:
 
 
 def check_place(header: Header, actual_size: int, path: str) -> None:
-    """Raise ShardCorrupt unless the header's file size and table offset and size fit the file."""
+    """Raise ShardCorrupt if the file size or table position in the header does not fit the file."""
     corrupt = functools.partial(
         ShardCorrupt, path=path, section="header", expected=header.file_size
     )

@@ -78,7 +78,7 @@ class Schema(Mapping[str, Field]):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """Return the field names as a dict's view, which compares faster than that of Mapping."""
+        """Return the field names as a dict's view, which compares faster than Mapping's."""
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:

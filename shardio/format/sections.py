@@ -3,8 +3,8 @@
 `plan` returns the sections that a shard must have. The writer writes them in this order, except
 that one section of data may come first. A reader accepts other sections only of optional kinds.
 
-The *payload* is the section of all records, one per sample and field that is not a column. With m
-such fields, the record of the k-th of them in row r has the index entry r * m + k.
+The *payload* is the section of all records. A sample has a record for each field that is not a
+column. With m such fields, the record of the k-th field in row r has the index entry r * m + k.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
 def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid entries; the checks cannot overflow.
 
-    A valid record has an allowed codec and is inside of the payload. If raw, it is aligned and its
-    two sizes are equal; if compressed, it is smaller than its content, within the codec's maximum
-    ratio. Its size is one that a value can have, or 0 in an optional field.
+    A valid record has an allowed codec and is inside the payload. A raw record is aligned, and its
+    two sizes are equal. A compressed one is smaller than its content, within the codec's maximum
+    ratio. The content has a size that a value can have, or 0 in an optional field.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]

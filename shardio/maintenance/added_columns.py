@@ -117,7 +117,7 @@ def add_column(
         name: the name of the new field. A name with dots is the name of a field in a nested record.
         field: the type of the new field.
         values: an iterable with one value per sample, in the order of the samples, or a function
-            that receives a sample, a dict, and returns the value. Samples are verified before the
+            that receives a sample (a dict) and returns the value. Samples are verified before the
             function receives them.
         batch_size: if given, the function receives a list of up to `batch_size` samples of one
             shard instead, and returns a sequence with one value per sample.
@@ -192,7 +192,7 @@ def _check_options(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator; raise InvalidArgument for a wrong type, or a wrong length if known."""
+    """Return an iterator over `values`; refuse a wrong type and, if it is known, a wrong length."""
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError

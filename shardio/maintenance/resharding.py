@@ -30,7 +30,7 @@ PathName = str | os.PathLike[str]
 class MaintenanceReport:
     """The result of an operation on the dataset in the folder `dataset`.
 
-    `generation` is the number of the published generation, new or, if nothing had to be done, old.
+    `generation` is the number of the published generation, the old one if nothing was to be done.
     `n_shards` leaves out the shards of added columns; `n_bytes` includes them. `n_rewritten` is the
     number of new shards, `n_removed` the number of old shards that were removed.
     """
@@ -221,8 +221,8 @@ def merge(
         out: a folder that is missing or empty.
         sources: the folders of datasets.
         shard_bytes: the target size in bytes of new shards. Copied shards keep their sizes.
-        workers: the number of processes that verify. By default, none for less than half a GiB, and
-            else one per usable CPU.
+        workers: the number of processes that verify. The default is 0 for less than half a GiB,
+            otherwise one per usable CPU.
         progress: called in the calling process, at the start and after every shard of each step.
 
     Raises:

@@ -1,7 +1,7 @@
 """Read the metadata of a damaged shard, and restore redundant parts of the shard in a copy.
 
 The header is stored twice, and the schema also in the generation of the dataset. Hashes of 4 KiB
-blocks, and of the rows of columns, can be computed again from intact data. Without that, a damaged
+blocks, and of the rows of columns, can be computed again from intact data. Otherwise, a damaged
 block hash makes a shard unreadable, and a damaged byte in the hashes of rows can cost 512 samples.
 The hashes of the chunks of streams are not restored: one random damaged byte in a shard of streams
 costs on average about 0.005 samples by damage to these hashes, and about 1 by damage to the data.
@@ -184,7 +184,7 @@ def schema_of(path: str) -> Schema:
 
 
 def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
-    """Map a file, or, if the disk cannot read some pages, a copy in which these are zero.
+    """Map a file, or, if the disk cannot read some pages, a copy in which these pages are zero.
 
     Return the map and the number of unreadable pages.
     """
@@ -277,7 +277,7 @@ def _header_offsets(content: Content) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema) -> Schema | None:
-    """Return the schema of the shard; if it is damaged, restore `schema` if the hash matches."""
+    """Return the schema of the shard; restore a damaged one from `schema` if the hash matches."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:

@@ -123,7 +123,7 @@ def _check_parts(parts: Any) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return each row's group, numbered in the order of first rows, and each group's size."""
+    """Return each row's group and each group's size; groups are numbered by their first rows."""
     n_rows = len(dataset)
     if group is None:
         return np.arange(n_rows, dtype=np.intp), np.ones(n_rows, np.int64)
@@ -142,9 +142,9 @@ def _groups(
 def _allot(
     groups: npt.NDArray[np.intp], counts: npt.NDArray[np.int64], shares: list[float], seed: int
 ) -> npt.NDArray[np.int64]:
-    """Return the index of the part of each group.
+    """Return, for each group, the index in `shares` of the subset to which it is assigned.
 
-    Groups are taken in random order. Each goes to the part that lacks most samples for its share.
+    Groups are taken in random order. Each goes to the subset that lacks most samples.
     """
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     # Mix in the key several times, so that the results for adjacent groups are not correlated.

@@ -1,8 +1,8 @@
 """Open a shard: validate its structure, in the same time for any number of samples.
 
-After `open_sections`, a shard has all sections that its schema requires, and others only of
-optional kinds. All are inside of the file, with valid sizes, counts and strides. Readers therefore
-check only hashes and values in tables, such as index entries.
+After `open_sections`, a shard has all sections that its schema requires; any other section is
+of an optional kind. All are inside the file, with valid sizes, counts and strides. Readers
+therefore check only hashes and values in tables, such as index entries.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
     """Raise ShardCorrupt unless the sections of a shard match its schema and number of samples.
 
-    The numbers of packets and chunks may be any. Raises ShardUnsupported for an unknown kind that a
+    Any number of packets and chunks is accepted. Raises ShardUnsupported for an unknown kind that a
     reader must not skip.
     """
     for section in sections.values():

@@ -29,10 +29,10 @@ class ShardReader(Closing):
 
     Args:
         path: the path of the file.
-        verify: "first" checks a hash when the bytes that it covers are first read, "always" each
-            time, and "off" never. The structure of the file is validated in any case.
+        verify: "first" checks each hash when its bytes are first read, "always" at every read, and
+            "off" never. The structure of the file is validated in any case.
         access: "mmap" maps the file; truncating it may then kill this process. "pread" reads it by
-            offset. "auto" maps it unless it is on a network file system.
+            offset. "auto" maps the file unless it is on a network file system.
         content: an open file from which to read; None to open the file at `path`.
 
     Raises:

@@ -161,7 +161,7 @@ class Records:
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
-        """Yield the value of a field of records for each row; None if missing.
+        """Yield the value for each row of a field stored as records; None if it is missing.
 
         Uncompressed arrays are views of a mapped file. A video or audio is an EncodedStream; its
         packets are read and verified only when its `data` is sliced.
@@ -196,7 +196,7 @@ class Records:
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
         """Return the positions in `rows` of missing values.
 
-        Raises ShardCorrupt if a missing value has bytes, or a present one has none but must.
+        Raises ShardCorrupt if a missing value has bytes, or a present value lacks required bytes.
         """
         field = self._schema[name]
         if not field.optional:
@@ -250,7 +250,7 @@ class Records:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """Yield the tables of each row's stream, with 0 for its first packet and first chunk.
+        """Yield the tables of each row's stream, as if it were the only stream of the field.
 
         Equal streams in different shards have equal tables.
         """
@@ -307,7 +307,7 @@ class StreamData:
         units: the verification state of the shard.
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
-        first_chunk: the index of the record's first chunk among those of the field.
+        first_chunk: the index of the record's first chunk among all chunks of the field.
         skipped: the size of the parameters and the extradata, to skip before the packets.
     """
 

@@ -94,7 +94,7 @@ class SectionBuffer:
 class SectionTable:
     """The section table of a borrowed shard file, to which sections are appended.
 
-    The file must have the first page, and may have one streamed section: `adopt` it first.
+    The file must begin with the first page. If it has a streamed section, call `adopt` first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -103,14 +103,14 @@ class SectionTable:
         self._sections: list[Section] = []
 
     def adopt(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
-        """Add the entry of a section whose `n_bytes` end the file, and pad the section."""
+        """Add the entry of a section that is the last `n_bytes` of the file; pad the section."""
         section = Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
         self._sections.append(section)
         self._file.write(bytes(section.end - self._offset - n_bytes))
         self._offset = section.end
 
     def add(self, spec: SectionSpec, chunks: Iterable[memoryview], hash_: int) -> None:
-        """Append a section whose hash is known; `chunks` are its bytes."""
+        """Append a section with the bytes `chunks` and the hash `hash_`."""
         n_bytes = 0
         for chunk in chunks:
             self._file.write(chunk)
@@ -245,7 +245,7 @@ class StreamWriter:
         self.spools = self.lines, self.packets, self.chunks
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
-        """Append a stream, and its record to `data`; return the hash for the record's entry."""
+        """Append a stream here and its record to `data`; return the hash for the index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
@@ -280,7 +280,7 @@ class PayloadWriter:
         self.dictionaries: dict[str, Dictionary | None] = {
             n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
-        """By field, None before training; None also if there is too little data."""
+        """The dictionary of each field; None before training, or if there is too little data."""
         self.required = Required(0)
         """The features that a reader needs for the records written so far."""
         self.n_spooled = 0
@@ -295,7 +295,7 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """The payload bytes so far; held-back records count before compression."""
+        """The number of payload bytes so far; held-back records have their uncompressed size."""
         return self.data.n_bytes + self._n_waiting_bytes
 
     def append(self, records: Sequence[Record]) -> None:

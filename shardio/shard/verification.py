@@ -1,4 +1,4 @@
-"""The verification state of a shard: one byte, the *mark*, for each unit.
+"""The verification state of a shard: one byte, the *mark*, for each unit (bytes with one hash).
 
 `format/checksum` defines units; *index sections* are those that locate and describe data, such as
 the index and the sections of hashes. Marks are in the order of the sections with the hashes; 1
@@ -178,7 +178,7 @@ class VerifiedUnits:
         self.marks[mark] = 1
 
     def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
-        """Return the chunks to verify, among `n` from `first` on, counted over the field."""
+        """Return which of `n` chunks, from the field's chunk `first` on, must be verified."""
         chunks = np.arange(first, first + n)
         if self._verify == "off":
             return chunks[:0]
@@ -206,9 +206,9 @@ class VerifiedUnits:
         return _take(content, self.sections[kind, number, 0], dtype, numbers, name)
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
-        """Verify the blocks of an index section that contain items of `n_bytes`, at most a block.
+        """Verify the blocks of an index section that contain the items at the offsets `starts`.
 
-        `starts` are offsets in the section; `field` is a field id or NO_FIELD.
+        An item has `n_bytes`, at most the size of a block; `field` is a field id or NO_FIELD.
         """
         if self._verify == "off" or not len(starts):
             return

@@ -73,7 +73,7 @@ section is streamed."""
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """The facts about a finished shard that a generation (a version of a dataset) records."""
+    """The description of a finished shard in a generation, which is one state of a dataset."""
 
     name: str
     n_samples: int
@@ -202,7 +202,7 @@ class ShardWriter(Publishing):
     def _place_spools(self) -> None:
         """Move a section out of memory if the buffers are too large.
 
-        This depends only on the samples: the same samples give the same file.
+        The choice depends only on the samples, so the same samples give the same file.
         """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
@@ -213,7 +213,7 @@ class ShardWriter(Publishing):
             largest.move_to(create_unnamed(self._folder))
         waiting = sum(spool.waiting for spool in self._spools())
         most = SPOOL_BYTES if self._streamed is None else MEMORY_BYTES
-        # Look at the buffers again after as many further bytes as may fill them.
+        # Check the buffers again only after the number of further bytes that may fill them.
         self._next_look = self._n_spooled() + most - waiting
 
     def _choose_dominant(self) -> None:
@@ -289,7 +289,7 @@ class ShardWriter(Publishing):
             table.add(spec, buffer.chunks(), hash_)
 
     def _buffers(self) -> dict[Key, SectionBuffer]:
-        """Return the buffer of each section, by key; sections of block hashes have none."""
+        """Return the buffer of each section, by key; sections of block hashes have no buffer."""
         ids, payload = self.schema.field_id, self._payload
         found: dict[Key, SectionBuffer] = {}
         for name, column in self._columns.items():

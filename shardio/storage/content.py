@@ -229,7 +229,7 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Drop the descriptor if a network file system no longer knows it (ESTALE, the first time).
+        """Drop the descriptor after the first ESTALE, by which a network file system rejects it.
 
         Raise any other error again, with the path.
         """

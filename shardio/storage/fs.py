@@ -49,7 +49,7 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
     """Call `function`, which makes a system call that changes the file or folder at `path`.
 
     `call` is the name of the system call, for functions that replace `perform`. If the call fails,
-    the path and, if it is the reason, the limit on file sizes are added to the error.
+    the path is added to the error. If a file got too large, the limit on file sizes is added.
     """
     try:
         return function(*given, **named)
@@ -305,7 +305,7 @@ def _digest(text: bytes) -> str:
 
 
 def read_checksummed_json(path: Path) -> dict[str, Any]:
-    """Read a file with the result of `to_checksummed_json`; DatasetCorrupt if it was changed."""
+    """Read a file made by `to_checksummed_json`; raise DatasetCorrupt if it was changed."""
     raw = read_file(path)
     try:
         content = json.loads(raw.decode("utf-8"))
@@ -339,7 +339,7 @@ def read_file(path: Path) -> bytes:
 
 
 def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
-    """Return `content` as JSON with a digest; raise SchemaError if that is impossible."""
+    """Return `content` as JSON with a digest; raise SchemaError if JSON cannot represent it."""
     try:
         # Turn all keys into strings first: when the file is read, they are strings, and `_dumps`
         # must then sort them in the same order. This is fast: without indents, json runs in C.

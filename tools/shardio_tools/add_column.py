@@ -136,7 +136,7 @@ def _text_values(path: str, name: str, field: Kind) -> Iterator[Any]:
     with open(path, encoding="utf-8-sig", newline="" if is_csv else None) as file:
         try:
             pairs = _cells(path, name, file) if is_csv else enumerate(file, 1)
-            for line, text in pairs:  # noqa: B007  (named by errors)
+            for line, text in pairs:  # noqa: B007  (errors name the line)
                 if is_csv or text.strip():
                     yield None if is_csv and field.optional and not text else convert(text)
         except UnicodeDecodeError as error:

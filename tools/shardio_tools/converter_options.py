@@ -41,7 +41,7 @@ class ConverterOption:
     helps: dict[str, str] = field(default_factory=dict)
 
     def help(self, kinds: Sequence[str]) -> str:
-        """Return the help text, with the kinds that have the option unless all `kinds` do."""
+        """Return the help text; it names the kinds with the option, unless all `kinds` have it."""
         texts = {*self.helps.values()}
         if len(texts) > 1:
             return "; ".join(f"{kind}: {text}" for kind, text in self.helps.items())
@@ -104,7 +104,7 @@ def hint_at_kinds(flag: str) -> str:
     """Return a hint at the third-party kinds that have the option `flag`; "" if there are none."""
     kinds = []
     for kind in sorted(set(known_kinds()).difference(BUILT_IN)):
-        with contextlib.suppress(shardio.ShardioError):  # cannot be imported
+        with contextlib.suppress(shardio.ShardioError):  # the kind cannot be imported
             flags = {option.flag for option in options_of(converter_class(kind))}
             if flag in flags or flag.replace("--no-", "--") in flags:
                 kinds.append(kind)

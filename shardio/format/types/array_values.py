@@ -106,7 +106,7 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Raises SchemaError for another shape, or if a number would change, except that Python numbers
+    Raises SchemaError for another shape, or if a number would change. Python numbers, however,
     are rounded to floating-point fields.
     """
     found = _as_dtype(name, field, value)

@@ -1,7 +1,7 @@
 """The field types of numbers: arrays, and lists of arrays.
 
 The functions returned by `row_encoder` and `record_encoder` encode values of common types directly,
-and others by `encode_array`, which takes ten times as long.
+and other values by `encode_array`, which takes ten times as long.
 
 The record of a list of arrays is
 
@@ -346,7 +346,7 @@ class List(Field):
         optional: True if a sample may lack a value of the field; the value is None then.
 
     Raises:
-        SchemaError: `element` is not an Array, or has a codec or is optional itself.
+        SchemaError: `element` is not an Array, is optional, or has a codec.
     """
 
     code: ClassVar[int] = FieldType.LIST

@@ -1,7 +1,7 @@
 """`Field`, the base class of all field types.
 
 Other code only uses the methods and attributes of `Field`: a new type is a frozen dataclass derived
-from it, with an entry in `types.FIELD_TYPES`.
+from `Field`, with an entry in `types.FIELD_TYPES`.
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ class Field(ABC):
         return bytes(record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the values of records without stored dimensions; arbitrary for a missing value."""
+        """Return the values of records without stored dimensions; any value for a missing one."""
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that are valid whatever bytes they have, by their `dims`."""
+        """Return a mask of the records whose `dims` alone show that they are valid."""
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:

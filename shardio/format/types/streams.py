@@ -149,7 +149,7 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """A stream's line, with 0 for its first packet and chunk, and its rows of the packet table."""
+    """A stream's line (first packet and first chunk are 0), and its rows of the packet table."""
 
     line: bytes = bytes(STREAM.size)
     packets: bytes = b""
@@ -239,7 +239,7 @@ class Video(_Streams):
 
 @dataclass(frozen=True, slots=True)
 class Audio(_Streams):
-    """A field of audio, each value the packets of one audio stream. See `Array` for `optional`."""
+    """A field of audio. A value is the packets of one audio stream. See `Array` for `optional`."""
 
     code: ClassVar[int] = FieldType.AUDIO
     required: ClassVar[Required] = Required.AUDIO
@@ -249,7 +249,7 @@ class Audio(_Streams):
 def stream_tables(
     name: str, stream: EncodedStream, n_parameters: int, *, has_frames: bool
 ) -> StreamTables:
-    """Return the tables of a user's stream; raise SchemaError if it is invalid.
+    """Return the tables of a user's stream; raise SchemaError if the stream is invalid.
 
     `n_parameters` is the size of the parameters as canonical JSON. With `has_frames`, `n_frames`
     must be the number of shown packets.
@@ -305,7 +305,7 @@ def n_shown(packets: Packets) -> int:
 
 
 def packets_error(packets: Packets, n_bytes: int) -> str | None:
-    """Return the reason why a packet table of n_bytes of packets is invalid, or None."""
+    """Return the reason why a table of packets with n_bytes in total is invalid, or None."""
     if not len(packets):
         return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
     if (packet_flags(packets) & ~_FLAGS).any():
@@ -326,7 +326,7 @@ def invalid_streams(
     """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
     `sizes` has the size of each stream's record, below 2^48; 0 if missing. `n_packets` and
-    `n_chunks` count those of all streams of the field.
+    `n_chunks` count the packets and chunks of all streams of the field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)

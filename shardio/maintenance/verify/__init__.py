@@ -87,7 +87,7 @@ class Finding:
 
 
 class Findings:
-    """The findings of one file: all are counted, the first `MAX_FINDINGS` kept."""
+    """The findings of one file: all are counted; the first `MAX_FINDINGS` are kept."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)

@@ -33,7 +33,7 @@ from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_
 from shardio.storage.fs import refuse_links_outside
 
 LITTLE_BYTES: Final = 512 << 20
-"""If the total size of all shards is smaller, they are verified without workers by default."""
+"""If all shards together are smaller than this, they are verified without workers by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
 
 
 def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
-    """Read the inputs in external lists, which loading a generation does not; return findings."""
+    """Return findings about inputs in external lists, which loading a generation does not read."""
     findings = []
     lists = (generation.inputs for generation in generations)
     for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
@@ -217,7 +217,7 @@ def _removal_findings(root: Path) -> list[Finding]:
 
 
 def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:
-    """Check the lineage: a hash of the first generation's content, and the same in all others."""
+    """Check the lineage: a hash of the first generation, repeated in all later generations."""
     expected = published.lineage
     if generation.number == 1:
         expected = lineage_of(generation.schema, generation.shards)

@@ -60,8 +60,8 @@ def _parts(
 ) -> tuple[Iterator[tuple[int, int, int, int]], npt.NDArray[np.int64]]:
     """Divide records into parts of about WINDOW_BYTES, in which the records are adjacent.
 
-    Return, for each part, the start and end of its records (indices) and of its bytes (offsets in
-    the file), and, for each record, the offset at which its part starts.
+    Return the start and end of each part, as record indices and as file offsets. Also return, for
+    each record, the file offset at which its part starts.
     """
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // WINDOW_BYTES) > 0
@@ -184,7 +184,7 @@ class PayloadVerifier:
         return bad
 
     def _check_tiling(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check that each record begins where the previous one ends; zeros may align it."""
+        """Check that each record begins where the previous one ends, or after zeros to align it."""
         fields = self._fields
         offsets = entries["offset"].astype(np.int64)
         ends = offsets + stored_bytes(entries).astype(np.int64)
@@ -278,8 +278,8 @@ class PayloadVerifier:
     ) -> None:
         """Check that a record, whose hash is correct, can be decoded to a value of its field.
 
-        `number` is the index of the field among the fields with records, `place` the offset of the
-        record in the file, `n_bytes` its size after decompression.
+        `number` is the index of the field among the fields with records, `place` is the offset
+        of the record in the file, and `n_bytes` is its size after decompression.
         """
         name, field = self._fields[number]
         dims, dictionary = self._shapes[name][row], self._dictionaries.get(name)

@@ -299,7 +299,7 @@ def _verify_section_hashes(
 def _verify_validity(
     content: ShardWindows, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Return a mask of the samples that have a value, for each optional field; check spare bits."""
+    """Return, for each optional field, a mask of the samples with a value; check the spare bits."""
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]

@@ -20,8 +20,8 @@ mapped file stays readable after its removal, but pins save downloads: with shuf
 pins, and 1.3 times without (2026-11, 60 samples of 6 KiB a shard).
 
 A downloaded shard must have the id that the generation names: a hash of the section table. The
-section table has hashes of the sections that store hashes, and these have hashes of all other bytes
-that readers use. All of these hashes are checked.
+section table has hashes of the sections that store hashes, and those sections have hashes of all
+other bytes that readers use. All hashes are checked.
 """
 
 from __future__ import annotations

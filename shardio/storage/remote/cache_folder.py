@@ -151,7 +151,7 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
 
 
 _MANY_FILES: Final = 1000
-"""If the cache has more files, `reserve` frees 5% of the limit more, to list them less often."""
+"""Above this number of files, `reserve` frees another 5% of the limit, to list them less often."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """Matches the name NAME.ID.shard. Files with other names do not belong to the cache."""
 
@@ -215,7 +215,7 @@ class CacheEvictor:
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a finished download. The lock prevents a process from counting both names."""
+        """Rename a finished download, under the folder's lock: no process counts both names."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 
@@ -227,8 +227,8 @@ class CacheEvictor:
     def trim(self) -> None:
         """Evict shards that are not pinned until the cache is within its limit.
 
-        Do nothing if the limit is the default and nothing was downloaded, or if this is called by a
-        finalizer while this thread holds a `folder_lock`. The next download then makes room.
+        Do nothing if the limit is the default and nothing was downloaded. Do nothing in a finalizer
+        that runs while this thread holds a `folder_lock`; the next download then makes room.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -271,7 +271,7 @@ class CacheEvictor:
 def lock_byte(file_name: str) -> int:
     """Return the offset of the byte that locks a shard, given the shard's file name in the cache.
 
-    The offset is a hash of 60 bits: among a million shards, two have the same with a probability of
+    The offset is a hash of 60 bits: among a million shards, two collide with a probability of
     4e-7. The hash is of the name, because shards with the same content have the same id.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4

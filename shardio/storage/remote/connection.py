@@ -39,7 +39,7 @@ class RemoteOptions:
     Args:
         cache: the folder to download shards to; None for the user's default.
         cache_bytes: the limit of the cache; None for nine tenths of the space that is free or used
-            by it.
+            by the cache.
         options: arguments of `obstore.store.from_url`, and `deadline_s`.
         whole: True to download whole shards before reading from them.
         n_readers: the number of processes or threads that read the dataset at the same time.

@@ -51,7 +51,7 @@ _SIGNAL_POLL_S: Final = 0.25
 
 
 def interruptible(call: Callable[[], R]) -> R:
-    """Return the result of `call`, during which signal handlers can run and raise an exception."""
+    """Return the result of `call`; meanwhile, signal handlers can run and raise an exception."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     return next(map_ordered(1, lambda _: call(), [None]))

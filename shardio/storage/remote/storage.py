@@ -160,7 +160,7 @@ class RangeFile(PreadFile):
 
     The end of the object, which usually contains all that is needed to open the shard, is fetched
     first and kept. A read of the first page returns the last page, which is a copy of the first;
-    only a download compares both. Recently read blocks are kept, too. Reads raise the errors of
+    only a download compares the two. Recently read blocks are kept, too. Reads raise the errors of
     ObjectStore, and ShardChanged if the object was replaced.
     """
 

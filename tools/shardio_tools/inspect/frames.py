@@ -77,7 +77,7 @@ def _is_clip(shape: Sequence[int | None]) -> bool | None:
 
 
 def frames_of(value: Any, kind: Any) -> FrameSequence:
-    """Return the frames of a value from a reader, whose data is read when frames are taken.
+    """Return the frames of a value from a reader. The data is read when frames are taken.
 
     `kind` is the type of a field that holds pictures or may hold picture files.
     """
@@ -121,7 +121,7 @@ def _as_bytes(data: Any) -> bytes:
 def _from_video(
     stream: shardio.EncodedStream, numbers: Sequence[int], size: Size
 ) -> Iterator[Frame]:
-    """Decode frames of a video; if that fails, decode each alone, and yield errors for damage."""
+    """Decode frames of a video, each alone if that fails; yield an error for a damaged frame."""
     out = np.empty((len(numbers), *size, 3), np.uint8)
     with ClipDecoder() as decoder:
         try:
