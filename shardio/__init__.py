@@ -1,7 +1,7 @@
 """Folders of video and arrays become memory-mapped shards that feed training loops.
 
-This is the front door: every public name, loaded from its module when it is first used, so that
-`import shardio` costs next to nothing and imports neither numpy nor tinygrad nor av.
+Every public name is loaded from its module on first use. `import shardio` alone is therefore fast,
+and imports neither numpy nor tinygrad nor av.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _NAMES = {
     "shardio.shard.writer": ("ShardWriter",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-# Renamed here only: inside the package `open` is the builtin, and a class is a noun.
+# Public names of classes that have another name in their modules.
 _NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "ShardDataset"}
 
 

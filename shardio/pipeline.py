@@ -259,8 +259,8 @@ class Pipeline(PipelineIterations):
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration over the source.
 
-        The iterator raises a function's exception in place of the result; TooManySkipped;
-        BatchTimeout if a result is late; WorkerDied after crashes. The iterator then ends.
+        The iterator ends when it raises an exception: that of a function, TooManySkipped,
+        BatchTimeout if a result is late, or WorkerDied after crashes.
         """
         return self._iterate(self._supply.source, lambda origin: None)
 

@@ -161,8 +161,8 @@ _GREY: Final = np.array([0.299, 0.587, 0.114])
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
 _CHUNK_PIXELS: Final = 8192
-"""The number of pixels to convert at once. Their floats fit into a core's cache, which takes little
-more than half the time of converting a clip as a whole."""
+"""The number of pixels to convert at once, whose floats fit into a core's cache. Converting a clip
+as a whole would take almost twice the time."""
 
 
 class ColorJitter(PictureTransform):
@@ -173,10 +173,10 @@ class ColorJitter(PictureTransform):
     bounds.
 
     Brightness scales all levels, the values of the channels. Contrast scales their distance from
-    the mean grey of the picture or clip, saturation from the grey of their pixel. Hue rotates
-    colours around the grey axis and keeps their luma, as in NVIDIA DALI; torchvision's rotation in
-    HSV takes much longer. All are applied together, as one linear map, and clipped once, so their
-    order makes no difference.
+    the mean grey of the picture or clip, and saturation their distance from the grey of the pixel.
+    Hue rotates colours around the grey axis and keeps their luma, as in NVIDIA DALI; torchvision's
+    rotation in HSV takes much longer. All changes are applied as one linear map, and the result is
+    clipped once: their order makes no difference.
 
     Raises:
         InvalidArgument: a parameter is not valid.

@@ -70,7 +70,7 @@ def media_value(field: Any, data: bytes, name: str = "") -> Any:
 
 @contextmanager
 def damage(kinds: tuple[type[Exception], ...], place: str = "") -> Iterator[None]:
-    """Report exceptions of a library as damage of a file; an OSError that names a file is not."""
+    """Raise a library's exceptions as MediaError, except an OSError that names a file."""
     try:
         yield
     except kinds as error:

@@ -168,7 +168,7 @@ class SchemaInference:
 
 
 def is_null_record(name: str, dtype: str, names: Iterable[str]) -> bool:
-    """Return True for a field of nothing but nulls if `names` has members of the field."""
+    """Return True if all values of a field are null, but `names` has members of the field."""
     return dtype == UNKNOWN and any(each.startswith(f"{name}.") for each in names)
 
 

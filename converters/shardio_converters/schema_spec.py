@@ -1,4 +1,4 @@
-"""Field specs, strings such as `float32[3,*]`; the base of converters that infer fields."""
+"""Field specs (strings such as `float32[3,*]`), and the base of converters that infer fields."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class InferringConverter(Converter):
     """JSON file with the field types (default: inferred from the files)."""
 
     def __post_init__(self) -> None:
-        """Validate the fields, and sort them: a later append has the same order."""
+        """Validate the fields, and sort them, so that a later append has the same order."""
         if self.fields is None:
             return
         for name, field in parse_schema(self.fields).items():

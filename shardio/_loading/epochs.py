@@ -70,7 +70,7 @@ def _identity(epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
 
 
 def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
-    """Return the plan of an epoch's rest; raise InvalidArgument for an invalid or foreign state."""
+    """Return the plan for the rest of an epoch; raise InvalidArgument if the state does not fit."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgument(
@@ -104,7 +104,7 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
 def _tokens(
     state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token counts in `state`; `had` has each source's former number of windows."""
+    """Return the token counts in `state`; `had` are the saved numbers of windows by source."""
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):

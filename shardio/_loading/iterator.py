@@ -90,7 +90,7 @@ class BatchAssembler:
     ) -> dict[str, Any]:
         """Return the arrays or tensors of a batch for reuse=True; later batches use them again.
 
-        Every block has its own values. But if tensors are copies, all blocks share one set.
+        Each block has its own values; but if tensors are copies, one set serves all blocks.
         """
         lanes = self._engine.pool.kept
         if self._adapter is not None and not self._adapter.aliases:

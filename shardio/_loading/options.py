@@ -73,7 +73,7 @@ _OPEN_OPTIONS: Final = (
 
 
 def dataset_habits(call: str) -> dict[str, str]:
-    """Return advice for options of `shardio.open` or of views that are passed to a loader instead.
+    """Return advice for users who pass options of `shardio.open` or of views to a loader.
 
     `call` is a correct call of the loader as a format string, in which {} stands for the dataset.
     """

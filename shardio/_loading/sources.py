@@ -71,7 +71,7 @@ class ResumePosition(NamedTuple):
 
     @classmethod
     def behind(cls, origin: SourceItem | None) -> Self:
-        """Return the position after a result made from `origin`; at the end (None), the start."""
+        """Return the position after a result of `origin`; if `origin` is None, return the start."""
         if origin is None:
             return cls()
         if origin.n_given:  # the item went to a generator function, which may yield more results

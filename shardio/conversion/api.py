@@ -60,7 +60,7 @@ def convert(
 ) -> ConversionReport:
     """Convert a folder of files, or Python samples or items, into a dataset at `out`.
 
-    Every file below `src`, or that matches the pattern `src`, is read and listed in the report. A
+    Every file below the folder `src`, or matching the pattern `src`, is read and reported. A
     broken file gives no samples; with `keep_partial`, it gives the samples before the damage. With
     `on_error="stop"`, the conversion ends at the first broken file in name order, and the samples
     up to there are published.

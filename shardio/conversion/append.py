@@ -75,7 +75,7 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
-    """Return kind and options of the converter for an append; those of the dataset are defaults."""
+    """Return the kind and options of the converter; by default, those that the dataset records."""
     name = base.converter.get("name")
     kind = kind or name
     if kind != name or name is None:
@@ -133,8 +133,8 @@ def classify_inputs(
 ) -> tuple[Listing, list[InputReport]]:
     """Return the inputs that an append must convert, and the reports on all other inputs.
 
-    An input is known if a file of the same name gave samples to the dataset. The classes of the
-    returned listing are those of the dataset after the append.
+    An input is converted unless a file of the same name gave samples to the dataset. The returned
+    listing has the classes of the dataset after the append.
     """
     listing = _merge_classes(listing, base, out)
     known: dict[str, list[Entry]] = {}
@@ -154,7 +154,7 @@ def classify_inputs(
 
 
 def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
-    """Describe the change of an input since its conversion; "" if an entry has its content."""
+    """Describe how an input changed since its conversion; return "" if it is unchanged."""
     n_bytes = 0
     for state in input_states(one).values():
         if state is None:
@@ -167,7 +167,7 @@ def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
         return f"{n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
     hashes = [entry["hash"] for entry in entries if "hash" in entry]
     if len(hashes) < len(entries):
-        return ""  # Without a recorded hash, equal sizes have to do.
+        return ""  # Without a recorded hash, only the sizes are compared.
     try:
         found = input_hash(one)
     except OSError as error:
@@ -192,10 +192,10 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 
 
 def rebase(base: Generation, out: Path) -> Generation:
-    """Load the latest generation of the dataset in `out`, to which the append is then applied.
+    """Load the latest generation of the dataset in `out`, which the append will extend.
 
-    Raise DatasetConflict if another writer has changed its schema or classes since `base` was read,
-    or has replaced the dataset: its lineage (the id of a dataset) then differs.
+    Raise DatasetConflict if, since `base` was read, another writer has changed the schema or the
+    classes, or has replaced the dataset by one with another id (`lineage`).
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
@@ -215,8 +215,8 @@ def generation_changes(
 ) -> dict[str, Any]:
     """Return the attributes in which the next generation differs from the generation `latest`.
 
-    If the earlier conversion of an input gave no samples, its new report replaces its entry. The
-    statistics of named subsets, whose samples do not change, are kept if there are no new classes.
+    The new report on an input replaces an earlier report without samples. The statistics of named
+    subsets are kept if there are no new classes, because the samples of a subset do not change.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

@@ -22,7 +22,7 @@ LABEL_COLUMNS: Final = ("path", "label")
 _JSON_SUFFIXES: Final = (".json", ".jsonl", ".ndjson")
 _MAX_PATHS_NAMED: Final = 3
 
-Entry = tuple[int, Any, Any]  # the number of a line in a label file, and its path and label
+Entry = tuple[int, Any, Any]  # a line of a label file: its number, path and label
 
 
 def read_labels(path: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def read_labels(path: str) -> dict[str, str]:
 
 
 def _is_text(value: object) -> bool:
-    """Return True for a string without lone surrogates (escapes in JSON), which UTF-8 lacks."""
+    """Return True for a string that UTF-8 can encode; JSON escapes may add lone surrogates."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
@@ -99,7 +99,7 @@ def _json_lines(path: str) -> Iterator[Entry]:
 
 
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
-    """Return the listing with the classes and labels of a label file, instead of folders.
+    """Return the listing with classes and labels from a label file instead of from folders.
 
     Inputs that are not in `labels` get the label -1. Classes are sorted by name, or by number if
     all names are integers. `where` is the path of the label file.
@@ -161,8 +161,8 @@ def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
 def find_split(folders: Iterable[str]) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
-    A folder counts only beside a folder that is named like another split, and only at the least
-    depth with such folders. For several parents, the paths are patterns that match all of them.
+    A folder counts only if its parent contains a folder that is named like another split. Only the
+    least depth with such parents is searched; if it has several, the returned paths are patterns.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):

@@ -88,7 +88,7 @@ class Converter(ABC):
     The constructor raises InvalidArgument for an invalid option. Options are recorded in the
     dataset, and an append creates the converter again from them: their values must be JSON values,
     and must not contain machine names or absolute paths. An option whose default is None is
-    recorded only if it has another value. No option may be named like a parameter of
+    recorded only if it is not None. No option may be named like a parameter of
     `shardio.convert`. Instances are pickled and sent to the workers.
 
     Attributes:
@@ -184,7 +184,7 @@ _PARAMETERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """An entry of `BUILT_IN`: module and class, and the reason for files of other kinds.
+    """A built-in converter: module and class, and the reason reported for files of other kinds.
 
     `suffixes` are the endings of names by which the kind is guessed. `packages` are the packages
     and modules that `pip install '.[KIND]'` installs.
@@ -363,9 +363,9 @@ def guess_kind(inputs: Iterable[Input]) -> str:
 def kind_from_names(names: Iterable[str]) -> str | None:
     """Return the kind that the names of files indicate, or None if they indicate none.
 
-    LeRobot comes first, because it has videos; then videos; then audio, because images among audio
-    files are usually covers; images; GIFs, as videos; and all other kinds, because tables among
-    media files usually describe the media.
+    The kinds are tried in this order: LeRobot, whose files include videos; videos; audio, because
+    images among audio files are usually covers; images; GIFs, as videos; all other kinds, because
+    tables among media files usually describe the media.
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):

@@ -1,7 +1,7 @@
 """Data frames as samples: each row becomes a sample, and each column becomes a field.
 
-Frames of pandas are read directly, because Arrow would turn their NaN into null; all others through
-Arrow's C stream interface. This module imports neither pandas nor polars.
+Frames of pandas are read directly, because Arrow would turn their NaN into null. All other frames
+are read through Arrow's C stream interface. This module imports neither pandas nor polars.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """Return an Array field for the values of two fields, with any size where sizes differ."""
+    """Return an Array field for the values of both fields; dimensions that differ may vary."""
     if len(known.shape) != len(found.shape):
         return None
     dtype = known.dtype
@@ -244,7 +244,7 @@ _NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int
 
 
 def pandas_columns(frame: Any) -> list[FrameColumn]:
-    """Return the columns of a pandas frame, after the named levels of its index."""
+    """Return a column for each named level of a pandas frame's index, and then the columns."""
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
     found = [

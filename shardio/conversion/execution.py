@@ -1,8 +1,8 @@
 """Execute a conversion: validate the options, convert the inputs in units, publish a generation.
 
-Adjacent small shards of Python items are merged before that, because the size of an item does not
-predict the size of its samples. Which shards are merged depends only on their sizes and on the
-order of the units.
+Before a generation is published, adjacent small shards of Python items are merged: the size of an
+item does not predict the size of its samples. Which shards are merged depends only on their sizes
+and on the order of the units.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ConvertOptions:
     def fit_source(
         self, base: Generation | None, listing: Listing, out: PathName
     ) -> tuple[Converter, Listing]:
-        """Return the converter, and the listing in which inputs have their parts."""
+        """Return the converter, and the listing with the parts of each input."""
         kind, options = self.kind, self.converter_options
         if base is not None:
             kind, options = inherit_options(base, kind, options)
@@ -124,7 +124,7 @@ class ConvertOptions:
             return fit_converter(source, listing.inputs), listing
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
-                # If options differ from those of the dataset, this is the likely cause.
+                # The likely cause is an option that differs from the one in the dataset.
                 all_options = {**base.converter.get("options", {}), **self.converter_options}
                 changed = {**base.converter, "options": all_options}
                 check_same_samples(base, changed, base.schema, out)
@@ -214,7 +214,7 @@ class _Run:
                 "shard_bytes": job.shard_bytes,
             },
         }
-        """The entry about the converter that a generation records."""
+        """The name, version and options of the converter, as a generation records them."""
         self._settings = conversion_settings(self.converter, job.source.libraries())
         # Adjacent shards smaller than this size are merged; see `compact_shards`.
         least_bytes = min(MIN_SHARD_BYTES, job.shard_bytes // 2)
@@ -296,7 +296,7 @@ class _Run:
     def publish_next(
         self, latest: Generation, placed: Sequence[tuple[str, ShardSummary]]
     ) -> Generation:
-        """Publish shards, given with their paths in the work folder, after those of `latest`."""
+        """Publish a generation with the shards of `latest`, then `placed` (paths and shards)."""
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
@@ -340,7 +340,7 @@ class _Run:
 
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""The size that merged shards reach if possible: tables and padding take 50 kB of each shard."""
+"""The size that merged shards reach if possible: each shard has 50 kB of tables and padding."""
 COMPACTED: Final = "compacted"
 """The name of the folder of merged shards, in the work folder."""
 
@@ -348,7 +348,7 @@ COMPACTED: Final = "compacted"
 def compact_shards(
     placed: Sequence[tuple[str, ShardSummary]], job: ConversionJob, least_bytes: int
 ) -> list[tuple[str, ShardSummary]]:
-    """Merge adjacent shards smaller than `least_bytes`; keep these for an interrupted run."""
+    """Merge adjacent small shards; keep their files, so that an interrupted run can resume."""
     sizes = [
         _content_bytes(os.path.join(job.folder, path))
         if shard.n_bytes < least_bytes
@@ -360,7 +360,7 @@ def compact_shards(
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Divide shards into groups to be merged: of adjacent ones, until they reach `least_bytes`."""
+    """Divide shards into groups to merge: adjacent small shards, of `least_bytes` if possible."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):
@@ -377,7 +377,7 @@ def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
 
 
 def _content_bytes(path: str) -> int:
-    """Return the size of a shard without its padding, which is most of a shard with few samples."""
+    """Return the size of a shard without its padding, which takes up most of a small shard."""
     with ShardReader(path, verify="off") as reader:
         return sum(section.size for section in reader.sections)
 

@@ -140,7 +140,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_input(name: str, path: str, label: int) -> Input:
-    """Return the input for a file, of size 0 for a broken link."""
+    """Return the input for a file; the size of a broken link is 0."""
     try:
         status = os.stat(path)
     except OSError:
@@ -152,7 +152,7 @@ def _make_input(name: str, path: str, label: int) -> Input:
 _SPECIAL: Final = re.compile(r"[*?\[]")
 _ANY_FOLDERS: Final = "**"
 Rest = tuple[str, ...]
-"""The parts of a pattern that the rest of a path must still match. () matches every rest."""
+"""The parts of a pattern that the rest of a path must match; () matches any rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,18 +37,18 @@ from shardio.storage.fs import read_checksummed_json, to_checksummed_json, write
 MIN_UNIT_BYTES: Final = 1 << 20
 """The minimum target size of a unit. Shards of smaller units would be too small to read fast."""
 MAX_UNIT_BYTES: Final = 128 << 20
-"""The maximum target size of a unit: workers would wait long for the last of larger units."""
+"""The maximum target size of a unit. With larger units, workers would wait long for the last."""
 N_UNITS: Final = 64
-"""The number of units at sizes within these limits: enough to keep all workers busy to the end."""
+"""The number of units, if their size is within these limits: enough to keep all workers busy."""
 MIN_INPUT_BYTES: Final = 4096
-"""The minimum size of an input in the plan, because opening a file takes time too."""
+"""The size that the plan assumes for smaller inputs, because opening a file takes time too."""
 MAX_UNIT_ITEMS: Final = 4096
-"""The maximum number of items in a unit, whose work is lost if it is interrupted."""
+"""The maximum number of items in a unit; an interruption loses all work on unfinished units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Consecutive inputs that one worker converts into shards of their own, which have its number.
+    """Consecutive inputs that one worker converts into separate shards, named by `number`.
 
     `first` is the index of the unit's first input among all inputs. `skipped` has the indices of
     inputs that are not read again because they crashed workers, and the reasons for the report.
@@ -61,7 +61,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A hash of the inputs' names, labels, sizes and times, which names the unit's folder."""
+        """The name of the unit's folder: a hash of its inputs' names, labels, sizes and times."""
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
             + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
@@ -121,8 +121,8 @@ def _power_of_two(n: int) -> int:
 class InputDone(NamedTuple):
     """The event of a finished input, whose index among all inputs is `position`.
 
-    The report has the size of the input when it was read, with which a later append compares that
-    of the file.
+    The report has the size of the input when it was read; a later append compares the size of the
+    file with it.
     """
 
     unit: int
@@ -274,7 +274,7 @@ def has_records(folder: Path) -> bool:
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
     """Read the record of a finished unit, verify every byte of its shards, and return its events.
 
-    Return None if the record or a shard is damaged or missing, or was uploaded under another name.
+    Return None if a file is damaged or missing, or a shard was uploaded under another name.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_checksummed_json(folder / RECORD_FILE)
@@ -304,7 +304,7 @@ def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
 
 
 def uploaded_name(path: str) -> str | None:
-    """Return the name in the object store of the shard at `path`; None if it is not uploaded."""
+    """Return the name that the shard at `path` has in the store; None if it is not uploaded."""
     with contextlib.suppress(DataError, OSError):
         return str(read_checksummed_json(_note_path(path)).get("name"))
     return None

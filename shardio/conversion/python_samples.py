@@ -49,7 +49,7 @@ def write_samples(
     *,
     append: bool,
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`, or append them; publish nothing without samples."""
+    """Write samples to a new dataset at `out`, or append them; without any, publish nothing."""
     start_s, rest, n_samples = time.monotonic(), iter(samples), 0
     base = load_base(out) if append else None
     if base is not None:
@@ -118,8 +118,8 @@ def is_pillow_image(value: object) -> bool:
 def to_plain(value: Any, field: Field | None = None) -> Any:
     """Return a value in a form that a field can store, or raise SchemaError.
 
-    A tensor becomes an array, which shares the memory of the tensor if that is on the CPU. A Pillow
-    image becomes an array of its pixels if `field` is an Array, otherwise the bytes of a PNG file.
+    A tensor becomes an array; the array shares the memory of a tensor on the CPU. A Pillow image
+    becomes an array of its pixels if `field` is an Array, otherwise the bytes of a PNG file.
     """
     if type(value) in _PLAIN:
         return value
@@ -280,7 +280,7 @@ def _item_name(item: Any, text: str, number: int) -> str:
 
 
 _MAX_SCHEMA_ITEMS: Final = 64
-"""The maximum number of items that are tried, until one gives a sample, to infer the schema."""
+"""The maximum number of items that are tried, in order, to get a sample for the schema."""
 _NO_SAMPLE: Final = object()
 
 
@@ -404,13 +404,13 @@ def _infer(sample: Mapping[str, Any]) -> Schema:
 
 
 MAX_ITEMS: Final = 16_384
-"""The maximum number of items for a map-style data set. The report has an entry for each item."""
+"""The maximum number of items for a map-style data set, because the report lists every item."""
 
 
 def is_map_style(src: object, workers: int | None) -> bool:
     """Return True if samples are read from a source by index instead of by iteration.
 
-    The `__getitem__` that a torch IterableDataset inherits only raises an exception.
+    The result is False for a torch IterableDataset: its inherited `__getitem__` always raises.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):

@@ -93,8 +93,8 @@ class ConversionReport:
 
     `generation` is the number of the generation that has the samples; 0 if no input gave a sample
     and nothing was published. `stopped` is True if the conversion ended early at a broken input.
-    `stats_dropped` is True if an append removed statistics of the whole dataset, which do not
-    include the new samples. `view` is the dataset's default view: what a loader reads as one
+    `stats_dropped` is True if an append removed statistics of the whole dataset, because they lack
+    the new samples. `view` is the dataset's default view: what a loader reads as one
     sample.
     """
 
@@ -123,7 +123,7 @@ class ConversionReport:
 
     @property
     def modified(self) -> tuple[InputReport, ...]:
-        """The inputs of an append that changed after their conversion; the exit code is 1, too."""
+        """The inputs that changed between conversion and append; the exit code is then 1, too."""
         return tuple(source for source in self.inputs if source.outcome == "modified")
 
 
@@ -134,7 +134,7 @@ _MAX_SUFFIXES: Final = 4
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Raise InvalidArgument if no file is of the kind; broken files and duplicates count."""
+    """Raise InvalidArgument if no file is of the kind; a broken or duplicate file counts as one."""
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
     suggested = kind_from_names(report.name for report in reports)

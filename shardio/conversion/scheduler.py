@@ -88,8 +88,8 @@ class ConversionState:
     def handle(self, event: UnitEvent) -> None:
         """Record an event of a unit, and report finished inputs to `progress`.
 
-        If the unit is converted again after a crash, the events of an input arrive again:
-        `progress` is called for the first, but the last determines the result.
+        If the unit is converted again after a crash, an input may finish twice: `progress` is
+        called the first time, but the last event has the result.
         """
         if isinstance(event, InputDone):
             is_new = event.position not in self._done
@@ -121,7 +121,7 @@ class ConversionState:
         return [placed for unit in units for placed in self._shards_of(unit)]
 
     def reports(self) -> list[InputReport]:
-        """Return the reports on all inputs; without a result, the outcome is "not_processed"."""
+        """Return the reports on all inputs; inputs without a result are "not_processed"."""
         reports = []
         for position, source in enumerate(self.listing.inputs):
             done = self._done.get(position)
@@ -165,8 +165,8 @@ def run_in_workers(
     """Convert units in `n_workers` processes, and yield the events of the units as they arrive.
 
     Every worker inherits `lock_fds`, so that these locks are held until the last worker has exited.
-    If the generator is closed, the workers are stopped. Errors of workers are raised, and
-    WorkerDied if they crash while they read no input that could be skipped.
+    If the generator is closed, the workers are stopped. Errors of workers are raised.
+    WorkerDied is raised if workers crash repeatedly outside of reading an input.
     """
     running: dict[int, Unit] = {}  # keys: the indices that the pool gave to the units
     n_crashes: Counter[tuple[int, int | None]] = Counter()
@@ -206,7 +206,7 @@ def run_in_workers(
 
 
 class UnitCrash(NamedTuple):
-    """The crash of a worker, at an input of the unit; `position` is None between inputs."""
+    """The crash of a worker. `position` is the input's index in the unit; None between inputs."""
 
     position: int | None
     died: WorkerExit
@@ -257,7 +257,7 @@ def _events_or_error(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exc
 
 
 class UnitAttempt(NamedTuple):
-    """The events of a unit, the folder of new shards or "", and the first file that is not seen."""
+    """The events of a unit, the folder of its new shards, and a path that the machine lacks."""
 
     events: tuple[UnitEvent, ...]
     folder: str
@@ -304,8 +304,8 @@ def run_on_ray(
 ) -> Generator[UnitEvent, None, None]:
     """Convert units on the machines of a Ray cluster, and yield the events of the units.
 
-    At most `n_at_once` units are on the cluster at the same time. None means two units per CPU, of
-    which one waits. Raise UnsupportedEnvironment if a machine cannot see the files, or if its
+    At most `n_at_once` units are on the cluster at the same time. None means two units per CPU, one
+    of which waits. Raise UnsupportedEnvironment if a machine cannot see the files, or if its
     processor type or its versions differ from this machine's.
     """
     attempts = os.path.join(job.folder, f"attempts-{secrets.token_hex(8)}")

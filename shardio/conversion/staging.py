@@ -80,9 +80,9 @@ class Staging:
     In the local folder of an upload, `hint` says how to start the upload from the beginning;
     otherwise it is "".
 
-    At the end of the `with` block, the work folder is removed if `finish` was called; an upload
-    keeps its plan. Otherwise it is kept if at least one unit is finished; if not, it is removed,
-    and so is `out` if this object has created it.
+    After `finish`, the end of the `with` block removes the work folder, except the plan of an
+    upload. Without `finish`, the folder is kept if a unit is finished. Without finished units, it
+    is removed, and so is `out` if this object has created it.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Staging:
             refuse_existing(self.out, exclude=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
-        """Write a new plan to the journal, for units of these keys; remove those of another plan.
+        """Write a plan for units with the keys `units` to the journal; remove all other units.
 
         If an interrupted conversion is resumed, its settings must be the same.
         """
@@ -261,9 +261,9 @@ class Staging:
     def _has_published(self) -> bool:
         """Return True if a generation of `out` lists a shard of this work folder.
 
-        If a writer was killed while it published a generation, that generation is removed first. An
-        upload has removed its shards, but only this upload uses `out`: any dataset there is its
-        own.
+        If a writer was killed while it published a generation, that generation is removed first.
+        For an upload, whose shards are removed, any dataset counts, because no other conversion
+        uses `out`.
         """
         if not holds_dataset(self.out):
             return False

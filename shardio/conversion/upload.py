@@ -61,7 +61,7 @@ from shardio.storage.remote.storage import RangeFile
 _MAX_CONCURRENT: Final = 4
 """The maximum number of shards that are uploaded or checked at the same time."""
 _MAX_UPLOADS: Final = 12
-"""The maximum number of shards that are uploaded or wait for it. `submit` then waits, too."""
+"""The maximum number of unfinished uploads; `submit` waits until there are fewer."""
 _POLL_S: Final = 0.25  # the maximum length of one wait, so that Ctrl-C can interrupt it
 _SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
 """Matches the names of shards, to find uploaded shards that the dataset does not need."""
@@ -73,8 +73,8 @@ def upload_shard(
 ) -> None:
     """Upload the shard at `path`, unless the store already has it.
 
-    The store has the shard if it has an object of the same name, size and last page (4 KiB), which
-    contains hashes of the whole content. `check` is called before each request except the first;
+    The store has the shard if it has an object of the same name, size and last page (4 KiB): that
+    page has hashes of the whole content. `check` is called before each request except the first;
     its exception cancels the upload.
     """
     try:
@@ -227,7 +227,7 @@ class Upload(Closing):
             self._is_converted = holds_dataset(self.folder)
             self._has_lease = self._lease.is_held()
             self._begin(resume=resume)
-            # If shards may be in the store, the folder keeps the lease until there is a dataset.
+            # Shards may be in the store. While the folder exists, `close` keeps the lease.
             make_folder(self.folder if was_interrupted else os.path.dirname(self.folder))
         except BaseException:
             self.close()
@@ -328,7 +328,7 @@ class Upload(Closing):
 
 
 class UploadLease:
-    """A lease: an object in the store, whose owner is the only machine that may write below a URL.
+    """A lease: an object in the store; only the machine that owns it may write below a URL.
 
     The owner has a local file with the same content, which includes a random token.
     """

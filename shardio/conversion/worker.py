@@ -115,7 +115,7 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
 def _read_input(
     source: Input, before: Mapping[str, InputState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
-    """Write the samples of one input to the buffer; return outcome and hash, "" without samples."""
+    """Write the samples of one input to the buffer; return the outcome, and the hash or ""."""
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
@@ -232,7 +232,7 @@ class _RollingShardWriter:
 
 BUFFER_BYTES: Final = 64 << 20
 _N_PICKLES: Final = 64
-"""The number of pickles for BUFFER_BYTES; only one is read into memory at a time."""
+"""The number of pickles that hold BUFFER_BYTES; they are read into memory one at a time."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
 """The types of values that contain no other values."""
 Sample = Mapping[str, Any]
@@ -310,7 +310,7 @@ def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _stack(values: list[Any]) -> Any:
-    """Return the values as one array if each entry equals its value; else return `values`."""
+    """Return the values as one array if its entries equal the values; else return `values`."""
     kinds = set(map(type, values))
     kind = kinds.pop()
     if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):
@@ -348,7 +348,7 @@ def _memory_bytes(value: object) -> int:
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 _BYTES_PER_S: Final = 1 << 20
-"""A step may process a whole file: it may take a second more per this many bytes."""
+"""The bytes of a file for which a step may take one second more: it may read the whole file."""
 
 
 def cpu_limit_s(step_s: float, source: Input) -> float:

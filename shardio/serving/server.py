@@ -4,7 +4,7 @@
                    gatekeeper                                  (an event wakes the main thread)
 
 The main thread is the thread that calls `run`. It alone uses the socket. `stop` may be called from
-any thread and from signal handlers; while `run` runs, `close` only from other threads.
+any thread and from signal handlers. While `run` runs, only other threads may call `close`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
 """The maximum number of messages that the main thread reads before it does other work."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
-"""The queue of ZeroMQ for a client: one that reads no messages fills it, and counts as lost."""
+"""The length of ZeroMQ's queue for a client. A client whose queue is full counts as lost."""
 _MAX_UNREAD: Final = 16
 """The maximum number of messages of one client that the server has not read yet."""
 _CLOSE_TIMEOUT_S: Final = 2.0
@@ -106,7 +106,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 class Server(Closing):
     """A server of batches, made by `make_server`. Owns its socket and all sessions.
 
-    `served` are options set by the server on which batches depend. Without `keys`, only this
+    `served` are those options of the server on which the batches depend. Without `keys`, only this
     machine is served.
     """
 
@@ -131,7 +131,7 @@ class Server(Closing):
         self._most_clients = most_clients
         self._sessions: dict[str, Session] = {}
         self._tokens: dict[bytes, str] = {}
-        """The tokens by the identities that ZeroMQ gives to connections."""
+        """The token of each client, by the identity that ZeroMQ gives to the connection."""
         self._ending: list[Session] = []
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
@@ -265,7 +265,7 @@ class Server(Closing):
         self._tokens[identity] = token
 
     def _check_capacity(self) -> None:
-        """Raise UnsupportedEnvironment if too many sessions exist, those that end included."""
+        """Raise UnsupportedEnvironment if too many sessions exist, including ending ones."""
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._sessions), len(self._ending)
         if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:

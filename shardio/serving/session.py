@@ -1,7 +1,7 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
 The server's thread passes each message of the client to the session with `tell`. Batches are sent
-before the client's loop asks for them, as far as the client's credit and `MAX_UNTAKEN_BYTES` allow.
+before the client's loop asks for them, within `MAX_UNTAKEN_BYTES` and the steps that it accepts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_UNTAKEN_BYTES: Final = 256 << 20
 MAX_AHEAD: Final = 1 << 10
 """The maximum number of sent batches that the client's loop has not taken."""
 _MAX_INBOX: Final = 16
-"""A correct client has few messages here: it waits for the answer to most of them."""
+"""The maximum number of unanswered messages; a correct client awaits most answers."""
 _POLL_S: Final = 0.05
 """The interval at which a waiting session checks whether ZeroMQ has sent its blocks."""
 
@@ -73,7 +73,7 @@ class Session:
         self._untaken: deque[tuple[int, int]] = deque()
         """The step and size of each sent batch that the client's loop has not taken yet."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
-        """A weak reference to each sent block, dead once ZeroMQ has released it, and its size."""
+        """For each sent block, a weak reference, dead once ZeroMQ has released it, and the size."""
         self.n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         try:

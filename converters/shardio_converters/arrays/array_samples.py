@@ -62,7 +62,7 @@ class NamedArray:
 def block_array(
     name: str, dtype: str, shape: Shape, read: Callable[[Any], Any], row_bytes: int, chunk_rows: int
 ) -> NamedArray:
-    """Return an array whose rows a library reads by range, and decodes by chunks of `chunk_rows`.
+    """Return an array whose rows are read by range; its chunks have `chunk_rows` rows each.
 
     `read` returns the rows of a slice, or the whole array for `()`. `row_bytes` is the size of a
     row in memory. Rows are read in whole chunks.
@@ -88,7 +88,7 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
 
 
 def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _REFUSED) -> str:
-    """Return shardio's name of a dtype, or `TEXT`; `refused` has reasons by the dtype's kind."""
+    """Return shardio's name of a dtype, or `TEXT`; `refused` maps refused kinds to reasons."""
     if dtype.kind in "UT":
         return TEXT
     if dtype.name not in DTYPES:
@@ -101,9 +101,9 @@ def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _RE
 class ArraySamples(InferringConverter):
     """A base of converters that make samples of named arrays; subclasses open the files.
 
-    Rows are samples, with their index in the field `row`, or files are. Inferred fields accept any
-    size of a dimension in which files differ, and numbers of all their dtypes; an array that some
-    files lack is optional.
+    A sample is a row, with its index in the field `row`, or a whole file. If the files differ in a
+    dimension, the inferred field accepts any size; if they differ in dtype, it accepts the numbers
+    of all of them. An array that some files lack is optional.
     """
 
     what: ClassVar[str]  # the name of the kind of files, for messages
@@ -125,7 +125,7 @@ class ArraySamples(InferringConverter):
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file, readable until `files` is closed; None for other files."""
+        """Return the arrays of a file, readable until `files` is closed; None for another kind."""
 
     def name_of(self, source: Input) -> str:
         """Return the value of the field `source`."""
@@ -242,7 +242,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """Return the number of rows of all arrays; None if they differ, or have no dimension."""
+    """Return the number of rows that all arrays have; None if there is no such number."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 

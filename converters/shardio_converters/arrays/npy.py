@@ -42,10 +42,10 @@ def _stored(
     is_fortran: bool,  # noqa: FBT001
     begin: Callable[[], IO[bytes] | FileSlice],
 ) -> NamedArray:
-    """Return an array whose numbers are stored one after another; `begin` opens the first number.
+    """Return an array of numbers that are stored in sequence; `begin` opens the file at the first.
 
-    `dtype` is the dtype in the file, with its byte order. In Fortran order, where a row is
-    scattered, rows are read as a whole.
+    `dtype` is the dtype in the file, with its byte order. In Fortran order, the numbers of a row
+    are scattered: the whole array is then read at once.
     """
 
     def whole() -> npt.NDArray[Any]:
@@ -145,7 +145,7 @@ _NPY_DAMAGE: Final = (
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> NamedArray:
-    """Return the array of a .npy of `n_bytes`; if `data` is only its beginning, read no values."""
+    """Return the array of a .npy of `n_bytes`; `data` is its beginning if no values are read."""
     file = io.BytesIO(data)
     header = _read_header(file, name)
     start = file.tell()
@@ -231,7 +231,7 @@ def _open_tensors(file: IO[bytes]) -> list[NamedArray]:
 
 
 def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, NamedArray]:
-    """Return where a tensor begins and ends, counted from byte `start`, and the tensor."""
+    """Return the begin and the end of a tensor, in bytes from `start`, and the tensor."""
     begins, ends = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if any(type(n) is not int or n < 0 for n in (begins, ends, *shape)):
@@ -252,8 +252,8 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 class Arrays(ArraySamples):
     """A converter that makes samples of the arrays in .npy, .npz and .safetensors files.
 
-    The field of an array has its name; that of a .npy is `array`. By default, the rows of a single
-    file are samples if all its arrays have the same number of rows; otherwise, files are samples.
+    A field has the name of its array, or `array` for a .npy. By default, the rows of a single file
+    are samples if all its arrays have the same number of rows; otherwise, files are samples.
     """
 
     kind: ClassVar[str] = "arrays"

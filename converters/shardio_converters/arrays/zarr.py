@@ -65,7 +65,7 @@ class _Store:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the value in `roots` of the outermost folder of a file; None if there is none."""
+    """Return the value in `roots` of the outermost folder that contains a file, if any."""
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)
@@ -211,7 +211,7 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
 class Zarr(ArraySamples):
     """A converter that makes samples of the arrays in Zarr stores.
 
-    The array in the folder `a/b` becomes the field `a.b`, that of a store without folders `array`.
+    The array in the folder `a/b` becomes the field `a.b`; in a store without folders, `array`.
     By default, rows are samples if in every store all arrays have the same number of rows.
     """
 

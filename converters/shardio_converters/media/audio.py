@@ -66,8 +66,8 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 class AudioTrack:
     """The first audio track of a video file, if `is_wanted`.
 
-    `stream` is None if there is none, or if it is damaged; `failure` is then the error. Samples are
-    made without audio, and discarded unless `keep_partial` is set.
+    `stream` is None if there is no track, or a damaged one. After damage, `failure` is the error;
+    samples then have no audio, and are discarded unless `keep_partial` is set.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:

@@ -75,7 +75,7 @@ class Images(Converter):
         return Outcome("converted", detail=asdict(facts))
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Return the sum of the squared differences of pixels to the file, and their number.
+        """Return the sum, and the number, of the squared differences to the pixels of the file.
 
         Return None if the image is stored without loss.
         """

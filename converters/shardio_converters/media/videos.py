@@ -51,7 +51,7 @@ _MAX_CODED: Final = 8192
 
 
 def _settled(options: Any) -> Mapping[str, Any]:
-    """Check all options; return the missing ones, and the standard form of others."""
+    """Check all options; return the values of missing options, and the standard form of others."""
     found = {"step": options.step}
     if options.step is None:
         found["step"] = options.frames * options.stride
@@ -273,7 +273,7 @@ class Videos(Converter):
     def _whole(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the sample of a file, a whole video; of a damaged file, up to the damage."""
+        """Yield the whole video of a file as one sample; if it is damaged, up to the damage."""
         failure: MediaError | None = None
         if self.store == "packets":
             stream, facts = self._packets(source.path)
@@ -299,7 +299,7 @@ class Videos(Converter):
         return Outcome("converted", detail={**detail, "clips": n_clips})
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Return the sum of the squared differences to the file's first frames, and their number.
+        """Return the sum, and the number, of the squared differences to the file's first frames.
 
         Return None if the frames are stored without loss.
         """
@@ -329,7 +329,7 @@ class Videos(Converter):
     def _pictures(
         self, video: media.VideoFile, pixels: str
     ) -> Iterator[tuple[int, media.Pixels | None]]:
-        """Return the times of the frames to store, and the frames at the stored size."""
+        """Return an iterator over the frames to store: their times, and their scaled pixels."""
         found = video.pictures(self.size, pixels=pixels)
         return found if self.fps is None else _picked(found, video.time_base, Fraction(self.fps))
 

@@ -100,7 +100,7 @@ def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
-    """Return the values of a feature: lists of one kind are joined, another kind replaces them."""
+    """Return a feature's values: lists of one kind are joined; another kind replaces them."""
     for number, wire, first, stop in _fields(data, start, end):
         if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
             continue
@@ -284,7 +284,7 @@ def _text_of(name: bytes) -> str:
 
 
 def makers(schema: Schema) -> dict[bytes, Maker]:
-    """Return by feature name the functions that make the fields' values."""
+    """Return the functions that make the values of fields, by feature name."""
     return {name.encode(): partial(_MAKERS[field.word()], field) for name, field in schema.items()}
 
 

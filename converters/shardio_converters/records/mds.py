@@ -184,8 +184,8 @@ def _open_shard(
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
     """Return the columns of a shard, and an iterator over its samples, lists of bytes by column.
 
-    With `is_checked`, the shard is first checked against the index in its folder. It stays open
-    until `files` is closed.
+    With `is_checked`, the shard is first checked against the index in its folder. The shard
+    stays open until `files` is closed.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])

@@ -1,6 +1,6 @@
-"""A streaming reader of tar members, which end with two blocks of zeros; only zeros may follow.
+"""A streaming reader of tars. Their members end with two blocks of zeros; only zeros may follow.
 
-`tarfile` treats damage after the first member as the end of the file.
+`tarfile` is not used: it treats damage after the first member as the end of the file.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _records(
 ) -> Generator[bytes]:
     """Yield the records, and close `file` at the end.
 
-    `ours` is `file` or a decompressor of it; `n_bytes` is its size, None if compressed.
+    `ours` is `file` or a decompressor of it; `n_bytes` is the size of `file`, None if compressed.
     """
     with file:
         data, at, n_records, start = b"", 0, 0, 0

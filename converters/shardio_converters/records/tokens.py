@@ -30,8 +30,8 @@ Tokens = npt.NDArray[Any]
 class TokenFiles(Converter):
     """A converter that splits a stream of tokens into consecutive samples, without loss.
 
-    With `eot`, each document is a sample; it begins with `eot` if the file does, and otherwise ends
-    with it. Without, a sample has `length` tokens; the last sample of a file may be shorter.
+    With `eot`, each document is a sample. If the file begins with `eot`, all documents do;
+    otherwise they end with it. Without `eot`, a sample has `length` tokens, or fewer at the end.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -112,7 +112,7 @@ def _rows(blocks: Iterator[Tokens], length: int) -> Iterator[Tokens]:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """Split a stream into documents; they begin with `eot` if the stream does, or end with it."""
+    """Split a stream into documents; they begin with `eot` if the stream does, else end with it."""
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

@@ -49,7 +49,7 @@ def split(name: str) -> tuple[str, str] | None:
 def _samples_of(
     members: Iterable[Member], take: Callable[[str, Member], Any], aside: list[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield key and sample for the samples of a tar.
+    """Yield the key and the fields of each sample of a tar.
 
     A sample maps each member's field to `take(field, member)`. Names of members that belong to no
     sample are appended to `aside`.
@@ -84,7 +84,7 @@ def _samples_of(
 
 
 def _facts_of(field: str, member: Member) -> DtypeShape:
-    """Return dtype and shape of a member's field, from its name or the header of an array."""
+    """Return dtype and shape of a field, from the member's name or, for an array, its header."""
     ending = field.rpartition(".")[2]
     if ending == "npy":
         array = array_in(member.read(_NPY_HEAD), field, member.n_bytes)
@@ -136,7 +136,7 @@ class WebDataset(InferringConverter):
     """A converter that makes a sample of consecutive tar members that share a key.
 
     By default, fields are inferred from suffixes and from the headers of arrays: dimensions with
-    differing sizes become variable, fields that some samples lack optional.
+    differing sizes become variable; fields that some samples lack become optional.
     """
 
     kind: ClassVar[str] = "webdataset"

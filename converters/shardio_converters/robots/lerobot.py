@@ -44,7 +44,7 @@ class _Cameras:
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
     def cut(self, camera: str, span: CameraSpan, times: Numbers) -> EncodedStream:
-        """Return the part `span` of a video; its frames must be shown at `times` (seconds)."""
+        """Return the part `span` of a video; the frames in it must be at `times` (seconds)."""
         if span.name not in self._paths:
             raise MediaError(f"{span.name} is missing")
         if not np.isfinite(times).all():
@@ -105,7 +105,7 @@ class _EpisodeFrames:
 def _read_frames(
     path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
 ) -> Iterator[_EpisodeFrames]:
-    """Yield a data file's episodes, with the columns in `specs`; `all_of` refuses others."""
+    """Yield a data file's episodes, with the columns in `specs`; `all_of` refuses other columns."""
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
 
@@ -178,7 +178,7 @@ class LeRobot(InferringConverter):
 
     The features that every dataset has are always converted. Numbers have one value per frame,
     except `episode_index`. The field of a camera is a video of the episode's frames, with unchanged
-    packets; its time 0 is that of `timestamp`. `task` is the text of the first frame's task, and
+    packets; its time 0 is the 0 of `timestamp`. `task` is the text of the first frame's task, and
     `tasks` maps the numbers in `task_index` to texts.
     """
 

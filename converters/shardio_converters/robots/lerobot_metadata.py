@@ -31,7 +31,7 @@ VIDEO_PLACE: Final = ("chunk_index", "file_index", "from_timestamp", "to_timesta
 
 _EPISODES: Final = "meta/episodes"
 _TASKS: Final = "meta/tasks.parquet"
-# The column of texts; the second is a pandas index
+# The names that the column of texts may have; the second is that of a pandas index
 _TASK_TEXTS: Final = ("task", "__index_level_0__")
 
 _MAX_BYTES: Final = 256 << 20  # the maximum size of a text file
@@ -161,9 +161,9 @@ class Episode:
 class RobotSet:
     """The metadata of a LeRobot dataset of version 3; file names are relative to its folder.
 
-    `specs` has the field spec of each feature, which is `video` for cameras. `columns` are those of
-    the list of episodes, which is in the files `tables`; `rows` has, for each data file, the
-    indices of its episodes in them. `video_path` is a template of file names.
+    `specs` has the field spec of each feature, which is `video` for cameras. The list of
+    episodes is in the files `tables`; `columns` are its columns, and `rows` maps each data file to
+    the indices of its episodes in them. `video_path` is a template of file names.
     """
 
     fps: Fraction
@@ -286,7 +286,7 @@ def _rows_of(template: str, columns: Columns) -> dict[str, list[int]]:
 
 @lru_cache(maxsize=64)  # consecutive episodes are in the same files
 def _filled(template: str, chunk: int, file: int, camera: str | None = None) -> str:
-    """Fill in a file name template such as `file-{file_index:03d}`; no other code is evaluated."""
+    """Fill in a file name template such as `file-{file_index:03d}`; reject other templates."""
     values: dict[str, Any] = {"chunk_index": int(chunk), "file_index": int(file)}
     if camera is not None:
         values["video_key"] = camera

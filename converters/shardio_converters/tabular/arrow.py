@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed w
     from shardio_converters.tabular.arrow_columns import ArrowColumn
     from shardio_converters.tabular.arrow_inference import FrameColumn
 
-# Saved by Hugging Face's `datasets` beside the tables
+# Files that Hugging Face's `datasets` saves beside the tables
 _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 

@@ -178,8 +178,8 @@ def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.D
 def _plain(type_: pa.DataType) -> pa.DataType:
     """Unwrap dictionary, run-end-encoded and extension types, except fixed-shape tensors.
 
-    Types of other packages with a `shape`, such as Hugging Face's Array2D, are read as their
-    storage.
+    An extension type of another package, such as Hugging Face's Array2D, is replaced by the type
+    in which its values are stored.
     """
     while True:
         if types.is_dictionary(type_) or types.is_run_end_encoded(type_):
@@ -387,7 +387,7 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     """Copy numbers or times to an array of dtype `wanted`; nulls become arbitrary numbers.
 
-    A view of a memory-mapped file would change if the file is changed.
+    A copy is made because a view of a memory-mapped file would change with the file.
     """
     if types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))

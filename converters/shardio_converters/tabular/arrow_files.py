@@ -27,7 +27,7 @@ _BATCH_BYTES: Final = 8 << 20  # the approximate size of a batch
 _BUFFER_BYTES: Final = 1 << 20  # the size of single reads of a Parquet column
 _FILE_MAGIC: Final = b"ARROW1"
 _FEATHER_1: Final = b"FEA1"
-# Of an Arrow stream; the second was used until 2019
+# The end of an Arrow stream; the second form was used until 2019
 _ENDS: Final = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 _TABLE_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError)
 

@@ -29,8 +29,8 @@ from shardio_converters.tabular.arrow_files import OpenTable
 def nulls_of(table: OpenTable, columns: Sequence[ArrowColumn]) -> tuple[set[str], set[str]]:
     """Return the names of the columns with a null, and of those with a null in a list.
 
-    The values are read. Statistics of Parquet would be faster, but if they contradict the schema,
-    pyarrow 26 crashes the process.
+    The values are read. Parquet's statistics would be faster, but pyarrow 26 crashes the process
+    if the statistics contradict the schema.
     """
     sure = {one.name for one in table.schema if not (one.nullable or types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
@@ -65,7 +65,7 @@ class ArrowInference:
     def add(
         self, columns: Sequence[ArrowColumn], missing: Collection[str], inside: Collection[str]
     ) -> None:
-        """Add the columns of a file; `missing` have nulls, and `inside` have nulls in lists."""
+        """Add the columns of a file; those in `missing` have nulls, in `inside` nulls in lists."""
         typed = {one.name: one for one in columns if one.word != UNKNOWN}
         for name, column in typed.items():
             was = self._columns.get(name, column)

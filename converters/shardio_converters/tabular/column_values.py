@@ -63,10 +63,9 @@ _MAX_DIMS: Final = 17  # the maximum number of dimensions of a field, plus one f
 
 
 def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
-    """Return nested lists as an array of bool, int64, uint64 or float64; None if there is none.
+    """Return nested lists as an array of bool, int64, uint64 or float64, or None.
 
-    There is none for mixed kinds of values, ragged lengths, or integers that the array would
-    change.
+    None stands for mixed kinds of values, ragged lengths, or integers that the array would change.
     """
     types = {*map(type, values)}
     flat, n_dims = values, 1
@@ -112,7 +111,7 @@ def _cast(field: Array, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 _MAX_SHOWN: Final = 40
-# `float` rounds numbers that float64 lacks to these
+# `float` returns one of these for a number out of range
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
 
 Column = Sequence[Any]
@@ -123,7 +122,7 @@ def values_of(
 ) -> Iterable[Any]:
     """Return the values of a field for some rows; None if an optional value is missing.
 
-    `column` has the cells or JSON values, `lines` the line of each row.
+    `column` has the cells or JSON values, and `lines` has the line number of each row.
     """
     make = partial(_of_cells if is_csv else _of_values, field)
     try:

@@ -41,8 +41,8 @@ _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # t
 class RowBlock:
     """Consecutive rows, stored by column; `lines` has the number of the last line of each row.
 
-    CSV cells are text, JSON values are Python values. None stands for null, and for what a row
-    lacks.
+    CSV cells are text, JSON values are Python values. None stands for null, and for a value
+    that a row lacks.
     """
 
     columns: dict[str, Sequence[Any]]

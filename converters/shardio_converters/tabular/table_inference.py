@@ -34,7 +34,7 @@ from shardio_converters.tabular.table_files import (
     read_blocks,
 )
 
-_MAX_NAMES: Final = 256  # of a nested record, over all rows; with more, it becomes JSON
+_MAX_NAMES: Final = 256  # the names in all rows of a nested record; with more, it becomes JSON
 _MAX_NESTED: Final = 17
 
 _LIST, _RECORD, _OTHER = "list", "record", "other"
@@ -44,7 +44,7 @@ Dims = tuple[int | None, ...]
 
 
 class ColumnInference:
-    """The inferred type of a column; a table is a column of records with columns as `members`."""
+    """The inferred type of a column, or of a table as a column of records with `members`."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
