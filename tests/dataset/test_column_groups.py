@@ -166,9 +166,7 @@ def side_of(folder: Path, name: str, k: int) -> Path:
         ("packed", Kind.PAYLOAD, 0, 0),
     ],
 )
-def test_a_flipped_bit_is_an_error_that_names_the_file_beside(
-    tmp_path: Path, name: str, kind: Kind, offset: int, sample: int
-) -> None:
+def test_flipped_bit_named(tmp_path: Path, name: str, kind: Kind, offset: int, sample: int) -> None:
     folder = with_added(tmp_path / "d", "vector", "frames", "note", "packed")
     path = side_of(folder, name, 1)
     flip(path, place(path, kind, name if kind == Kind.COLUMN else None)[0] + offset)

@@ -140,9 +140,7 @@ def replaced(path: Path) -> None:
     ],
     ids=range(5),
 )
-def test_a_shard_that_is_missing_or_another_is_named_and_the_others_are_read(
-    three: Path, damage: Callable[[Path], None], error: type[Exception], message: str
-) -> None:
+def test_bad_shard_named_others_read(three: Path, damage: Any, error: Any, message: str) -> None:
     damage(three / "000001-000.shard")
     with ShardDataset(three) as dataset:
         with pytest.raises(error, match=rf"000001-000\.shard{message}"):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 
 N = 6
 Content = dict[str, Any]
+Change = Callable[[Content], object]
 
 
 @pytest.fixture
@@ -42,15 +43,15 @@ def test_unknown_required_features_are_refused(folder: Path, required: list[str]
     assert finding.code == "unsupported"
 
 
-def without(key: str) -> Callable[[Content], object]:
+def without(key: str) -> Change:
     return lambda g: g.pop(key)
 
 
-def sides(change: Callable[[list[Content]], object]) -> Callable[[Content], object]:
+def sides(change: Callable[[list[Content]], object]) -> Change:
     return lambda g: change(g["column_groups"])
 
 
-def field_named(name: str) -> Callable[[Content], object]:
+def field_named(name: str) -> Change:
     return sides(lambda s: s[0]["schema"]["fields"][0].update(name=name))
 
 
@@ -60,7 +61,7 @@ def with_two_fields(s: list[Content]) -> None:
 
 
 MUST_NAME = "'required' must name 'external_lists' if a list is external, then 'column_groups' if"
-BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
+BROKEN: dict[str, tuple[Change, str]] = {
     "nothing required": (without("required"), MUST_NAME),
     "no sides": (without("column_groups"), MUST_NAME),
     "empty sides": (lambda g: g.update(column_groups=[]), MUST_NAME),
@@ -97,9 +98,7 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BROKEN.values(), ids=BROKEN)
-def test_sides_that_cannot_be_are_corrupt(
-    folder: Path, change: Callable[[Content], object], message: str
-) -> None:
+def test_invalid_column_groups_are_corrupt(folder: Path, change: Change, message: str) -> None:
     place = forge(generation_file(folder, 3), change)
     with pytest.raises(DatasetCorrupt, match=message) as caught:
         load(folder)

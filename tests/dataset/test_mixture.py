@@ -321,9 +321,7 @@ def test_an_epoch_has_each_source_as_often_as_its_weight_says(large: str, small:
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
-def test_batches_of_a_mixture_are_the_same_bit_for_bit_however_they_are_filled(
-    large: str, small: str, shuffle: Any
-) -> None:
+def test_mixture_is_the_same_however_it_is_filled(large: str, small: str, shuffle: Any) -> None:
     def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return {"label": sample["label"], "noise": rng.integers(1 << 60)}
 
@@ -346,9 +344,7 @@ def test_batches_of_a_mixture_are_the_same_bit_for_bit_however_they_are_filled(
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_slices_of_all_ranks_together_are_the_order_of_a_mixture(
-    mixture: Mixture, world_size: int
-) -> None:
+def test_slices_of_all_ranks_are_the_order_of_a_mixture(mixture: Mixture, world_size: int) -> None:
     with loader(mixture) as made:
         expected = loaded(made)
     steps: list[list[list[int]]] = []
@@ -461,9 +457,7 @@ def state_after(given: Dataset, n_batches: int, **options: Any) -> dict[str, Any
 
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
 @pytest.mark.parametrize("exhausted", ["stop", "repeat"])
-def test_a_mixture_resumes_across_batch_sizes_and_world_sizes(
-    large: str, small: str, shuffle: Any, exhausted: Any
-) -> None:
+def test_resumes_at_other_sizes(large: str, small: str, shuffle: Any, exhausted: Any) -> None:
     with (
         shardio.open(small) as opened,
         opened.select(range(9, 2, -1)) as some,
@@ -528,9 +522,7 @@ def append(folder: Path, first: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, "blocks"])
-def test_sources_that_grew_finish_the_epoch_on_the_sizes_that_they_had(
-    large: str, small: str, tmp_path: Path, shuffle: Any
-) -> None:
+def test_grown_sources_keep_the_epoch(large: str, small: str, tmp_path: Path, shuffle: Any) -> None:
     folders = [tmp_path / "large", tmp_path / "small"]
     for source, folder in zip((large, small), folders, strict=True):
         shutil.copytree(source, folder)

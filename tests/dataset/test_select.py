@@ -134,9 +134,7 @@ def test_none_may_be_selected(dataset: ShardDataset) -> None:
         (lambda _: [], ["lable"], "'lable' is not a column; .*: image, label"),
     ],
 )
-def test_what_selects_nothing_sensible_is_refused(
-    dataset: ShardDataset, rows: Any, fields: list[str], said: str
-) -> None:
+def test_invalid_selections(dataset: ShardDataset, rows: Any, fields: list[str], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         dataset.select(rows, fields=fields)
 

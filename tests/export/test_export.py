@@ -158,9 +158,7 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     assert entries(tmp_path) == ["d", "mine", "out"]
 
 
-def test_a_killed_export_leaves_nothing_under_its_name(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_leaves_no_out(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.fork()
     if pid == 0:
         monkeypatch.setattr(StagedFolder, "publish", lambda *_, **__: os.kill(os.getpid(), 9))
@@ -195,9 +193,7 @@ def test_an_export_being_replaced_exists_whenever_the_disk_fails(
     assert entries(tmp_path) == ["d", "out"]
 
 
-def test_an_export_is_replaced_in_one_step_or_not_at_all(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_in_a_step(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(dataset, tmp_path / "out", "files")
     before = tree(tmp_path)
     monkeypatch.setattr(fs, "_RENAME", None)
@@ -206,9 +202,7 @@ def test_an_export_is_replaced_in_one_step_or_not_at_all(
     assert tree(tmp_path) == before
 
 
-def test_a_package_that_is_missing_names_its_extra(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extra_is_named(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError("no", name="pyarrow")
 

@@ -117,35 +117,29 @@ def test_a_folder_without_a_dataset_is_refused(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_who_misses_shards_that_another_writer_removed_is_told_of_that_writer(
-    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_shards_conflict(source: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     intrude(monkeypatch, clean_up)
     with pytest.raises(DatasetConflict, match="published generation 2 .* removed shards") as caught:
-        OPERATIONS[name][1](source, tmp_path / "out", {})
+        OPERATIONS[name][1](source, source.with_name("out"), {})
     assert isinstance(caught.value.__cause__, DatasetCorrupt | FileNotFoundError)
     assert load(source).number == 2
-    assert not (tmp_path / "out").exists()
+    assert not (source.with_name("out")).exists()
     assert not list(source.glob(".staging-*"))
 
 
 @pytest.mark.parametrize("name", ["compact", "stats"])
-def test_damage_is_told_as_such_though_another_writer_has_published(
-    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_no_conflict(source: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "label")[0])
     intrude(monkeypatch, count)
     with pytest.raises(DataError, match="hash|match"):
-        OPERATIONS[name][1](source, tmp_path / "out", {})
+        OPERATIONS[name][1](source, source.with_name("out"), {})
 
 
 @pytest.mark.parametrize("name", ["compact", "stats"])
-def test_a_shard_that_is_gone_while_nobody_published_is_missing(
-    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gone_shard_is_missing(source: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     intrude(monkeypatch, lambda folder: shard_of(folder, 1).unlink())
     with pytest.raises((DatasetCorrupt, ShardNotFound), match=r"000000-001\.shard"):
-        OPERATIONS[name][1](source, tmp_path / "out", {})
+        OPERATIONS[name][1](source, source.with_name("out"), {})
 
 
 @pytest.mark.parametrize("name", ["repair", "verify"])

@@ -34,10 +34,10 @@ def source(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "source"))
 
 
-def repaired(source: Path, tmp_path: Path, expected: list[int]) -> RepairReport:
+def repaired(source: Path, expected: list[int]) -> RepairReport:
     """Repair, and make sure that just those samples are saved, and that the source is as before."""
     before = tree(source) if source.is_dir() else {}
-    out = tmp_path / "out"
+    out = (source if source.is_dir() else source.parent).with_name("out")
     report = repair(source, out)
     if source.is_dir():
         assert tree(source) == before
@@ -59,7 +59,7 @@ def outcomes(report: RepairReport) -> list[str]:
 
 
 def test_of_a_sound_dataset_all_is_saved_byte_for_byte(source: Path, tmp_path: Path) -> None:
-    report = repaired(source, tmp_path, [*range(N)])
+    report = repaired(source, [*range(N)])
     assert (report.is_whole, report.n_lost, outcomes(report)) == (True, 0, ["sound"] * 3)
     for k in range(N_SHARDS):
         assert shard_of(tmp_path / "out", k).read_bytes() == shard_of(source, k).read_bytes()
@@ -111,12 +111,10 @@ HASHES, BLOCKS = Kind.COLUMN_HASHES, Kind.BLOCK_HASHES
     ],
     ids=range(11),
 )
-def test_redundant_parts_are_restored_and_nothing_is_lost(
-    source: Path, tmp_path: Path, damage: Offsets, mended: str | None
-) -> None:
+def test_redundant_parts_are_restored(source: Path, damage: Offsets, mended: str | None) -> None:
     path = shard_of(source, 1)
     flip(path, *damage(path))
-    (_, shard, _) = repaired(source, tmp_path, [*range(N)]).shards
+    (_, shard, _) = repaired(source, [*range(N)]).shards
     assert shard.losses == []
     assert [note[: len(mended or "")] for note in shard.mended] == ([mended] if mended else [])
 
@@ -136,13 +134,11 @@ def test_redundant_parts_are_restored_and_nothing_is_lost(
         (both(inside(HASHES, "frames"), inside(Kind.COLUMN, "frames", row=1)), [0, 1, 2, 3], ""),
     ],
 )
-def test_what_is_damaged_is_lost_and_its_neighbours_are_saved(
-    source: Path, tmp_path: Path, damage: Offsets, lost: list[int], reason: str
-) -> None:
+def test_damage_loses_its_rows(source: Path, damage: Offsets, lost: list[int], reason: str) -> None:
     path = shard_of(source, 1)
     flip(path, *damage(path))
     rows = [i for i in range(N) if i - PER_SHARD not in lost]
-    report = repaired(source, tmp_path, rows)
+    report = repaired(source, rows)
     outcome = "lost" if len(lost) == PER_SHARD else "damaged"
     assert outcomes(report) == ["sound", outcome, "sound"]
     assert (report.n_lost, report.is_whole) == (len(lost), False)
@@ -151,19 +147,19 @@ def test_what_is_damaged_is_lost_and_its_neighbours_are_saved(
     assert reason in loss.reason
 
 
-def test_a_file_that_lost_its_last_page_is_mended(source: Path, tmp_path: Path) -> None:
+def test_a_file_that_lost_its_last_page_is_mended(source: Path) -> None:
     path = shard_of(source, 1)
     os.truncate(path, path.stat().st_size - PAGE - 100)
-    report = repaired(source, tmp_path, [*range(N)])
+    report = repaired(source, [*range(N)])
     assert outcomes(report) == ["sound", "mended", "sound"]
 
 
-def test_trailing_bytes_are_dropped_with_a_damaged_header(source: Path, tmp_path: Path) -> None:
+def test_trailing_bytes_are_dropped_with_a_damaged_header(source: Path) -> None:
     path = shard_of(source, 1)
     with open(path, "ab") as file:
         file.write(b"appended" * 1000)
     flip(path, 20)
-    report = repaired(source, tmp_path, [*range(N)])
+    report = repaired(source, [*range(N)])
     assert report.shards[1].mended[-1] == "8000 bytes after its end are left out"
 
 
@@ -184,11 +180,9 @@ def replaced(path: Path) -> None:
         (replaced, "another shard has replaced it"),
     ],
 )
-def test_a_shard_that_is_not_there_is_lost_as_a_whole(
-    source: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
-) -> None:
+def test_absent_shard_is_lost(source: Path, damage: Callable[[Path], None], reason: str) -> None:
     damage(shard_of(source, 2))
-    report = repaired(source, tmp_path, [*range(8)])
+    report = repaired(source, [*range(8)])
     assert outcomes(report) == ["sound", "sound", "lost"]
     assert reason in report.shards[2].losses[0].reason
     assert report.n_lost == PER_SHARD
@@ -197,16 +191,16 @@ def test_a_shard_that_is_not_there_is_lost_as_a_whole(
 def test_missing_pointer_falls_back_to_last_generation(source: Path, tmp_path: Path) -> None:
     (source / "dataset.json").write_bytes(b"{}")
     shard_of(source, 2).unlink()
-    report = repaired(source, tmp_path, [*range(8)])
+    report = repaired(source, [*range(8)])
     assert outcomes(report) == ["sound", "sound", "lost"]
     assert load(tmp_path / "out").classes == ("a", "b")
 
 
-def test_missing_generations_fall_back_to_all_shards(source: Path, tmp_path: Path) -> None:
+def test_missing_generations_fall_back_to_all_shards(source: Path) -> None:
     shutil.rmtree(source / "generations")
     flip(shard_of(source, 0), 20)
     os.truncate(shard_of(source, 1), 20_000)
-    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    report = repaired(source, [0, 1, 2, 3, 8, 9, 10, 11])
     assert outcomes(report) == ["mended", "lost", "sound"]
     assert report.shards[1].losses[0].n_samples is None
     assert report.shards[1].as_json()["lost"][0]["first"] is None
@@ -220,7 +214,7 @@ def test_orphans_are_reported(source: Path, tmp_path: Path, damage: Callable[[Pa
     add_column(source, "new", Array("int8"), range(N))
     sides = [shard.name for shard in load(source).column_groups[0].shards]
     damage(source / "generations" / "000002.json")
-    report = repaired(source, tmp_path, [*range(N)])
+    report = repaired(source, [*range(N)])
     assert outcomes(report) == ["sound"] * N_SHARDS + ["lost"] * N_SHARDS
     assert [shard.name for shard in report.shards[N_SHARDS:]] == sides
     reason = report.shards[-1].losses[0].reason
@@ -240,21 +234,19 @@ def test_orphans_are_reported(source: Path, tmp_path: Path, damage: Callable[[Pa
     ],
     ids=["pipe", "link"],
 )
-def test_what_is_no_file_is_lost_and_all_else_is_saved(
-    source: Path, tmp_path: Path, make: Callable[[Path], None], reason: str
-) -> None:
+def test_what_is_no_file_is_lost(source: Path, make: Callable[[Path], None], reason: str) -> None:
     shard_of(source, 1).unlink()
     make(shard_of(source, 1))
     (finding,) = verify_dataset(source, workers=0).findings
     assert (finding.code, finding.message) == ("unreadable", reason)
-    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    report = repaired(source, [0, 1, 2, 3, 8, 9, 10, 11])
     assert outcomes(report) == ["sound", "lost", "sound"]
     assert report.shards[1].losses == [Loss(0, 3, reason)]
 
 
-def test_one_shard_can_be_repaired_alone(source: Path, tmp_path: Path) -> None:
+def test_one_shard_can_be_repaired_alone(source: Path) -> None:
     flip(shard_of(source, 1), 20)
-    report = repaired(shard_of(source, 1), tmp_path, [4, 5, 6, 7])
+    report = repaired(shard_of(source, 1), [4, 5, 6, 7])
     assert [shard.name for shard in report.shards] == ["000000-001.shard"]
 
 

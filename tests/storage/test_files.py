@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +37,7 @@ def replace(path: Path) -> None:
         pytest.param(lambda p: os.truncate(p, 9999), "file_size", "made longer", id="longer"),
     ],
 )
-def test_another_file_or_size_is_refused(
-    path: Path, change: Callable[[Path], None], code: str, words: str
-) -> None:
+def test_another_file_or_size_is_refused(path: Path, change: Any, code: str, words: str) -> None:
     opened = state(path)
     change(path)
     with pytest.raises(ShardChanged, match=words) as caught:

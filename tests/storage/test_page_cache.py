@@ -13,6 +13,7 @@ from shardio.storage.file_access import END_BYTES, PAGE_BYTES, open_shard, prefe
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 SIZE = 100_000
+Asked = list[tuple[str, int, int]]
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Record the requests to the kernel: name, offset, length."""
     found = []
 
@@ -39,9 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_both_ends_of_all_files_are_asked_for_where_one_that_is_probed_is_not_in_memory(
-    paths: list[str], asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_ends_asked(paths: list[str], asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_access, "is_cached", lambda _, offset: offset == 0)
     prefetch_ends(paths)
     expected = []
@@ -54,11 +53,7 @@ def test_both_ends_of_all_files_are_asked_for_where_one_that_is_probed_is_not_in
 
 @pytest.mark.parametrize("answer", [True, None])
 def test_nothing_is_asked_for_where_all_is_in_memory_or_the_system_does_not_tell(
-    paths: list[str],
-    asked: list[tuple[str, int, int]],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    answer: bool | None,
+    paths: list[str], asked: Asked, monkeypatch: pytest.MonkeyPatch, *, answer: bool | None
 ) -> None:
     probed: list[int] = []
 
@@ -71,9 +66,7 @@ def test_nothing_is_asked_for_where_all_is_in_memory_or_the_system_does_not_tell
     assert asked == [] and 2 <= len(probed) <= 10  # not every file
 
 
-def test_links_are_not_followed_before_it_is_known_where_they_lead(
-    tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_not_followed(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"x" * SIZE)
     (tmp_path / "link").symlink_to("file")
     opened = []
@@ -89,9 +82,7 @@ def test_links_are_not_followed_before_it_is_known_where_they_lead(
     assert len(asked) == 2, "the ends of the other"
 
 
-def test_a_dataset_asks_before_it_opens_its_shards(
-    tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dataset_asks_first(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_dataset(tmp_path / "set", 40, 6, TWO_FIELDS, two_fields(40))
     monkeypatch.setattr(file_access, "is_cached", lambda *_: False)
     with ShardDataset(folder) as dataset:

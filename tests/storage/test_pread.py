@@ -241,15 +241,14 @@ def read_row(file: PreadFile) -> bytes:
     return out.tobytes()
 
 
+Read = Callable[[PreadFile], bytes]
 READS = pytest.mark.parametrize(
     ("read", "name"), [(read_slice, "pread"), (read_row, "preadv")], ids=["slice", "row"]
 )
 
 
 @READS
-def test_a_file_is_opened_again_once_if_its_server_has_forgotten_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[PreadFile], bytes], name: str
-) -> None:
+def test_estale_reopens(path: Path, monkeypatch: pytest.MonkeyPatch, read: Read, name: str) -> None:
     file = PreadFile(str(path))
     failing(monkeypatch, name, errno.ESTALE, 1)
     assert read(file) == CONTENT[:4096].tobytes()
@@ -262,9 +261,7 @@ def test_a_file_is_opened_again_once_if_its_server_has_forgotten_it(
 
 
 @READS
-def test_an_error_of_the_disk_names_the_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[PreadFile], bytes], name: str
-) -> None:
+def test_eio_names_file(path: Path, monkeypatch: pytest.MonkeyPatch, read: Read, name: str) -> None:
     file = PreadFile(str(path))
     failing(monkeypatch, name, errno.EIO, 1)
     with pytest.raises(OSError, match="Input/output error") as caught:
@@ -276,9 +273,7 @@ def test_an_error_of_the_disk_names_the_file(
     ("make", "error"),
     [(lambda p: p.touch(), ShardIncomplete), (lambda p: p.mkdir(), ShardNotFound)],
 )
-def test_what_is_no_file_or_empty_is_refused_and_leaves_no_descriptor(
-    tmp_path: Path, make: Callable[[Path], None], error: type[Exception]
-) -> None:
+def test_non_file_leaves_no_descriptor(tmp_path: Path, make: Any, error: type[Exception]) -> None:
     place = tmp_path / "b.shard"
     make(place)
     with pytest.raises(error):

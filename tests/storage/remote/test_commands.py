@@ -15,9 +15,7 @@ from tests.serving.served import serving
 from tests.storage.remote.scene import Scene
 
 
-def test_inspect_looks_at_a_dataset_without_downloading_it(
-    told: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_by_ranges(told: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(tmp_path / "set", 400, 2, TWO_FIELDS, two_fields(400))
     url = told.put_dataset(tmp_path / "set", "inspected")
     assert cli.main(["inspect", url, "--sample", "150", "--json"]) == 0

@@ -420,9 +420,7 @@ def test_command_converts_into_a_store(place: Place, capsys: pytest.CaptureFixtu
     assert place.texts() == WORDS
 
 
-def test_an_interrupted_upload_of_samples_is_converted_again_after_any_failure(
-    place: Place,
-) -> None:
+def test_interrupted_upload_of_samples_is_converted_again_after_any_failure(place: Place) -> None:
     def samples(n_good: int) -> Iterator[dict[str, int]]:
         yield from ({"number": n} for n in range(n_good))
         if n_good < 5:
@@ -442,9 +440,7 @@ def test_an_interrupted_upload_of_samples_is_converted_again_after_any_failure(
     assert place.left_here() == []
 
 
-def test_few_shards_are_uploaded_at_once_and_few_wait(
-    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_uploads_at_once(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, submitted, may_end = list[str](), list[str](), threading.Event()
 
     def slow(_: object, path: str, *__: object) -> None:

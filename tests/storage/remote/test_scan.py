@@ -59,9 +59,7 @@ def test_clips_in_a_store_match_a_folder(far: ShardDataset, folder: str, chosen:
         assert 0 < len(found) < 3 * len(found.clip_table.n_frames)
 
 
-def test_many_samples_are_looked_at_a_part_at_a_time(
-    far: ShardDataset, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scanned_in_parts(far: ShardDataset, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
         n_frames = ClipView(expected, CLIP).clip_table.n_frames.tolist()
