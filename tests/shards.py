@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -142,17 +142,20 @@ def write_media(
     """Write n samples of MEDIA_FIELDS, cut down to the fields of `schema`; returns them as read."""
     made = [media_sample(i, mean_bytes) for i in range(n)]
     made = [{name: sample[name] for name in schema} for sample in made]
-    with ShardWriter(path, schema) as writer:
-        for sample in made:
-            writer.append(sample)
+    write_samples(path, schema, made)
     return [as_read(sample, schema) for sample in made]
 
 
 def write_shard(path: Path, n: int, schema: Schema = EVERY_FIELD) -> Path:
     """Write n samples of EVERY_FIELD, cut down to the fields of `schema`."""
+    return write_samples(path, schema, ({name: s[name] for name in schema} for s in samples(n)))
+
+
+def write_samples(path: Path, schema: Schema, made: Iterable[Mapping[str, Any]]) -> Path:
+    """Write samples to a shard; return its path."""
     with ShardWriter(path, schema) as writer:
-        for sample in samples(n):
-            writer.append({name: sample[name] for name in schema})
+        for sample in made:
+            writer.append(sample)
     return path
 
 

@@ -24,7 +24,7 @@ from shardio.format.layout import Kind
 from shardio.maintenance import add_column
 from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import bits, make_loader, write_dataset
-from tests.maintenance.datasets import place
+from tests.maintenance.datasets import place, side_of
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, flip, same_sample
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -149,12 +149,6 @@ def test_batches_match_a_whole_dataset(whole: Path, added: Path, options: dict[s
 
 
 # What is wrong with them.
-
-
-def side_of(folder: Path, name: str, k: int) -> Path:
-    """Return the k-th shard of an added column."""
-    (side,) = [side for side in load(folder).column_groups if side.name == name]
-    return Path(folder, side.shards[k].name)
 
 
 @pytest.mark.parametrize(

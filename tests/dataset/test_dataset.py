@@ -108,9 +108,8 @@ def test_a_dataset_tells_what_its_generation_says(tmp_path: Path) -> None:
         assert [shard.n_samples for shard in dataset.shards] == [1]
         assert dataset.shards[0].n_bytes == (tmp_path / dataset.shards[0].name).stat().st_size
         assert "shardio" in dataset.versions
-        assert repr(dataset) == (
-            f"ShardDataset({str(tmp_path)!r}: 1 samples in 1 shard, generation 1)"
-        )
+        said = f"ShardDataset({str(tmp_path)!r}: 1 samples in 1 shard, generation 1)"
+        assert repr(dataset) == said
 
 
 # Shards that are not what the generation says. A shard is opened when it is needed.
@@ -196,11 +195,7 @@ def test_a_writer_cuts_shards_where_they_have_reached_their_size(tmp_path: Path)
             writer.append({"x": np.full(100, i, np.uint8)})
     with ShardDataset(tmp_path) as dataset:
         assert [shard.n_samples for shard in dataset.shards] == [8, 8, 4]
-        assert [shard.name for shard in dataset.shards] == [
-            "000000-000.shard",
-            "000000-001.shard",
-            "000000-002.shard",
-        ]
+        assert [shard.name for shard in dataset.shards] == [f"000000-00{k}.shard" for k in range(3)]
         assert [int(sample["x"][0]) for sample in dataset] == list(range(20))
 
 

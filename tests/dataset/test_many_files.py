@@ -8,7 +8,8 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,11 @@ from tests.shards import EVERY_FIELD, MEDIA_FIELDS, media_sample, same_sample
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 N_SAMPLES, N_SHARDS, MAX = 48, 24, 6
+Epochs = dict[Any, list[Any]]
 COLUMNS = ["frames", "odd", "vector", "label"]
 """Two with a hash of each row, and two of runs."""
-SCHEMA = Schema(
-    {
-        name: EVERY_FIELD[name]
-        for name in [*COLUMNS, "packed", "points", "blob", "note", "maybe", "parts"]
-    }
-)
+NAMES = [*COLUMNS, "packed", "points", "blob", "note", "maybe", "parts"]
+SCHEMA = Schema({name: EVERY_FIELD[name] for name in NAMES})
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +59,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(tmp_path_factory.mktemp("many") / "set", N_SAMPLES, N_SHARDS, SCHEMA)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six files may be open at a time."""
     monkeypatch.setattr(open_files, "ALL_OPEN_LIMIT", MAX)
     monkeypatch.setattr(open_files, "MAX_OPEN_FILES", MAX)
     monkeypatch.setattr(open_files, "_MIN_OPEN_FILES", 1)
+
+
+@contextmanager
+def all_open() -> Iterator[None]:
+    """Let all files of a dataset be open."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(open_files, "ALL_OPEN_LIMIT", 1024)
+        yield
 
 
 def loader(folder: str | Dataset, **options: Any) -> ShardLoader:
@@ -90,7 +96,7 @@ def path_of(folder: str, shard: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: str) -> dict[Any, list[Any]]:
+def expected(folder: str) -> Epochs:
     """Epochs of a loader that has all files open."""
     return {shuffle: epoch(folder, shuffle=shuffle) for shuffle in (False, True)}
 
@@ -98,39 +104,26 @@ def expected(folder: str) -> dict[Any, list[Any]]:
 # Batches.
 
 
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize(
-    ("shuffle", "verify", "access"),
-    [
-        (False, "first", "mmap"),
-        (True, "first", "mmap"),
-        (True, "always", "mmap"),
-        (True, "off", "mmap"),
-        (True, "first", "pread"),
-        (True, "always", "pread"),
-    ],
-)
-def test_batches_of_more_shards_than_may_be_open_are_the_same(
-    folder: str, expected: dict[Any, list[Any]], *, shuffle: bool, verify: str, access: str
-) -> None:
-    assert epoch(folder, shuffle=shuffle, verify=verify, access=access) == expected[shuffle]
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("verify", ["first", "always", "off"])
+def test_batches_are_the_same(folder: str, expected: Epochs, verify: str, access: str) -> None:
+    for shuffle in (False, True):
+        assert epoch(folder, shuffle=shuffle, verify=verify, access=access) == expected[shuffle]
 
 
-@pytest.mark.usefixtures("few")
 def test_shards_of_whole_pages_take_turns_in_the_room_for_their_maps(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 256, (4 * MAX, 4096), np.uint8)
     made = ({"x": value} for value in values)
-    folder = write_dataset(
-        tmp_path / "set", 4 * MAX, 4 * MAX, Schema({"x": Array("uint8", (4096,))}), made
-    )
+    schema = Schema({"x": Array("uint8", (4096,))})
+    folder = write_dataset(tmp_path / "set", 4 * MAX, 4 * MAX, schema, made)
     rows, out = np.arange(4 * MAX)[::-1].copy(), np.empty_like(values)
     with ShardDataset(folder) as dataset:
         dataset.gather("x").gather(rows, dataset.locate(rows), out)
     assert np.array_equal(out, values[rows])
 
 
-@pytest.mark.usefixtures("few", "warm_zygote")
-def test_workers_have_few_files_open_as_well(folder: str, expected: dict[Any, list[Any]]) -> None:
+@pytest.mark.usefixtures("warm_zygote")
+def test_workers_have_few_files_open_as_well(folder: str, expected: Epochs) -> None:
     assert epoch(folder, shuffle=True, num_workers=2, start_method="thread") == expected[True]
 
 
@@ -138,7 +131,6 @@ def identity(sample: dict[str, Any]) -> dict[str, Any]:
     return {name: sample[name] for name in ("frames", "label", "vector")}
 
 
-@pytest.mark.usefixtures("few")
 def test_samples_for_a_transform_are_the_same(folder: str) -> None:
     fields = {"fields": ["frames", "label", "vector"], "shuffle": True}
     assert epoch(folder, transform=identity, **fields) == epoch(folder, **fields)
@@ -174,31 +166,24 @@ SCORES = {"fields": ["score", "frames", "label"]}
         (videos, {"clip": Clip(frames=4), "batch_size": 5}),
     ],
 )
-def test_added_columns_windows_of_tokens_and_clips_are_the_same(
-    folder: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    make: Callable[[Path, str], str],
-    options: dict[str, Any],
-) -> None:
+def test_views_are_the_same(folder: str, tmp_path: Path, make: Any, options: Any) -> None:
     made = make(tmp_path / "set", folder)
-    found = epoch(made, shuffle=True, **options)
-    request.getfixturevalue("few")
+    with all_open():
+        found = epoch(made, shuffle=True, **options)
     assert epoch(made, shuffle=True, **options) == found
 
 
-def test_a_mixture_is_the_same(folder: str, request: pytest.FixtureRequest) -> None:
+def test_a_mixture_is_the_same(folder: str) -> None:
     def mixed() -> list[Any]:
         sources = [folder, folder]
         with mix(sources, weights=[2, 1]) as both, loader(both, shuffle=True) as batches:
             return [bits(batch) for batch in itertools.islice(batches, 3)]
 
-    found = mixed()
-    request.getfixturevalue("few")
+    with all_open():
+        found = mixed()
     assert mixed() == found
 
 
-@pytest.mark.usefixtures("few")
 def test_single_samples_outlive_the_file_that_made_room(folder: str) -> None:
     with ShardDataset(folder) as dataset, ShardDataset(folder, access="pread") as read:
         samples = [dataset[i] for i in range(N_SAMPLES)]
@@ -208,7 +193,6 @@ def test_single_samples_outlive_the_file_that_made_room(folder: str) -> None:
 # What is open.
 
 
-@pytest.mark.usefixtures("few")
 def test_no_file_is_opened_before_it_is_needed(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         dataset.files.share_marks(np.zeros(dataset.files.n_marks, np.uint8))
@@ -221,7 +205,6 @@ def test_no_file_is_opened_before_it_is_needed(folder: str) -> None:
         assert files_mapped(folder) == {"000007-000.shard": 1}
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("batch_size", [3, 12])
 def test_mapped_files_are_bounded_and_unmapped_on_close(folder: str, batch_size: int) -> None:
     with loader(folder, fields=COLUMNS, shuffle=True, batch_size=batch_size) as batches:
@@ -233,7 +216,6 @@ def test_mapped_files_are_bounded_and_unmapped_on_close(folder: str, batch_size:
     assert not files_mapped(folder)
 
 
-@pytest.mark.usefixtures("few")
 def test_descriptors_are_of_as_many_files_as_may_be_open(folder: str) -> None:
     with loader(folder, access="pread", shuffle=True) as batches:
         for _ in batches:
@@ -242,7 +224,6 @@ def test_descriptors_are_of_as_many_files_as_may_be_open(folder: str) -> None:
     assert n_open(folder) == 0
 
 
-@pytest.mark.usefixtures("few")
 def test_files_used_longest_ago_make_room(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         for shard in range(MAX):
@@ -256,9 +237,8 @@ def test_files_used_longest_ago_make_room(folder: str) -> None:
         assert known == [True, True, False, True]
 
 
-def test_reopening_keeps_marks(folder: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_reopening_keeps_marks(folder: str, tmp_path: Path) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
-    request.getfixturevalue("few")
     with ShardDataset(copy) as first, ShardDataset(copy, verify="always") as always:
         offset = first.reader(0).column_section("label").offset
         for dataset in (first, always):
@@ -274,7 +254,6 @@ def test_reopening_keeps_marks(folder: str, tmp_path: Path, request: pytest.Fixt
             always[0]
 
 
-@pytest.mark.usefixtures("few")
 def test_every_sample_of_an_epoch_is_marked_as_checked(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         marks = np.zeros(dataset.files.n_marks, np.uint8)
@@ -287,7 +266,6 @@ def test_every_sample_of_an_epoch_is_marked_as_checked(folder: str) -> None:
 # What is wrong with a file is said when it is needed.
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("fields", [["label"], ["note"]])
 def test_missing_shard_named_on_first_use(folder: str, tmp_path: Path, fields: list[str]) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
@@ -299,7 +277,6 @@ def test_missing_shard_named_on_first_use(folder: str, tmp_path: Path, fields: l
     assert len(delivered) == 30 // 4
 
 
-@pytest.mark.usefixtures("few")
 def test_a_damaged_shard_is_named_when_it_is_first_needed(folder: str, tmp_path: Path) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.truncate(path_of(copy, 15), 8192)
@@ -308,7 +285,6 @@ def test_a_damaged_shard_is_named_when_it_is_first_needed(folder: str, tmp_path:
     assert (caught.value.path, caught.value.code) == (path_of(copy, 15), "file_size")
 
 
-@pytest.mark.usefixtures("few")
 def test_crash_error_names_a_shard_never_opened_before(folder: str, tmp_path: Path) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.truncate(path_of(copy, 15), 8192)
@@ -319,7 +295,6 @@ def test_crash_error_names_a_shard_never_opened_before(folder: str, tmp_path: Pa
     assert (error.path, error.field, error.sample) == (path_of(copy, 15), "label", 1)
 
 
-@pytest.mark.usefixtures("few")
 def test_marks_stay_within_their_shard(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "max_units", lambda *given: max_units(*given) - 1)
     with ShardDataset(folder) as dataset:
@@ -330,10 +305,7 @@ def test_marks_stay_within_their_shard(folder: str, monkeypatch: pytest.MonkeyPa
 # Where the system gives less.
 
 
-@pytest.mark.usefixtures("few")
-def test_fewer_files_are_open_where_addresses_do_not_suffice(
-    folder: str, expected: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_addresses_run_out(folder: str, expected: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def reserve(n_bytes: int) -> int:
@@ -348,10 +320,7 @@ def test_fewer_files_are_open_where_addresses_do_not_suffice(
     assert max(asked) > 5 * 27 * 4096
 
 
-@pytest.mark.usefixtures("few")
-def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
-    folder: str, expected: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maps_run_out(folder: str, expected: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = []
 
     def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
@@ -366,7 +335,6 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
     assert refused
 
 
-@pytest.mark.usefixtures("few")
 def test_columns_count_towards_the_map_limit(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "max_maps", lambda: 28)
     with loader(folder, fields=COLUMNS, shuffle=True) as batches:
@@ -374,7 +342,6 @@ def test_columns_count_towards_the_map_limit(folder: str, monkeypatch: pytest.Mo
             assert sum(files_mapped(folder).values()) <= 21
 
 
-@pytest.mark.usefixtures("few")
 def test_datasets_share_the_map_limit(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "max_maps", lambda: 8)
     with ShardDataset(folder) as one, ShardDataset(folder) as other:
@@ -391,7 +358,6 @@ def test_datasets_share_the_map_limit(folder: str, monkeypatch: pytest.MonkeyPat
         assert sum(files_mapped(folder).values()) == 6
 
 
-@pytest.mark.usefixtures("few")
 def test_column_evicts_before_mapping(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "max_maps", lambda: 12)
     with ShardDataset(folder) as dataset:
@@ -402,7 +368,6 @@ def test_column_evicts_before_mapping(folder: str, monkeypatch: pytest.MonkeyPat
         assert sum(files_mapped(folder).values()) == 4
 
 
-@pytest.mark.usefixtures("few")
 def test_mapping_error_reaches_the_caller(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise UnsupportedEnvironment("no more maps")
@@ -415,13 +380,13 @@ def test_mapping_error_reaches_the_caller(folder: str, monkeypatch: pytest.Monke
 # Marks.
 
 
-def test_samples_with_streams_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_samples_with_streams_are_the_same(tmp_path: Path) -> None:
     made = (media_sample(i) for i in range(24))
     folder = write_dataset(tmp_path / "set", 24, 24, MEDIA_FIELDS, made)
-    with ShardDataset(folder) as every:
-        request.getfixturevalue("few")
-        with ShardDataset(folder) as dataset:
-            assert all(map(same_sample, dataset, every))
+    with all_open():
+        every = ShardDataset(folder)
+    with every, ShardDataset(folder) as dataset:
+        assert all(map(same_sample, dataset, every))
 
 
 def test_a_long_table_of_marks_takes_memory_as_it_is_used() -> None:
@@ -461,9 +426,14 @@ class _Counting(LocalStorage):
         self.is_closed = True
 
 
+Storages = list[_Counting]
+
+
 @pytest.fixture
-def storages(monkeypatch: pytest.MonkeyPatch) -> list[_Counting]:
-    made: list[_Counting] = []
+def storages(few: None, monkeypatch: pytest.MonkeyPatch) -> Storages:
+    """Return the storages of new datasets; only they limit the number of open files."""
+    monkeypatch.undo()
+    made: Storages = []
 
     def storage_of(path: str, _: object) -> _Counting:
         made.append(_Counting(os.path.abspath(path)))
@@ -474,9 +444,7 @@ def storages(monkeypatch: pytest.MonkeyPatch) -> list[_Counting]:
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_every_file_is_pinned_and_unpinned(
-    folder: str, expected: dict[Any, list[Any]], storages: list[_Counting], access: str
-) -> None:
+def test_each_file_pinned(folder: str, expected: Epochs, storages: Storages, access: str) -> None:
     assert epoch(folder, shuffle=True, access=access) == expected[True]
     gc.collect()
     asked, used = storages  # of the dataset that was opened, and of its loader
@@ -486,7 +454,7 @@ def test_every_file_is_pinned_and_unpinned(
     assert used.held.total() == 0
 
 
-def test_closing_closes_every_storage(folder: str, storages: list[_Counting]) -> None:
+def test_closing_closes_every_storage(folder: str, storages: Storages) -> None:
     with ShardDataset(folder):
         assert [each.is_closed for each in storages] == [False]
     with mix([folder, folder], weights=[1, 1]):
@@ -511,7 +479,7 @@ def test_mixture_has_marks_for_the_files_of_all_sources(folder: str, tmp_path: P
         assert [made[i]["label"] for i in (0, N_SAMPLES, -1)] == [0, 0, 899]
 
 
-def test_file_is_pinned_while_a_reader_lives(folder: str, storages: list[_Counting]) -> None:
+def test_file_is_pinned_while_a_reader_lives(folder: str, storages: Storages) -> None:
     with ShardDataset(folder, access="pread") as dataset:
         reader = dataset.reader(0)
         for shard in range(1, 9):
@@ -523,7 +491,7 @@ def test_file_is_pinned_while_a_reader_lives(folder: str, storages: list[_Counti
         assert storages[0].held["000000-000.shard"] == 0
 
 
-def test_missing_file_is_unpinned(folder: str, tmp_path: Path, storages: list[_Counting]) -> None:
+def test_missing_file_is_unpinned(folder: str, tmp_path: Path, storages: Storages) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.unlink(path_of(copy, 2))
     with ShardDataset(copy) as dataset:

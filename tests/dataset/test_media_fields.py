@@ -21,7 +21,6 @@ from shardio import (
     ShardWriter,
     Video,
 )
-from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
     ClosedError,
@@ -37,6 +36,7 @@ from shardio.format.types.streams import packet_sizes
 from shardio.shard import writer as shard_writer
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
+from tests.loading import write_dataset
 from tests.media.images_made import saved, smooth
 from tests.shards import (
     MEDIA_FIELDS,
@@ -47,6 +47,7 @@ from tests.shards import (
     same_sample,
     same_value,
     write_media,
+    write_samples,
 )
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -67,17 +68,8 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
     """Write a shard of two videos of some chunks each."""
-    path = tmp_path / "long.shard"
-    write_long(path)
-    return path
-
-
-def write_long(path: Path) -> list[EncodedStream]:
-    made = [made_stream(i, 40, 20_000) for i in range(2)]
-    with ShardWriter(path, VIDEO) as writer:
-        for stream in made:
-            writer.append({"video": stream})
-    return made
+    made = ({"video": made_stream(i, 40, 20_000)} for i in range(2))
+    return write_samples(tmp_path / "long.shard", VIDEO, made)
 
 
 @pytest.mark.parametrize("access", ACCESSES)
@@ -283,11 +275,7 @@ def test_a_sample_that_is_refused_leaves_the_writer_usable(tmp_path: Path) -> No
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    root = tmp_path / "out"
-    with DatasetWriter(root, MEDIA_FIELDS, shard_bytes=2_000) as writer:
-        for i in range(N):
-            writer.append(media_sample(i))
-    return root
+    return Path(write_dataset(tmp_path / "out", N, 4, MEDIA_FIELDS, map(media_sample, range(N))))
 
 
 def test_a_loader_refuses_streams_at_once_and_says_what_to_do(dataset: Path) -> None:
@@ -312,15 +300,8 @@ def first_packets(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_transform_gets_encoded_media(dataset: Path, num_workers: int) -> None:
-    with ShardLoader(
-        dataset,
-        batch_size=N,
-        transform=first_packets,
-        num_workers=num_workers,
-        output="numpy",
-        shuffle=False,
-        decode=False,
-    ) as loader:
+    options: Any = {"output": "numpy", "decode": False, "transform": first_packets}
+    with ShardLoader(dataset, batch_size=N, num_workers=num_workers, **options) as loader:
         (batch,) = [{name: batch[name].copy() for name in batch} for batch in loader]
     for i in range(N):
         wanted = first_packets(as_read(media_sample(i), MEDIA_FIELDS))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from shardio import Array, List, Schema, ShardLoader, ShardReader, ShardWriter, Text
-from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
 from shardio.format.codecs import Codec, cached_dictionary
 from shardio.format.layout import Kind, Required
@@ -17,6 +16,8 @@ from shardio.format.sections import codecs
 from shardio.format.types.arrays import pack_list, unpack_list
 from shardio.maintenance import verify_shard
 from shardio.shard.section_writers import WAITING_BYTES
+from tests.loading import write_dataset
+from tests.shards import write_samples
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -40,10 +41,8 @@ def test_a_nested_schema_is_the_same_as_one_with_dotted_names() -> None:
 
 
 def test_a_sample_may_be_given_nested_or_dotted_and_is_read_dotted(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "a.shard", NESTED) as writer:
-        for given in (FLAT, DEEP, MIXED):
-            writer.append(given)
-    with ShardReader(tmp_path / "a.shard") as reader:
+    path = write_samples(tmp_path / "a.shard", NESTED, (FLAT, DEEP, MIXED))
+    with ShardReader(path) as reader:
         assert list(reader) == [FLAT] * 3
 
 
@@ -64,9 +63,7 @@ def test_sample_must_fit_a_nested_schema(tmp_path: Path, given: dict[str, Any], 
 
 
 def test_a_nested_record_can_be_asked_for_by_its_name(tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "set", NESTED) as writer:
-        writer.append(DEEP)
-    folder = tmp_path / "set"
+    folder = write_dataset(tmp_path / "set", 1, 1, NESTED, [DEEP])
     with ShardLoader(folder, 1, output="numpy", num_workers=0, fields=["camera"]) as loader:
         (batch,) = loader
         assert list(batch) == ["camera.id", "camera.lens.focus", "camera.lens.name"]
@@ -161,33 +158,30 @@ def _all(reader: ShardReader, name: str) -> Any:
 
 def test_short_records_that_are_alike_shrink_by_a_dictionary_and_come_back(tmp_path: Path) -> None:
     texts = [caption(i) for i in range(2000)]
-    with ShardWriter(tmp_path / "a.shard", CAPTIONS) as writer:
-        for text in texts:
-            writer.append({"text": text, "plain": text})
-    with ShardReader(tmp_path / "a.shard") as reader:
+    made = ({"text": text, "plain": text} for text in texts)
+    path = write_samples(tmp_path / "a.shard", CAPTIONS, made)
+    with ShardReader(path) as reader:
         assert [sample["text"] for sample in reader] == texts
         entries = {name: _all(reader, name) for name in CAPTIONS}
-        sizes = {
-            name: int((each["stored"] & ((1 << 48) - 1)).sum()) for name, each in entries.items()
-        }
+        stored = {name: each["stored"] & ((1 << 48) - 1) for name, each in entries.items()}
+        sizes = {name: int(each.sum()) for name, each in stored.items()}
         assert sizes["text"] < sizes["plain"] / 2
         assert set(codecs(entries["text"]).tolist()) == {Codec.ZSTD_DICTIONARY}
         (dictionary,) = (s for s in reader.sections if s.kind == Kind.DICTIONARY)
         assert 0 < dictionary.size <= 64 << 10
-    assert verify_shard(tmp_path / "a.shard") == []
+    assert verify_shard(path) == []
 
 
 @pytest.mark.parametrize("texts", [[], ["a" * 500], [caption(0)] * 10])
 def test_too_few_texts_train_no_dictionary(tmp_path: Path, texts: list[str]) -> None:
-    with ShardWriter(tmp_path / "a.shard", CAPTIONS) as writer:
-        for text in texts:
-            writer.append({"text": text, "plain": text})
-    with ShardReader(tmp_path / "a.shard") as reader:
+    made = ({"text": text, "plain": text} for text in texts)
+    path = write_samples(tmp_path / "a.shard", CAPTIONS, made)
+    with ShardReader(path) as reader:
         assert [sample["text"] for sample in reader] == texts
         (dictionary,) = (s for s in reader.sections if s.kind == Kind.DICTIONARY)
         assert dictionary.size == 0
         assert Codec.ZSTD_DICTIONARY not in codecs(_all(reader, "text"))
-    assert verify_shard(tmp_path / "a.shard") == []
+    assert verify_shard(path) == []
 
 
 def test_values_that_wait_for_a_dictionary_are_those_that_were_given(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, ShardReader, ShardWriter, Text
-from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
 from shardio.maintenance import verify_shard
+from tests.loading import write_dataset
 from tests.maintenance.datasets import place
-from tests.shards import flip
+from tests.shards import flip, write_samples
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -54,19 +54,14 @@ def sample(i: int) -> dict[str, Any]:
 
 
 def write(path: Path, n: int = 20) -> Path:
-    with ShardWriter(path, SCHEMA) as writer:
-        for i in range(n):
-            writer.append(sample(i))
-    return path
+    return write_samples(path, SCHEMA, map(sample, range(n)))
 
 
 @pytest.mark.parametrize("name", list(SCHEMA.optional))
 def test_none_and_absent_read_as_none_and_empty_as_empty(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "a.shard")
-    with ShardWriter(tmp_path / "b.shard", SCHEMA) as writer:
-        for i in range(20):
-            writer.append({**dict.fromkeys(SCHEMA), **sample(i)})
-    assert path.read_bytes() == (tmp_path / "b.shard").read_bytes()
+    made = ({**dict.fromkeys(SCHEMA), **sample(i)} for i in range(20))
+    assert path.read_bytes() == write_samples(tmp_path / "b.shard", SCHEMA, made).read_bytes()
     with ShardReader(path) as reader:
         assert reader.present(name).tolist() == [i % 3 != 2 for i in range(20)]
         assert reader.present(name, [-1, 2]).tolist() == [True, False]
@@ -87,10 +82,8 @@ def test_only_an_optional_field_may_be_none_or_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_tells_which_rows_are_there(tmp_path: Path, workers: int) -> None:
-    with DatasetWriter(tmp_path / "set", SCHEMA, shard_bytes=400) as writer:
-        for i in range(20):
-            writer.append(sample(i))
-    with ShardLoader(tmp_path / "set", 8, output="numpy", num_workers=workers) as loader:
+    folder = write_dataset(tmp_path / "set", 20, 4, SCHEMA, map(sample, range(20)))
+    with ShardLoader(folder, 8, output="numpy", num_workers=workers) as loader:
         for batch in loader:
             numbers = batch["number"].tolist()
             for name in SCHEMA.optional:
@@ -108,19 +101,13 @@ def test_a_batch_tells_which_rows_are_there(tmp_path: Path, workers: int) -> Non
                 batch.present("nothing")
 
 
-def _keep(found: dict[str, Any]) -> dict[str, Any]:
-    return found
-
-
 @pytest.mark.parametrize("first", [0, 2])
 def test_transform_gets_and_may_return_none(tmp_path: Path, first: int) -> None:
-    with DatasetWriter(tmp_path / "set", SCHEMA) as writer:
-        for i in range(first, 20):
-            writer.append(sample(i))
+    made = map(sample, range(first, 20))
+    folder = write_dataset(tmp_path / "set", 20 - first, 1, SCHEMA, made)
     for workers in (0, 1):
-        with ShardLoader(
-            tmp_path / "set", 7, output="numpy", num_workers=workers, transform=_keep
-        ) as loader:
+        options: Any = {"output": "numpy", "num_workers": workers, "transform": lambda found: found}
+        with ShardLoader(folder, 7, **options) as loader:
             for batch in loader:
                 there = [i % 3 != 2 for i in batch["number"].tolist()]
                 for name in SCHEMA.optional:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio import Array, Schema, ShardReader, ShardWriter, Text
-from shardio.dataset.manifest import publish
+from shardio.dataset.manifest import load, publish
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.maintenance import verify_dataset
 from shardio.storage import fs
@@ -47,6 +47,12 @@ def labelled(n: int, *, first: int = 0, n_classes: int = 2) -> list[dict[str, An
 def shard_of(folder: Path, k: int) -> Path:
     """Return the k-th shard that `write` made."""
     return folder / f"000000-{k:03d}.shard"
+
+
+def side_of(folder: Path, name: str, k: int) -> Path:
+    """Return the k-th shard of an added column."""
+    (side,) = [side for side in load(folder).column_groups if side.name == name]
+    return Path(folder, side.shards[k].name)
 
 
 def place(path: Path, kind: Kind, field: str | None = None, of_kind: int = 0) -> tuple[int, int]:

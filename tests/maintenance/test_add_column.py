@@ -32,7 +32,16 @@ from shardio.maintenance import (
     verify_dataset,
 )
 from shardio.storage import fs
-from tests.maintenance.datasets import LABELS, is_sound, labelled, place, shard_of, tree, write
+from tests.maintenance.datasets import (
+    LABELS,
+    is_sound,
+    labelled,
+    place,
+    shard_of,
+    side_of,
+    tree,
+    write,
+)
 from tests.shards import flip, same_sample
 
 FLOAT = Array("float32", (3,))
@@ -56,11 +65,6 @@ def values_of(folder: Path, name: str) -> list[Any]:
 
 def numbers_of(folder: Path, name: str = "x") -> list[int]:
     return [int(row[0]) for row in values_of(folder, name)]
-
-
-def side_of(folder: Path, name: str, k: int) -> Path:
-    (side,) = [side for side in load(folder).column_groups if side.name == name]
-    return Path(folder, side.shards[k].name)
 
 
 # What is added.

@@ -135,9 +135,8 @@ def test_empty_datasets_are_merged_and_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("shard_bytes", "n_shards"), [(1, 10), (20_000, 5), (1 << 28, 1)])
 def test_reshard_keeps_samples_metadata(tmp_path: Path, shard_bytes: int, n_shards: int) -> None:
     source = write(tmp_path / "a", 10, 3, classes=["x"], converter={"name": "videos"})
-    publish_next(
-        source, load(source), subsets={"s": RowRuns([2], [3])}, stats={"whole": {"samples": 10}}
-    )
+    kept: Any = {"subsets": {"s": RowRuns([2], [3])}, "stats": {"whole": {"samples": 10}}}
+    publish_next(source, load(source), **kept)
     out = tmp_path / "out"
     report = reshard(source, out, shard_bytes=shard_bytes, workers=0)
     assert (report.n_shards, report.n_rewritten) == (n_shards, n_shards)

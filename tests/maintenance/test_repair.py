@@ -123,11 +123,7 @@ def test_redundant_parts_are_restored(source: Path, damage: Offsets, mended: str
     ("damage", "lost", "reason"),
     [
         (at(20, 20 - PAGE), [0, 1, 2, 3], "header"),
-        (
-            inside(Kind.COLUMN, "frames", row=2),
-            [2],
-            "field 'frames': the data of a sample does not",
-        ),
+        (inside(Kind.COLUMN, "frames", row=2), [2], "'frames': the data of a sample does not"),
         (inside(Kind.COLUMN, "label"), [0, 1, 2, 3], "field 'label': "),  # small rows share a hash
         (inside(Kind.PAYLOAD), [0], "field 'packed': "),
         # A hash is not made to fit damaged rows.
@@ -227,10 +223,7 @@ def test_orphans_are_reported(source: Path, tmp_path: Path, damage: Callable[[Pa
     ("make", "reason"),
     [
         (os.mkfifo, "is a folder or device; a shard is a file"),
-        (
-            lambda path: path.symlink_to(path.name),
-            "is a link that leads to itself; a shard is a file",
-        ),
+        (lambda p: p.symlink_to(p.name), "is a link that leads to itself; a shard is a file"),
     ],
     ids=["pipe", "link"],
 )

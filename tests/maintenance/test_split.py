@@ -129,9 +129,8 @@ def test_what_else_cannot_be_is_refused(tmp_path: Path) -> None:
             split(folder, PARTS, seed=seed)
     with pytest.raises(InvalidArgument, match="no field 'nose'; there are label, source"):
         split(folder, PARTS, group="nose")
-    with pytest.raises(
-        InvalidArgument, match="'c' would have no sample: there are 20 samples in 2 groups"
-    ):
+    words = "'c' would have no sample: there are 20 samples in 2 groups"
+    with pytest.raises(InvalidArgument, match=words):
         split(folder, {"a": 0.4, "b": 0.4, "c": 0.2}, group="source")
     assert load(folder).number == 1
 

@@ -71,9 +71,8 @@ def test_they_are_kept_in_the_next_generation_and_not_again(tmp_path: Path) -> N
 
 def test_a_subset_is_counted_beside_the_whole(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", N, 3, schema=LABELS, samples=labelled(N, n_classes=N))
-    publish_next(
-        folder, load(folder), subsets={"s": RowRuns([3, 9], [2, 4]), "t": RowRuns([0], [1])}
-    )
+    subsets = {"s": RowRuns([3, 9], [2, 4]), "t": RowRuns([0], [1])}
+    publish_next(folder, load(folder), subsets=subsets)
     whole = compute_stats(folder)
     report = compute_stats(folder, subset="s")
     found = report.stats["fields"]["label"]
@@ -89,9 +88,8 @@ def test_a_subset_is_counted_beside_the_whole(tmp_path: Path) -> None:
 
 def test_classes_are_counted_where_labels_say(tmp_path: Path) -> None:
     values = [{"label": label, "source": ""} for label in (0, 1, 1, -1, 7, 1)]
-    folder = write(
-        tmp_path / "d", 6, 2, schema=LABELS, samples=values, classes=["cat", "dog", "eel"]
-    )
+    classes = ["cat", "dog", "eel"]
+    folder = write(tmp_path / "d", 6, 2, schema=LABELS, samples=values, classes=classes)
     stats = compute_stats(folder).stats
     assert stats["classes"] == {"cat": 1, "dog": 3, "eel": 0}
     assert stats["without_class"] == 2

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shardio import Array, Bytes, DatasetWriter, Schema, ShardWriter, Text
+from shardio import Array, Bytes, DatasetWriter, Schema, Text
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import DatasetNotFound, ShardCorrupt, ShardNotFound
@@ -32,7 +32,7 @@ from shardio.maintenance import (
 from shardio.maintenance.verify import MAX_FINDINGS, Findings, shard
 from shardio.maintenance.verify import dataset as verification
 from shardio.maintenance.verify.shard import VerifiedShard
-from tests.shards import flip, write_shard
+from tests.shards import flip, write_samples, write_shard
 
 SCHEMA = Schema({"label": Array("int64"), "text": Text(), "blob": Bytes()})
 N_SHARDS = 5
@@ -103,15 +103,10 @@ def test_a_stray_shard_is_a_finding_and_other_files_are_listed(dataset: Path) ->
     (dataset / ".000.shard.abc.tmp").touch()
     (dataset / GENERATIONS / "000001.json.orig").touch()
     report = verify_dataset(dataset, workers=0)
-    assert [(f.code, os.path.basename(f.path)) for f in report.findings] == [
-        ("unknown_shard", "stray.shard")
-    ]
-    assert report.unknown == (
-        ".000.shard.abc.tmp",
-        "notes.txt",
-        "stray.shard",
-        f"{GENERATIONS}/000001.json.orig",
-    )
+    (finding,) = report.findings
+    assert (finding.code, os.path.basename(finding.path)) == ("unknown_shard", "stray.shard")
+    names = (".000.shard.abc.tmp", "notes.txt", "stray.shard", f"{GENERATIONS}/000001.json.orig")
+    assert report.unknown == names
 
 
 @pytest.mark.parametrize("place", [POINTER, f"{GENERATIONS}/000001.json"])
@@ -157,11 +152,8 @@ def test_a_report_is_json_with_findings_in_the_order_of_shards(dataset: Path, wo
 
 
 def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
-    schema = Schema({"x": Array("uint8", (2048,))})
-    path = tmp_path / "a.shard"
-    with ShardWriter(path, schema) as writer:
-        for i in range(150):
-            writer.append({"x": [i] * 2048})
+    made = ({"x": [i] * 2048} for i in range(150))
+    path = write_samples(tmp_path / "a.shard", Schema({"x": Array("uint8", (2048,))}), made)
     content = bytearray(path.read_bytes())
     for row in range(150):
         content[4096 + 2048 * row] ^= 1

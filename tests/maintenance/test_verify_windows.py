@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Schema, ShardReader, ShardWriter, Text
+from shardio import Array, Bytes, Schema, ShardReader, Text
 from shardio.format.layout import PAGE
 from shardio.format.sections import ENTRY
 from shardio.maintenance import verify_shard
@@ -17,25 +17,29 @@ from shardio.maintenance.verify.shard import verify_bytes
 from shardio.maintenance.verify.window import WINDOW_BYTES, ShardWindows
 from shardio.storage.content import PreadFile
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
-from tests.shards import write_shard
+from tests.shards import write_samples, write_shard
 
 N_ROWS = 100
+RECORDS = Schema({"text": Text(), "blob": Bytes()})
+
+
+@pytest.fixture(params=[True, False])
+def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check records with the segments of zstandard, and without them."""
+    if not request.param:
+        monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
 
 
 def forgery_of_texts(folder: Path) -> Forgery:
     """Texts of ten bytes between records of bytes that are none."""
-    schema = Schema({"text": Text(), "blob": Bytes()})
     samples = ({"text": f"text {i:05d}", "blob": b"\xff" * i} for i in range(N_ROWS))
-    return Forgery.of(content_of(folder / "texts.shard", schema, samples))
+    return Forgery.of(content_of(folder / "texts.shard", RECORDS, samples))
 
 
-@pytest.mark.parametrize(("chunk_entries", "has_segments"), [(8, True), (4096, True), (8, False)])
-def test_each_text_that_is_none_is_placed_among_those_that_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_entries: int, *, has_segments: bool
-) -> None:
-    if not has_segments:
-        monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
-    monkeypatch.setattr(payload, "CHUNK_ENTRIES", chunk_entries)
+@pytest.mark.usefixtures("segments")
+@pytest.mark.parametrize("n", [8, 4096])
+def test_no_texts_are_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    monkeypatch.setattr(payload, "CHUNK_ENTRIES", n)
     forgery = forgery_of_texts(tmp_path)
     for row in (3, 40, N_ROWS - 1):
         forgery.change_record("text", row, b"\xff" * 10)
@@ -58,17 +62,11 @@ def test_a_character_in_two_records_is_in_neither(tmp_path: Path) -> None:
     assert [(f.sample, f.code) for f in findings] == [(10, "value"), (11, "value")]
 
 
-@pytest.mark.parametrize("has_segments", [True, False])
-def test_a_flipped_bit_is_placed_among_large_small_and_empty_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_segments: bool
-) -> None:
-    if not has_segments:
-        monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
+@pytest.mark.usefixtures("segments")
+def test_flipped_bit_is_placed_among_records_of_all_sizes(tmp_path: Path) -> None:
     sizes = [0, 1, 0, WINDOW_BYTES, 0, 3, WINDOW_BYTES - 1, 5, WINDOW_BYTES + 1, 0, 0, 7, 64, 2]
-    path = tmp_path / "sizes.shard"
-    with ShardWriter(path, Schema({"text": Text(), "blob": Bytes()})) as writer:
-        for size in sizes:
-            writer.append({"text": "e" * (size % 100), "blob": bytes(size)})
+    made = ({"text": "e" * (size % 100), "blob": bytes(size)} for size in sizes)
+    path = write_samples(tmp_path / "sizes.shard", RECORDS, made)
     forgery = Forgery.of(path.read_bytes())
     start = forgery.sections[PAYLOAD].offset
     for row in (1, 3, 6, 8, len(sizes) - 1):
@@ -141,10 +139,9 @@ def test_a_window_holds_its_part_of_the_file_whatever_was_asked_for_before(tmp_p
     ],
 )
 def test_rows_of_any_size_are_checked(tmp_path: Path, n_bytes: int, rows: tuple[int, ...]) -> None:
-    path = tmp_path / "rows.shard"
-    with ShardWriter(path, Schema({"row": Array("uint8", (n_bytes,))})) as writer:
-        for i in range(rows[-1] + 1):
-            writer.append({"row": np.full(n_bytes, i % 255, "u1")})
+    schema = Schema({"row": Array("uint8", (n_bytes,))})
+    made = ({"row": np.full(n_bytes, i % 255, "u1")} for i in range(rows[-1] + 1))
+    path = write_samples(tmp_path / "rows.shard", schema, made)
     assert verify_shard(path) == []
     content = bytearray(path.read_bytes())
     with ShardReader(path) as reader:

@@ -9,9 +9,11 @@ import pytest
 import shardio
 from shardio.errors import InvalidArgument
 from shardio.storage.file_access import UNSAFE_FILE_SYSTEMS, file_system_type
+from tests.loading import write_dataset
 from tests.shards import write_shard
 
 PROC = 0x9FA0  # PROC_SUPER_MAGIC of linux/magic.h
+SCHEMA = shardio.Schema({"n": shardio.Array("int64")})
 MAGIC_H = Path("/usr/include/linux/magic.h")
 
 
@@ -31,8 +33,7 @@ def test_the_kernel_says_which_file_system_a_path_lies_on(tmp_path: Path) -> Non
 
 
 def test_readers_and_loaders_choose_by_their_file_system(remote: Path) -> None:
-    with shardio.DatasetWriter(remote / "d", shardio.Schema({"n": shardio.Array("int64")})) as made:
-        made.append({"n": 3})
+    write_dataset(remote / "d", 1, 1, SCHEMA, [{"n": 3}])
     with shardio.open(remote / "d") as dataset, shardio.open(remote / "d", access="mmap") as mapped:
         assert (dataset.access, dataset.reader(0).access) == ("pread", "pread")
         assert (mapped.access, mapped.reader(0).access) == ("mmap", "mmap")
@@ -43,8 +44,7 @@ def test_readers_and_loaders_choose_by_their_file_system(remote: Path) -> None:
 
 
 def test_another_word_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with shardio.DatasetWriter(tmp_path / "d", shardio.Schema({"n": shardio.Array("int64")})) as w:
-        w.append({"n": 3})
+    write_dataset(tmp_path / "d", 1, 1, SCHEMA, [{"n": 3}])
     shard = tmp_path / "d" / "000000-000.shard"
     for use in (
         lambda: shardio.open(tmp_path / "d", access="read"),  # type: ignore[arg-type]

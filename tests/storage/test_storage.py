@@ -34,9 +34,8 @@ def test_mapping_beyond_rlimit_as_names_the_limit(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), hard))
     try:
-        with pytest.raises(
-            InsufficientMemory, match=r"1073741824 bytes .* for .*large.shard; RLIMIT_AS"
-        ):
+        words = r"1073741824 bytes .* for .*large.shard; RLIMIT_AS"
+        with pytest.raises(InsufficientMemory, match=words):
             map_file(str(path))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
@@ -44,9 +43,8 @@ def test_mapping_beyond_rlimit_as_names_the_limit(tmp_path: Path) -> None:
 
 def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.file_access.mmap.PAGESIZE", 65536)
-    with pytest.raises(
-        UnsupportedEnvironment, match="memory pages of this kernel have 65536 bytes"
-    ):
+    words = "memory pages of this kernel have 65536 bytes"
+    with pytest.raises(UnsupportedEnvironment, match=words):
         MappedRows(64, 64, np.zeros(0, np.int64), [])
 
 

@@ -321,10 +321,8 @@ def test_eviction_survives_removed_folders(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_renames_happen_under_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evictor, half = (
-        CacheEvictor(str(tmp_path), 100),
-        tmp_path / "set" / f".a.{'12' * 16}.shard.30.part",
-    )
+    evictor = CacheEvictor(str(tmp_path), 100)
+    half = tmp_path / "set" / f".a.{'12' * 16}.shard.30.part"
     half.parent.mkdir()
     for _ in range(2):  # what is gone on with is counted once
         evictor.reserve(str(half), 30)

@@ -48,10 +48,8 @@ def test_clips_in_a_store_match_a_folder(far: ShardDataset, folder: str, chosen:
             numbers = np.random.default_rng(3).integers(0, N, 3 * N)
             pair = far.select(numbers), local.select(numbers)
         elif chosen == "mixed":
-            pair = (
-                shardio.mix([far, folder], weights=[1, 2]),
-                shardio.mix([local, folder], weights=[1, 2]),
-            )
+            one, other = (shardio.mix([each, folder], weights=[1, 2]) for each in (far, local))
+            pair = one, other
         found, expected = (ClipView(each, CLIP) for each in pair)
         assert found.clip_table.clip == expected.clip_table.clip
         assert len(found) == len(expected)
