@@ -51,7 +51,7 @@ class ShardLoader(Closing):
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
             an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
             `dataset.pack`). The loader opens an open dataset again, with the same verification and
-            cache. A dataset with videos is loaded as clips, by default as given at its conversion.
+            cache. Videos are loaded as clips, by default with the settings of their conversion.
         batch_size: the number of samples in a batch.
         fields: the fields to read, by default all.
         shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
@@ -82,9 +82,9 @@ class ShardLoader(Closing):
             "drop" leaves it out; "pad" fills it up with copies of its rows, for which `batch.valid`
             is False. The default is "pad" with several ranks, otherwise "short".
         rank, world_size: the rank of this process and the number of ranks, as in torch.distributed.
-            By default, both are taken from the environment that torchrun, mpirun or srun sets, and
-            without these they are 0 and 1. All ranks must use the same seed and dataset; together
-            they load one epoch, and each of them loads batches of `batch_size` samples.
+            By default, both are taken from the environment that torchrun, mpirun or srun sets;
+            otherwise they are 0 and 1. All ranks must use the same seed and dataset. Together they
+            load one epoch; each rank loads batches of `batch_size` samples.
         prefetch: the number of blocks (each is the memory of a batch) that are filled ahead of the
             loop, in addition to one block per worker. The default is 2; for blocks of at most
             1 MiB, it is 10 plus 7 per worker.

@@ -315,9 +315,9 @@ class RandomResizedCrop(PictureTransform):
     """A crop of random area, aspect ratio and position, resized to `size`.
 
     The box is drawn as in torchvision, after C. Szegedy et al., "Going deeper with convolutions"
-    (2014): a uniform area, a log-uniform aspect ratio and a uniform position. After ten boxes that
-    do not fit, the largest centred one that `ratio` allows is used. Resizing is linear, and
-    antialiased if the picture becomes smaller.
+    (2014): a uniform area, a log-uniform aspect ratio and a uniform position. If ten boxes do not
+    fit, the largest centred box that `ratio` allows is used. Resizing is linear, and antialiased if
+    the picture becomes smaller.
 
     Args:
         size: (height, width) of the result in pixels, or one number for both.

@@ -101,7 +101,7 @@ class SchemaInference:
 
     A dimension with differing sizes becomes variable; a field that some lack becomes optional.
     Another dtype than the first is an error or, with `widens`, widens the field. A field that is
-    `UNKNOWN` in some files takes its type, which may be a nested record, from others. `names` is
+    `UNKNOWN` in some files gets its type, maybe a nested record, from other files. `names` is
     the plural noun in messages about invalid names; None leaves names unchecked.
     """
 

@@ -22,15 +22,15 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 class RemotePrefetch:
     """A downloader of the shards of a loader's latest iteration, ahead of their use.
 
-    Does nothing if the dataset is a folder. `order` is the order of all epochs; None if they have
-    different ones. Raises InvalidArgument if the cache is too small for an epoch.
+    Does nothing if the dataset is a folder. `order` is the order of every epoch; None if
+    orders differ. Raises InvalidArgument if the cache is too small for an epoch.
     """
 
     def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """The bytes of the files that an iteration uses at the same time."""
+        """The total size of the files that an iteration uses at the same time, in bytes."""
         self._here = set[str]()
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():

@@ -123,8 +123,8 @@ class Trace:
         if one.iteration_ns in self._epochs:
             details["epoch"] = self._epochs[one.iteration_ns]
         yield self._span(f"batch {one.step}", row, one.start_ns, whole_ns, details)
-        # The times for records that are checked or decompressed are estimates: one record in seven
-        # is timed, and counts seven times. With few records, an estimate may exceed `whole_ns`.
+        # The times of checking and of decompressing are estimates: one record in seven is timed,
+        # and its time counts seven times. With few records, an estimate may exceed `whole_ns`.
         check_ns = min(one.check_ns, whole_ns)
         decode_ns = min(one.decode_ns, whole_ns - check_ns)
         transform_ns = min(one.transform_ns, whole_ns - check_ns - decode_ns)

@@ -98,7 +98,7 @@ class Converter(ABC):
         step_s: a limit of the CPU time in seconds, because some libraries loop forever on damaged
             files; None means no limit. Each step of the generator `samples` may take this time,
             plus one second per MiB of the input. A worker that takes longer is killed, and the
-            input is read again in a new worker. If that is killed too, the input is reported as
+            input is read again in a new worker. If that worker is killed, the input is reported as
             broken. With `workers=0`, there is no limit.
     """
 

@@ -80,7 +80,7 @@ class ConversionState:
         return unit
 
     def is_finished(self) -> bool:
-        """Return True if all units are done that are needed for the result."""
+        """Return True if all units that the result needs are done."""
         if self.stopped_at is None:
             return not self._running and self._n_started == len(self.units)
         return not any(number <= self.stopped_at for number in self._running)

@@ -4,8 +4,8 @@ When a shard is uploaded, the local file is replaced by a note: a small file tha
 of the shard in the store. Local disk space is therefore needed only for shards that are not yet
 uploaded, and an interrupted conversion can resume.
 
-The generation is uploaded after all shards, and the object `dataset.json`, which points to it,
-last; until then, readers of the URL see no dataset. Neither object is ever overwritten. A lease,
+The generation is uploaded after all shards. The object `dataset.json`, which points to it, comes
+last: until then, readers of the URL see no dataset. Neither object is ever overwritten. A lease,
 which is an object in the store, prevents two conversions from writing to the same URL.
 """
 
@@ -118,7 +118,7 @@ class ShardUploader(Closing):
         self._lock, self._is_closed = threading.Lock(), False
 
     def submit(self, path: str, shard: ShardSummary) -> None:
-        """Start to upload the shard at `path`; wait while _MAX_UPLOADS shards are not uploaded.
+        """Start to upload the shard at `path`; wait while _MAX_UPLOADS uploads are unfinished.
 
         A shard that has a note is only checked. If an earlier upload has failed, raise its error.
         """

@@ -65,9 +65,9 @@ class Session:
         self._is_leaving = False
         self._initial_state: dict[str, Any] = {}
         self._next_state: dict[str, Any] = {}
-        """The state after the last iteration, if known: the loader need not load it again."""
+        """The state after the last iteration, if known; to continue from it, nothing is loaded."""
         self._number: int | None = None
-        """The client's number of the current iteration, if any."""
+        """The number by which the client identifies the current iteration, or None."""
         self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()

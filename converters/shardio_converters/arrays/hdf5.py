@@ -1,6 +1,6 @@
 """The converter of HDF5 files: one sample per row, or one sample per file.
 
-HDF5 calls an array a dataset. Data that a file keeps in other files is never read.
+HDF5 calls an array a dataset. External data, which a file keeps in other files, is never read.
 """
 
 from __future__ import annotations

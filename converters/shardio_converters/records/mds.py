@@ -1,8 +1,8 @@
 """MosaicML's MDS shards, read without the streaming package and without pickle.
 
 A shard consists of the number n of its samples, n + 1 offsets (of the samples and of the end), a
-JSON text about the columns, and the samples: the sizes of the columns of varying size, then the
-values of all columns. The number, offsets and sizes are little-endian u32.
+JSON text about the columns, and the samples. A sample has the sizes of the columns of varying size,
+then the values of all columns. The number, offsets and sizes are little-endian u32.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ ONLY: Final = "record"  # the field name of a record stored as raw bytes
 class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
-    A record is a tf.train.Example, whose features become fields, or is stored as bytes in the field
-    `record`. By default, the first record decides: an Example has features. Fields are inferred
-    from all records.
+    Records are parsed as tf.train.Example, whose features become fields, or stored as bytes in the
+    field `record`. By default, they are parsed if the first record is an Example with features.
+    Fields are inferred from all records.
     """
 
     kind: ClassVar[str]
