@@ -51,7 +51,7 @@ def pack_state(field: int, status: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """The array of a fixed field, at `offset` in the block; `shape` is that of one value."""
+    """The array of a fixed field, at `offset` in the block; `shape` is the shape of one value."""
 
     name: str
     offset: int
@@ -120,9 +120,9 @@ class BlockViews(NamedTuple):
 class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block.
 
-    `schema` is that of the batch, `samples` that of single samples. With a batch function, the
-    worker first writes samples to memory of its own, with the layout `inner`, then the function's
-    results to the block.
+    `schema` is the schema of the batch, `samples` the schema of a single sample. With a batch
+    function, the worker first writes samples to memory of its own, with the layout `inner`, then
+    the function's results to the block.
     """
 
     schema: Schema
@@ -245,9 +245,9 @@ def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Return the layout for the results of a batch function; `inner` is that of its argument.
+    """Return the layout for results of a batch function; `inner` is the layout of its argument.
 
-    `whole` has the fields that are arrays; others are lists of a value per sample.
+    `whole` has the fields that are arrays; the others are lists with one value per sample.
     """
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)

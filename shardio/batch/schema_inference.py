@@ -20,11 +20,11 @@ _OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of diff
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     """Infer the schema of one sample; raise SchemaError if no field type fits a value.
 
-    Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array of their
-    shape, str Text, bytes Bytes, dict, list, tuple and None Json, and a list of arrays a List.
+    Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array. Text is for
+    str, Bytes for bytes, List for a list of arrays, and Json for dict, other lists, tuple and None.
 
     A field keeps some properties from `source`, the schema before a transform: a varying shape;
-    bfloat16, for uint16 values; Json, if JSON can represent the value; and being optional.
+    bfloat16, for uint16 values; Json, if JSON can represent the value; and `optional`.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -158,7 +158,7 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Raise SchemaError unless a sample matches `schema`, that of the sample that `first` names."""
+    """Raise SchemaError unless a sample matches `schema`, the schema of the sample `first`."""
     # Checking for dict first is ten times as fast as checking only for Mapping.
     if not isinstance(sample, dict | Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")

@@ -156,10 +156,10 @@ class AudioDecoder(Closing):
         Args:
             stream: an audio stream.
             start, stop: indices of samples after resampling to `rate`, counted from the first
-                audible sample. Samples after the end of the stream are silence.
-            rate: the sample rate in Hz; None keeps the rate of the stream. The value of a sample
-                does not depend on `start`, except slightly for codecs whose decoder keeps a state
-                from one packet to the next (MP3, AAC).
+                audible sample. Samples after the end of the stream are silence. The value of a
+                sample does not depend on `start`, except slightly for codecs whose decoder keeps a
+                state from one packet to the next (MP3, AAC).
+            rate: the sample rate in Hz; None keeps the rate of the stream.
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:

@@ -79,9 +79,9 @@ def packet_times(
 class _PacketRun:
     """Consecutive packets without a gap between them, from packet `first` on.
 
-    Each packet gives a start time of the stream without gaps: the packet's time minus the duration
-    of all earlier samples. `low` and `high` bound this start time, in steps of 1 / (2 * `unit`)
-    sample. A tick of the container is `tick` / `unit` samples.
+    Each packet implies a time at which the stream would start without gaps: the packet's time minus
+    the duration of all earlier samples. `low` and `high` bound this start time, in steps of
+    1 / (2 * `unit`) sample. A tick of the container is `tick` / `unit` samples.
     """
 
     first: int

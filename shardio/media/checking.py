@@ -120,7 +120,7 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Remove the flag KEY of each keyframe from which decoding gives other digests than `shown`."""
+    """Remove the flag KEY of each keyframe if decoding from it gives other digests than `shown`."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0

@@ -140,7 +140,7 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the `steps`-th keyframe before `first`, or else the first one; None if none."""
+        """Return the `steps`-th keyframe before `first`, or the earliest; None if there is none."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 

@@ -121,7 +121,7 @@ def missing_bytes(file: BinaryIO) -> int:
 
 
 def _is_transport_stream(head: bytes) -> bool:
-    """Return True if there is a sync byte every 188 bytes; on Blu-ray, 192, from byte 4 on."""
+    """Return True if a sync byte comes every 188 bytes, or every 192 from byte 4 on (Blu-ray)."""
     return any(len(syncs) >= 4 and set(syncs) == {0x47} for syncs in (head[::188], head[4::192]))
 
 
@@ -142,7 +142,7 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return how many bytes are missing by the declared `filesize`; 0 in live recordings."""
+    """Return how many bytes the file lacks of the declared `filesize`; 0 in live recordings."""
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:
@@ -255,7 +255,7 @@ def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
 
 
 def audio_stream(container: InputContainer, name: str) -> AudioStream:
-    """Return the first audio stream; raise MediaError without a stream or a decoder for it."""
+    """Return the first audio stream; raise MediaError if there is none, or no decoder for it."""
     if not container.streams.audio:
         raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
     stream = container.streams.audio[0]

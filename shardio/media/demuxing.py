@@ -94,7 +94,7 @@ class PacketReader:
 
     Args:
         packets: the packets to read; by default all packets of the stream.
-        facts_from: another reader of the same stream; its parameters are used for this one.
+        facts_from: another reader of the same stream, from which the parameters are taken.
         stop_at_first_frame: True to stop reading once a frame has been decoded.
     """
 
@@ -165,7 +165,7 @@ class PacketReader:
         found = next(iter(packet.decode()), None)
         if found is None and packet.is_keyframe and len(self.sizes) == 1:
             # The decoder delays the keyframe, because other frames may be shown before it. Draining
-            # the decoder makes it output the frame at once, in a third of the time.
+            # the decoder outputs the frame at once; waiting takes three times as long.
             codec = self.source.codec_context
             with contextlib.suppress(av.FFmpegError):
                 found = next(iter(codec.decode(None)), None)
@@ -331,7 +331,7 @@ class SpanReader(Closing):
             back = max(start, 2 * back - first - self._second)
 
     def _read(self, back: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read packets, from the last keyframe not after `back` to the last shown before `stop`."""
+        """Read packets from the keyframe at or before `back` to the last shown before `stop`."""
         packets: list[Packet[VideoStream]] = []
         n_needed = 0
         self._container.seek(back, stream=self._source, backward=True)

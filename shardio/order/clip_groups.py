@@ -7,7 +7,7 @@ others.
 An epoch permutes the groups of each size among themselves (see `permutation`). It is divided into
 *windows* of at least 1,024 groups, or is one window. All windows have equal proportions of sizes,
 so that the start of a window can be calculated. Within a window, the groups of a video are spread
-far apart. Only the window of a position is computed, which takes about 250 µs.
+far apart. To look up a position, only its window is computed, in about 250 µs.
 """
 
 from __future__ import annotations

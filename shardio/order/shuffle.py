@@ -104,7 +104,7 @@ class BlockShuffle(Order):
         return self.window_rows * self.k
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Warn that each window needs parts of many shards; whole shards are downloaded."""
+        """Warn that each window needs parts of many shards, but whole shards are downloaded."""
         warnings.warn(
             f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
             f"which are downloaded whole: {CACHE_HINT}",

@@ -30,8 +30,8 @@ class TensorAdapter(Protocol):
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
         """Return an array as a tensor, or raise InvalidArgument if the framework lacks its dtype.
 
-        `dtype`, if not None, reinterprets the bits as values that NumPy lacks. A tensor that shares
-        the array's memory, and its views, keep `owner` alive.
+        `dtype`, if not None, is a dtype that NumPy lacks; the bits are reinterpreted. A tensor that
+        shares the array's memory, and its views, keep `owner` alive.
         """
 
     def fixed(

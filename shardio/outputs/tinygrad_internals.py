@@ -58,12 +58,12 @@ class TensorTemplates:
         self._buffers = buffers
         self._templates: dict[tuple[tuple[int, ...], DType], Callable[[Any], Tensor]] = {}
         # Get the function without its wrapper, which records the calling method and takes half of
-        # the time.
+        # the time of a call.
         derive: Any = Tensor._apply_uop
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
-        """Return a tensor of `shape` over a buffer, which it then owns."""
+        """Return a tensor of `shape` over a buffer, which the tensor then owns."""
         over = self._templates.get((shape, dtype))
         if over is None:
             if len(self._templates) >= self.MAX_TEMPLATES:

@@ -127,7 +127,7 @@ class ClipView(SampleView):
         return found
 
     def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of the view's samples, given that of the stored fields."""
+        """Return the schema of the view's samples, given the schema of the stored fields."""
         return self.clip_table.clip.delivered(schema)
 
     def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:

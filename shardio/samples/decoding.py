@@ -167,7 +167,7 @@ class ClipSource(FieldSource):
         )
 
     def _timed(self, shard: int, row: int, start_code: int) -> tuple[FrameTimes, Numbers]:
-        """Return the times of a video, and those of a clip's frames, in ticks."""
+        """Return the times of a video's frames, and the times of a clip's frames, in ticks."""
         try:
             times = self._open(shard, row)
             return times, times.pts[clip_frames(self._clips, start_code, times)]

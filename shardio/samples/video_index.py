@@ -1,7 +1,7 @@
 """Frame times, events and lengths of videos, read from a shard's index, to compute clips.
 
 Times are whole ticks of a stream's time base, or exact fractions of a tick. A frame is *on show*
-from its time until the time of the next frame, the last one until the end of the video.
+from its time until the time of the next frame; the last frame, until the end of the video.
 """
 
 from __future__ import annotations

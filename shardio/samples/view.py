@@ -128,7 +128,7 @@ class SampleView(Sequence[dict[str, Any]]):
         """Return a sample with the random draws of a loader with shuffle=False.
 
         In a mixture, the draws are those at the sample's first position in the epoch. If the epoch
-        leaves the sample out, they are those at a position after the epoch's end.
+        leaves the sample out, the draws are those at a position after the epoch's end.
 
         Args:
             index: the index of the sample; a negative one counts from the end.

@@ -425,7 +425,7 @@ class TokenSource(FieldSource):
             raise records.placed(error, name, int(local[i]), place)
 
     def _mask(self, out: npt.NDArray[np.bool_], parts: WindowParts) -> None:
-        """Set the mask to False in padding, and if a target is missing or in another document."""
+        """Set the mask to False in padding and where a target is missing or in another document."""
         pack = self._pack
         n_tokens = parts.n_tokens - pack.targets
         for short in np.flatnonzero(n_tokens < pack.length).tolist():
