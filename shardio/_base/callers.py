@@ -64,7 +64,7 @@ def refuse_unknown_options(
 def refuses(
     habits: Mapping[str, str], name: str | None = None
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator that makes a method refuse unknown options; errors call it `name`."""
+    """Return a decorator that makes a method, called `name` in errors, refuse unknown options."""
 
     def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         known = list(inspect.signature(method).parameters)[1:]

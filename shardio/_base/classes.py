@@ -44,7 +44,7 @@ _Value = TypeVar("_Value")
 
 
 class cached_property(Generic[_Value]):  # lower case: a decorator, like `property`
-    """A property that is computed once and kept in `__dict__`; if threads race, the last wins.
+    """A property, computed once and kept in `__dict__`. If two threads compute it, the last wins.
 
     Before Python 3.12, `functools.cached_property` has a lock for all objects of a class. If
     another thread holds this lock during a fork, the new process deadlocks.

@@ -66,7 +66,7 @@ class LoadingStats:
         return LoadingStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures as JSON values, including those that are computed from others."""
+        """Return all figures, including the computed ones, as JSON values."""
         derived = {name: getattr(self, name) for name in ("body_s", "reading_s", "queue_depth")}
         return asdict(self) | derived
 
@@ -173,7 +173,7 @@ class PipelineStats:
         return len(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures as JSON values, including those that are computed from others."""
+        """Return all figures, including the computed ones, as JSON values."""
         derived = [{"queue_depth": s.queue_depth, "n_busy": s.n_busy} for s in self.stages]
         stages = [asdict(s) | more for s, more in zip(self.stages, derived, strict=True)]
         return asdict(self) | {"stages": stages}

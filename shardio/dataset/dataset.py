@@ -101,7 +101,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
-        """The files that the conversion read, each with the outcome. A long list is read lazily."""
+        """The files that the conversion read, each with its outcome. A long list is read lazily."""
         return self._generation.inputs
 
     @property
@@ -180,7 +180,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         *,
         check_truncated: bool = True,
     ) -> dict[str, Any]:
-        """Return fields (by default all) of the sample at `row` of a shard; see ShardReader."""
+        """Return the fields `names` (by default all) of the sample at `row` of a shard."""
         chosen = self.schema if names is None else names
         return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
 

@@ -158,7 +158,7 @@ class DatasetFiles:
         return [(s.storage, group.shards.sizes) for s in self.sources for group in s.storing(names)]
 
     def file_numbers(self, name: str) -> Rows:
-        """Return the number of each shard's file that stores `name`; files are numbered from 0.
+        """Return numbers, from 0 up, of the files that store the field `name`, one for each shard.
 
         Shards with equal numbers have the same file: sources of a mixture may share files.
         """

@@ -1,4 +1,4 @@
-"""Copy the rows of one column that a batch needs, from all shards, and verify them.
+"""Copy and verify the rows of one column that a batch needs, from all shards.
 
 Rows of at least 2 KiB have one hash each, and are hashed after the copy, so that exactly the bytes
 that the user receives are verified. Smaller rows share a hash with the other rows of their *run*;

@@ -57,7 +57,7 @@ def is_known_view(view: Any) -> bool:
 
 
 def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
-    """Return the reason why a view of a known kind is invalid for a schema; None if it is valid."""
+    """Return why a view of a known kind is invalid for a schema; None if the view is valid."""
     if view["kind"] == "rows":
         return None
     for name, most in _NUMBERS.items():

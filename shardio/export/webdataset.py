@@ -36,8 +36,8 @@ class WebDatasetExporter:
     """An exporter that writes the files 000000.tar, 000001.tar, ….
 
     A *member* of a tar has the name KEY.FIELD.SUFFIX, or KEY.FIELD if FIELD ends in a suffix. If
-    the texts in the field `key` are all valid and distinct, they are the KEYs; else the sample
-    indices are.
+    the texts in the field `key` are all valid and distinct, they are the KEYs. Otherwise, the
+    KEYs are the sample indices.
     """
 
     schema_spec = None  # not needed: the names and the .npy headers determine the types

@@ -111,7 +111,7 @@ def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
 
 
 def _schema_of(paths: list[str]) -> Schema:
-    """Return the first schema that can be read."""
+    """Return the first schema that can be read from the shards at `paths`."""
     reason: Exception | None = None
     for path in paths:
         try:

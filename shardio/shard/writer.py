@@ -85,8 +85,8 @@ class ShardWriter(Publishing):
     """A writer of one shard. Until `close()`, it owns a hidden file in the folder of the shard.
 
     `close()`, or the end of a `with` block, syncs and renames this file; only then does the shard
-    appear. `abort()`, or an exception in the block, removes it. An invalid sample is refused before
-    any part of it is written, and the writer stays usable.
+    appear. `abort()`, or an exception in the block, removes this file. An invalid sample is
+    refused before any part of it is written, and the writer stays usable.
 
     Raises:
         ShardExists: the file exists; shards are never overwritten.

@@ -343,7 +343,7 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 
 
 def _ends_are_cached(path: str, *, starts_prefetch: bool) -> bool:
-    """Return False if the first page or the end of a file is known not to be cached, else True.
+    """Return False if the first page or the end of a file is certainly not cached, otherwise True.
 
     If `starts_prefetch` is True, start to prefetch the page and the end, and return True.
     """

@@ -148,7 +148,7 @@ def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def create_unnamed(folder: str) -> IO[bytes]:
-    """Create a file without a name in `folder`; it is deleted with its last descriptor."""
+    """Create a file without a name in `folder`; the file is deleted with its last descriptor."""
     create_file: Callable[..., Any] = tempfile.TemporaryFile
     with perform("create", folder, create_file, dir=folder, buffering=0) as file:
         return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)

@@ -172,7 +172,7 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 
 
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Return an array that NumPy made of Python numbers, with the field's dtype.
+    """Convert an array that NumPy made of Python numbers to the field's dtype.
 
     Raises OverflowError for a number out of range, and TypeError for another kind of number.
     """

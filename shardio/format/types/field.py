@@ -85,7 +85,7 @@ class Field(ABC):
         """True if a sample may lack a value of the field; the value is None then."""
 
     def as_optional(self, optional: bool = True) -> Self:  # noqa: FBT001, FBT002
-        """Return the field with another value of `optional`."""
+        """Return a copy of the field with the given value of `optional`."""
         return replace(self, optional=optional)  # type: ignore[type-var]
 
     @classmethod

@@ -228,7 +228,7 @@ class _Streams(EncodedMedia):
 class Video(_Streams):
     """A field of videos. Each value is the packets of one video stream.
 
-    Any span of packets can be read and verified without the others. See `Array` for `optional`.
+    Any span of packets can be read and verified without other packets. See `Array` for `optional`.
     """
 
     code: ClassVar[int] = FieldType.VIDEO

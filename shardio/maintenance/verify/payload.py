@@ -212,7 +212,7 @@ class PayloadVerifier:
         self._end = int(ends[-1])
 
     def _check_records(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check that each record, unless `bad`, has its hash and decodes to a value."""
+        """Check that each record that is not `bad` matches its hash and decodes to a value."""
         fields, content, numbers = self._fields, self._content, np.flatnonzero(~bad)
         if not len(numbers):
             return

@@ -271,8 +271,8 @@ class CacheEvictor:
 def lock_byte(file_name: str) -> int:
     """Return the offset of the byte that locks a shard, given the shard's file name in the cache.
 
-    The offset is a hash of 60 bits: among a million shards, two collide with a probability of
-    4e-7. The hash is of the name, because shards with the same content have the same id.
+    The offset is a 60-bit hash: two of a million shards share an offset with probability 4e-7.
+    The hash is of the name, because shards with the same content have the same id.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 

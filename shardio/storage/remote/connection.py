@@ -293,7 +293,7 @@ def endpoint_of(options: Mapping[str, Any]) -> str:
 
 
 def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
-    """Return boto3's credentials for AWS_PROFILE; None if unset, or others take precedence."""
+    """Return boto3's credentials for AWS_PROFILE; None if AWS_PROFILE is unset or overridden."""
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}
     if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:

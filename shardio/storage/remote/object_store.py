@@ -284,7 +284,7 @@ class ObjectStore:
         return self._retry("", read)
 
     def remove(self, name: str) -> None:
-        """Remove an object; it may be missing."""
+        """Remove an object, if it exists."""
         with contextlib.suppress(ShardNotFound):
             self._retry(name, lambda: load_obstore().delete(self._opened(), name))
 

@@ -112,7 +112,7 @@ class Inspection:
         name: str,
         show: Callable[[Any], Any] = lambda value: value,
     ) -> Any:
-        """Return `show(value)` for a field of a sample; None, after a finding, if it is damaged."""
+        """Return `show(value)` for a field of a sample; record damage as a finding, return None."""
         reader, path, row = self.located(samples, number, name)
         if reader is None:
             return None
@@ -204,7 +204,7 @@ def section_facts(survey: Survey) -> list[Facts]:
 
 
 def inspect_shard(path: str, sample: int | None) -> Inspection:
-    """Inspect one shard, and its first or the given sample."""
+    """Inspect one shard, and one of its samples: by default, the first."""
     survey = survey_shard(path)
     inspection = Inspection(findings=list(survey.findings))
     inspection.facts = {
@@ -222,7 +222,7 @@ def inspect_shard(path: str, sample: int | None) -> Inspection:
 
 
 def inspect_dataset(path: str, sample: int | None) -> Inspection:
-    """Inspect a dataset, its shards, and its first or the given sample.
+    """Inspect a dataset, its shards, and one sample: by default, the first.
 
     If the dataset is in an object store, only the shard of that sample is read.
     """
