@@ -104,7 +104,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """Return the function, unpickled once per process, so that its state lasts between jobs."""
+    """Return the function; unpickle it once per process, so that the function's state lasts."""
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 
@@ -270,7 +270,7 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self) -> None:
-        """Submit all running jobs again, as any may be lost; the first result of a job counts."""
+        """Submit all running jobs again: any may be lost. The first result of each job counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():

@@ -153,8 +153,8 @@ class CounterTable:
 class IterationTimer:
     """The timings of one iteration in the main process.
 
-    A moment is a time in ns since `began_ns`, a reading of the clock. Some attributes are sums of
-    moments over all batches: `left_ns - entered_ns` is the total time in requests for batches.
+    `began_ns` is a reading of the clock; a moment is the time in ns since then. Some attributes are
+    sums of moments over all batches: `left_ns - entered_ns` is the total time in requests.
     """
 
     began_ns: int = field(default_factory=now_ns)

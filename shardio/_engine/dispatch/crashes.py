@@ -1,10 +1,10 @@
 """The samples that a crashed worker was reading, and the samples to skip.
 
-Before a worker reads samples, it sets their status in the origin table of the block to CLAIMED.
-
-If samples may be skipped, a sample is skipped once MAX_CRASHES workers have crashed while this
-sample was the only claimed one. Without a transform, a worker claims all samples of a batch at
-once, so the batch is filled again row by row after the first crash.
+Before a worker reads samples, it claims them: it sets their status to CLAIMED in the block's origin
+table, which has an entry for each row. If samples may be skipped, a sample is skipped once
+MAX_CRASHES workers have crashed while this sample was the only claimed one. Without a transform, a
+worker claims all samples of a batch at once, so the batch is filled again row by row after the
+first crash.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks while workers and blocks are free; then begin the next iteration ahead."""
+        """Assign tasks while workers and blocks are free; then those of the next iteration."""
         schedule = iteration.schedule
         if not schedule.is_low:
             return
@@ -190,7 +190,7 @@ class Dispatcher:
         for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
-        # The traceback of an answer's error may keep this frame alive, which would keep the block.
+        # The traceback of an answer's error may keep this frame alive, and thus the answer's block.
         del answer
         return is_answered
 

@@ -39,7 +39,7 @@ class BatchSpec:
         block_rows: the maximum number of samples in a block.
         skips: True if a sample that fails is replaced by another sample.
         make_view: a function that creates the view from the dataset and the view's tables.
-        tables: the dtype and the length of each table of the view.
+        tables: the dtype and the length of each table (an array of numbers) of the view.
         n_selected: the number of selected rows; None if the dataset is not a selection.
     """
 
@@ -178,7 +178,7 @@ def samples_of(view: SampleView) -> Samples:
 
 
 class IndexPlanner:
-    """A planner that computes the samples of each step, and caches the latest chunks.
+    """A planner that computes the samples of each step (batch), and caches the latest chunks.
 
     A chunk has the samples of many steps of one worker, computed at once. Worker w usually fills
     the steps s with `s % n_workers == w`.

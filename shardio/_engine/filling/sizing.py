@@ -1,6 +1,6 @@
 """Estimate the size and the number of blocks before the first block is created.
 
-The heap of a block has values of varying size, so its size can only be estimated.
+The heap of a block has values of varying size, so the size of a heap can only be estimated.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
     """Return the expected number of bytes of the heap of a block.
 
-    Blocks that are too small must grow, which takes 20 ms of CPU time for 125 batches of 1 MB.
+    Growing blocks that are too small takes 20 ms of CPU time for 125 batches of 1 MB.
     """
     dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]

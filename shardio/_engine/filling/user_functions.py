@@ -84,7 +84,7 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class UserCalls:
-    """A caller of user functions. It calls them through `call`, which seeds the generators.
+    """A caller of user functions; the parameter `call` seeds the generators, and calls a function.
 
     Exceptions become a TransformError, except those of the types `passes`.
     """

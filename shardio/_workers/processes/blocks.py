@@ -191,7 +191,7 @@ class BlockPool:
             self._count(block)
 
     def trim(self, number: int, n_bytes: int) -> None:
-        """Free the memory behind the first n_bytes of a block if all blocks exceed the budget."""
+        """Free the memory behind the first n_bytes of a block if the pool exceeds its budget."""
         block = self._blocks[number]
         if self.n_bytes > self._budget and n_bytes + mmap.PAGESIZE <= block.n_counted:
             block.trim(n_bytes)
@@ -241,7 +241,7 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, synchronize: Callable[[], None] | None) -> None:
-        """Take back blocks and copies whose leases have ended; if any, call `synchronize` first."""
+        """Take back blocks and copies whose leases have ended; `synchronize` is called before."""
         # Only the pool's owner takes leases from the deque, in one thread at a time; others append.
         if n_returned := len(self._returned):
             if synchronize is not None:

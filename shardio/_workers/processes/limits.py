@@ -1,8 +1,8 @@
 """The limits on CPUs and memory of this process.
 
-The control group of this process and each of its ancestors can set a limit. Both versions of the
-kernel's interface are read, at /sys/fs/cgroup, where every distribution mounts them. `root` is the
-root of the file system; tests pass another folder. If a process exceeds the memory limit of its
+The control group of this process and each ancestor of the group may have a limit. Both versions of
+the kernel's interface are read, at /sys/fs/cgroup, where every distribution mounts them. `root` is
+the root of the file system; tests pass another folder. If a process exceeds the memory limit of its
 group, the kernel kills it: call `require` before an allocation.
 """
 

@@ -1,4 +1,4 @@
-"""The state of a worker pool: its kernel objects, the events on them, and their release.
+"""The state of a worker pool: kernel objects, their events, and the release of these objects.
 
 A finalizer releases the state after the WorkerPool is garbage-collected. Received events stay in
 the state until `WorkerPool.wait` returns them, and every step that handles them can be repeated:
@@ -63,7 +63,7 @@ class WorkerExit(NamedTuple):
 
     If a signal killed the process, `signal` is its number. Otherwise `exit_code` is set: 0 if the
     pool's function returned; 1, after a Failed event, if it raised. Both are None if the process
-    could not be started. `pid` is None if the zygote has not reported the start of the process.
+    could not be started. `pid` is None if the zygote, which forks workers, did not report a start.
     """
 
     worker: int
@@ -252,7 +252,7 @@ class PoolState:
         """Handle the zygote's replies; remove each reply once it is completely handled."""
         while self.replies:
             data, ancillary, flags, _ = self.replies[0]
-            if not data:  # the zygote has exited, which its pidfd reports, too
+            if not data:  # the zygote has exited; its pidfd reports the exit, too
                 self._ignore(self.session)
             else:
                 kind, index, pid, how, status = REPLY.unpack(data)
@@ -401,7 +401,7 @@ class PoolState:
                 end_process(worker.pidfd)
 
     def _let_go(self) -> None:
-        # The error means that this process has too many open files, which was reported already.
+        # The error, reported already, means that this process has too many open files.
         with contextlib.suppress(UnsupportedEnvironment):
             self._handle_replies()  # for the pidfds of workers that were started meanwhile
         self._kill()

@@ -95,7 +95,7 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
     Worker i writes to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends a signal to
     worker i, and returns False if the worker has no process.
     """
-    for fd in fds:  # the worker writes at the position of the descriptor: reset it, too
+    for fd in fds:  # the worker writes at the descriptor's position: reset the position, too
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
     is_asked = [send(worker, ASK_FOR_STACKS) for worker in range(len(fds))]

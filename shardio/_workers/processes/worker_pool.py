@@ -111,7 +111,7 @@ class WorkerPool(Closing):
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; return False if its process is not running."""
-        with self._held.lock:  # another thread may close the pool, which closes the pidfd
+        with self._held.lock:  # another thread may close the pool, and thus the pidfd
             worker = self._held.workers[index]
             if worker.pidfd is None or worker.ended is not None:
                 return False
