@@ -23,8 +23,8 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array. Text is for
     str, Bytes for bytes, List for a list of arrays, and Json for dict, other lists, tuple and None.
 
-    A field keeps some properties from `source`, the schema before a transform: a varying shape;
-    bfloat16, for uint16 values; Json, if JSON can represent the value; and `optional`.
+    `source` is the schema before a transform. A field of it that has a varying shape, or is
+    optional, stays so; bfloat16 stays for uint16 values, and Json for values of JSON.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -94,7 +94,7 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
     """Infer the schema of a batch function's result; also return the names of its arrays.
 
-    Arrays and numbers are for the whole batch, with None for each dimension in the schema. Any
+    Arrays and numbers are values of the whole batch; the shapes of their fields are all None. Any
     other value must be a list of n_rows values. See `infer_schema` for `source`.
     """
     if not isinstance(made, Mapping):
@@ -142,7 +142,7 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Raise SchemaError unless a batch function's result matches `schema`, of the first result."""
+    """Raise SchemaError unless a batch function's result matches that of the first batch."""
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
     if made.keys() != schema.keys():
@@ -158,7 +158,7 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Raise SchemaError unless a sample matches `schema`, the schema of the sample `first`."""
+    """Raise SchemaError unless a sample matches `schema`; messages call its source `first`."""
     # Checking for dict first is ten times as fast as checking only for Mapping.
     if not isinstance(sample, dict | Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
@@ -177,7 +177,7 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
 def _check_array(
     name: str, given: Any, field: Array, accepted: Any, first: str, ways: str = ""
 ) -> None:
-    """Raise SchemaError unless a value is of the `accepted` types, and an array of `field`.
+    """Raise SchemaError unless a value is of the `accepted` types, and as `field` describes it.
 
     Any byte order is accepted, because writing to the block converts it. If only the shape is
     wrong, the message ends with `ways`.

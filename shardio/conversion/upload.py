@@ -146,7 +146,7 @@ class ShardUploader(Closing):
             self._is_closed = True
 
     def call_when_done(self, callback: Callable[[], object]) -> None:
-        """Call a function once all uploads have ended: at once, or in a thread."""
+        """Call a function when all uploads have ended; now if they have, else later in a thread."""
         if all(each.done() for each in self._running):
             callback()
         else:
@@ -182,7 +182,7 @@ class Upload(Closing):
     """A dataset that is converted in a local folder and uploaded to a URL.
 
     This object owns the upload threads, the lease, and a lock on this machine. `folder_options` are
-    the options `append` and `overwrite`, which are only for datasets in folders.
+    the options `append` and `overwrite`, which are refused: they are only for local folders.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Upload(Closing):
             self._is_converted = holds_dataset(self.folder)
             self._has_lease = self._lease.is_held()
             self._begin(resume=resume)
-            # Shards may be in the store. While the folder exists, `close` keeps the lease.
+            # `close` keeps the lease while this folder exists; an interrupted run needs it.
             make_folder(self.folder if was_interrupted else os.path.dirname(self.folder))
         except BaseException:
             self.close()
@@ -289,8 +289,8 @@ class Upload(Closing):
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        # The dataset is published now. Shards that it does not list cannot belong to another
-        # writer, because no other writer can publish a dataset here.
+        # The dataset is published now. No other writer can publish here, so all shards that it does
+        # not list are ours, and unused.
         self._remove_unused({shard.name for shard in shards})
         rename(self.folder, self._done_folder)
         self._clean_up()

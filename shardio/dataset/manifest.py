@@ -160,7 +160,7 @@ def publish_next(
     Raises:
         DatasetConflict: another writer has published a generation since `previous` was read.
         DatasetCorrupt, ShardUnsupported: the published generation cannot be read.
-        InvalidArgument: a column group does not match the shards.
+        InvalidArgument: a group of added columns does not match the shards.
         SchemaError: a value cannot be represented in JSON.
     """
     root, number = Path(folder), previous.number + 1
@@ -190,7 +190,7 @@ def publish_next(
 def recover(folder: str | os.PathLike[str]) -> Generation:
     """Undo the unfinished commit of a killed writer; return the published generation.
 
-    The file of the generation after the published one is removed; its shards are kept. Temporary
+    The file of the generation after the published one is removed, but no shard. Temporary
     files and unreferenced external lists are removed, too. Raises the errors of `load`.
     """
     root = Path(folder)

@@ -1,9 +1,9 @@
 """Demux audio into packets, and compute the exact time of every packet's samples.
 
 A container rounds the time of each packet to a tick, which may be a millisecond long. Because
-consecutive packets follow each other without a gap, all rounded times together limit the time of
-the first sample to a short range; in most files, to one value. If a packet is later than the end of
-the previous packet, the gap is silence.
+consecutive packets follow each other without a gap, each rounded time limits the time of the first
+sample to a range; the intersection of all ranges is short, and mostly one value. If a packet is
+later than the end of the previous packet, the gap is silence.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_RATE: Final = 1 << 24
 _MAX: Final = 1 << 62
 
 _LARGEST_JITTER: Final = Fraction(1, 10)
-"""The seconds by which a packet may be late without a gap before it, as in FFmpeg."""
+"""A packet that is late by fewer seconds than this follows without a gap, as in FFmpeg."""
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -79,9 +79,9 @@ def packet_times(
 class _PacketRun:
     """Consecutive packets without a gap between them, from packet `first` on.
 
-    Each packet implies a time at which the stream would start without gaps: the packet's time minus
-    the duration of all earlier samples. `low` and `high` bound this start time, in steps of
-    1 / (2 * `unit`) sample. A tick of the container is `tick` / `unit` samples.
+    Each packet implies a start of the stream: its time minus the duration of all earlier samples.
+    `low` and `high` bound this start, in units of 1 / (2 * `unit`) sample, in which half a tick is
+    a whole number. A tick of the container is `tick` / `unit` samples.
     """
 
     first: int
@@ -93,7 +93,7 @@ class _PacketRun:
     def begin(self, known: int) -> int:
         """Return a start time within the bounds, in samples.
 
-        If possible, the sample with the index `known` then begins at a whole tick.
+        If possible, the sample with the index `known` then begins at a whole tick of the container.
         """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
@@ -212,7 +212,7 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
 
 
 class SampleIndex:
-    """The range of samples of each packet in an audio stream, from the first audible sample on.
+    """The range of samples of each packet of an audio stream; the first audible sample is 0.
 
     The silent samples of gaps are counted too, and belong to no packet.
     """
@@ -226,7 +226,7 @@ class SampleIndex:
         n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
-        """The index of the stream's first sample, and the index after the stream's last sample."""
+        """The index of the first sample that a packet has, and the index after the last one."""
 
     def packets(self, start: int, stop: int) -> range:
         """Return the packets with samples `start` to `stop`, and perhaps one packet more."""

@@ -81,7 +81,7 @@ class FrameTable:
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _keyframes_needed(self) -> npt.NDArray[np.int64]:
-        """Return each frame's last keyframe that is decoded and shown no later than the frame.
+        """Return for each frame the last keyframe that precedes it in decoding and in showing.
 
         A *leading picture* is decoded after a keyframe K but shown before K. Decoding the picture
         needs packets before K, so decoding starts at an earlier keyframe.
@@ -140,12 +140,12 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the `steps`-th keyframe before `first`, or the earliest; None if there is none."""
+        """Return the keyframe `steps` before `first`, or else the first; None if there is none."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Set the start to `key` for all frames whose keyframe is after `key`, up to `first`."""
+        """Let frames that start at a keyframe after `key`, and up to `first`, start at `key`."""
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 

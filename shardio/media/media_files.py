@@ -160,8 +160,8 @@ class VideoFile(Closing):
     def _count_times(self, interval: Fraction) -> list[int]:
         """Decode the file a second time; return the time of every frame up to the first error.
 
-        The times of the frames before the first known time depend on their number, which only a
-        decoder can count. Keeping their pictures meanwhile would take too much memory.
+        Frames before the first known time are timed backwards from it, so they must be counted
+        first, by a decoder. Keeping their pictures meanwhile would take too much memory.
         """
         import av
 

@@ -21,7 +21,7 @@ class Ordering(Protocol):
     """The samples of one epoch, by position."""
 
     def at(self, positions: Positions) -> Positions:
-        """Return the index of the sample at each of `positions`, in any order.
+        """Return the index of the sample at each of `positions`, which need not be sorted.
 
         The result is of int64, and must not be written to.
         """
@@ -122,7 +122,7 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The number of positions in a window (samples in a few regions of the files), or None."""
+        """The number of samples in a window, which come from few regions of the files; or None."""
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:

@@ -29,8 +29,8 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The number of Feistel rounds in windows below `_SMALL`, and in others. In windows of 64 and of
-1024, one round less made positions half a window apart correlate."""
+"""The number of Feistel rounds in windows below `_SMALL`, and in others. With one round less, rows
+that are half a window apart were correlated (in windows of 64 and of 1024)."""
 _AT_ONCE: Final = 4096
 """The number of positions computed at a time. With twice as many, each call needs 600 new pages of
 memory, and a fifth of its time goes into them."""
@@ -169,7 +169,7 @@ class WindowedOrdering:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """Return the row at each place of a complete run; arbitrary elsewhere."""
+        """Return the row at each place; for places in the short last run, any row."""
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run

@@ -142,7 +142,7 @@ def decode_names(text: str) -> str:
 
 
 def utf8_name(name: str) -> str:
-    """Return a command-line argument decoded as UTF-8, for names in data.
+    """Decode a command-line argument as UTF-8, as the names of fields and subsets are stored.
 
     Bytes that are not UTF-8 become surrogates.
     """

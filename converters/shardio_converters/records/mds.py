@@ -182,7 +182,7 @@ _DAMAGED: Final = (zstandard.ZstdError, EOFError)
 def _open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator over its samples, lists of bytes by column.
+    """Return the columns of a shard, and an iterator over samples: a list of bytes, per column.
 
     With `is_checked`, the shard is first checked against the index in its folder. The shard
     stays open until `files` is closed.
@@ -370,7 +370,7 @@ class Mds(InferringConverter):
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return all field specs; `label` and `source` come first, even if they are columns."""
+        """Return all field specs; `label` and `source` come first, even if the data has them."""
         there = {*fields, *self.additional_fields()}
         return {
             **{name: word for name, word in self.all_additional_fields().items() if name in there},

@@ -36,9 +36,9 @@ class Arrow(InferringConverter):
     columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
     """Convert this column or feature; repeatable (default: all)."""
     units: Mapping[str, str] | None = field(default=None, metadata={"flag": None})
-    """The units of times, which are stored as integers, by column; only inferred."""
+    """For each column of times, which are stored as integers, the unit; not an option."""
     classes: Sequence[str] | None = field(default=None, metadata={"flag": None})
-    """Class names for the numbers in a column `label`; only inferred."""
+    """Class names for the numbers in a column `label`; not an option."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", column_names(self.columns, "columns"))

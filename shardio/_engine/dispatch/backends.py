@@ -107,8 +107,8 @@ class InlineWorker:
         try:
             return [answer]
         finally:
-            # Break the reference cycle, as in `_do`: if the answer has an error, the traceback of
-            # this error refers to the frames of all callers, and this frame refers to the answer.
+            # Break a reference cycle: the traceback of an answer's error refers to this frame, and
+            # this frame to the answer.
             del answer
 
     def _do(self, task: Task, block: Block | None) -> TaskResult:
@@ -143,7 +143,7 @@ class InlineWorker:
 _QUICK: Final = int(Status.QUICK)
 
 STARTING_S: Final = 60.0
-"""Starting workers delay the timeout of a batch by at most this time."""
+"""The longest time by which workers that are starting delay the timeout of a batch."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
 """The modules that the zygote imports for all workers; numpy.random alone takes 12 ms."""
@@ -192,9 +192,10 @@ class WorkerBackend:
     def send_hello(
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Send the workers the files MARKS, COUNTERS and REPLIES, and a STACKS file for each.
+        """Send the shared files to the workers; `fds` are indexed by MARKS, COUNTERS and so on.
 
-        The caller keeps `fds` open. `tables` are the result of `share_view`.
+        From STACKS on, each worker has a file of its own. The caller keeps `fds` open. `tables` are
+        the result of `share_view`.
         """
         self._lineage, self._fds, self._tables = view.dataset.lineage.encode(), tuple(fds), tables
         memory = mmap.mmap(fds[REPLIES], 0)
@@ -210,7 +211,7 @@ class WorkerBackend:
         self._pool.send(worker, hello, [*self._fds[:STACKS], self._fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Send the maximum size of a block, and the schemas that determine the layout."""
+        """Send `schemas`, from which workers derive the layout, and the maximum size of a block."""
         self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + pickle.dumps(schemas)
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)

@@ -153,8 +153,8 @@ class CounterTable:
 class IterationTimer:
     """The timings of one iteration in the main process.
 
-    `began_ns` is a reading of the clock; a moment is the time in ns since then. Some attributes are
-    sums of moments over all batches: `left_ns - entered_ns` is the total time in requests.
+    `began_ns` is a reading of the clock; moments are times in ns since then. Two attributes sum the
+    moments of all batches, so that `left_ns - entered_ns` is the total time spent in requests.
     """
 
     began_ns: int = field(default_factory=now_ns)
@@ -182,7 +182,7 @@ class IterationTimer:
         return IterationTimer(now, now - self.began_ns, n_filled, ready_ns)
 
     def start(self) -> None:
-        """Count the time since `began_ns` as `hand_over_s`."""
+        """Count the time since `began_ns` as time in a request, as if the loop had waited."""
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
@@ -203,11 +203,11 @@ class IterationTimer:
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         inside_ns = self.left_ns - self.entered_ns
-        if inside_ns < 0:  # `left_ns` lacks the batch for which the loop waits
+        if inside_ns < 0:  # a request is not answered: count it until now
             inside_ns += elapsed_ns
         n_batches, n_filled = n_handed_over - partition.first_step, int(words[_N_FILLED])
-        # A batch is ready from its filling until its delivery, or until now. A batch that was
-        # filled before `began_ns` counts as filled at the moment 0.
+        # A batch is ready from its filling until its delivery; if not delivered, until now. A batch
+        # that was filled before `began_ns` counts as filled at the moment 0.
         n_filled_since = n_filled - self.n_filled_ahead
         filled_ns = (
             int(words[_READY_NS]) - self.ready_ahead_ns - n_filled_since * self.head_start_ns

@@ -39,8 +39,8 @@ class WorkerPool(Closing):
 
     `target` is pickled by cloudpickle. Every worker has duplicates of `fds` in `channel.fds`.
     `preload` names modules that the zygote imports before it forks workers. Messages may be sent
-    immediately. `send`, `wait` and `restart` must not run in two threads at once. A pool is also
-    closed when it is garbage-collected, or when the interpreter exits.
+    before the workers run. `send`, `wait` and `restart` must not run in two threads at once. A pool
+    is also closed when it is garbage-collected, or when the interpreter exits.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class WorkerPool(Closing):
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
 
         If the socket has no room, a later `wait` sends the message. The caller still owns `fds`. A
-        message to a worker that has exited is dropped; after `wait` has returned its exit,
-        WorkerDied is raised.
+        message to a worker that has exited is dropped; once `wait` has returned the WorkerExit,
+        WorkerDied is raised instead.
         """
         held = self._held
         self._check_usable()

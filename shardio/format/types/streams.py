@@ -39,7 +39,7 @@ Packets = npt.NDArray[np.void]
 STREAM: Final = struct.Struct("<QQQQIIIIIIQ")
 """A row of the table of streams: first packet, number of packets, first chunk, number of frames,
 time base's numerator and denominator, width, height, bytes of parameters, bytes of extradata,
-duration. Packets and chunks are counted over all streams of the field."""
+duration. A chunk is a hashed piece of data. Packets and chunks are counted over all streams."""
 STREAM_DTYPE: Final = np.dtype(
     [
         ("first_packet", "<u8"),
@@ -82,7 +82,7 @@ _FLAGS: Final = int(PacketFlag.KEY | PacketFlag.HIDDEN | PacketFlag.DISPOSABLE)
 
 
 class PacketData(Protocol):
-    """A bytes-like object, or an object that verifies each slice."""
+    """A bytes-like object, or stored data, of which every slice is checked against its hashes."""
 
     def __len__(self) -> int: ...
 
@@ -149,7 +149,7 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """A stream's line (first packet and first chunk are 0), and its rows of the packet table."""
+    """A stream's line, whose first packet and chunk are still 0, and its rows of packets."""
 
     line: bytes = bytes(STREAM.size)
     packets: bytes = b""
@@ -185,7 +185,7 @@ class StreamRecord:
 
 
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""A record to be written: its bytes and shape (empty unless array or image), or a stream."""
+"""A record to be written: a stream, or bytes and a shape, which only arrays and images have."""
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:

@@ -118,8 +118,7 @@ class Stream(Closing):
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
         elif not self.queue and self._is_iterating:
-            # Callers that pass `wait_s` poll frequently, so this client has never stopped receiving
-            # messages, and `entered_s` can be 0.
+            # Callers that pass `wait_s` poll frequently, so all silence is the server's: pass 0.
             self._process_one(wait_s, 0.0)
         if not self.queue:
             return None
@@ -186,7 +185,7 @@ class Stream(Closing):
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until `is_there()` is true; errors call the awaited thing `what`."""
+        """Handle messages until `is_there()` is true; `what` names in errors what is awaited."""
         entered_s = time.monotonic()
         while not is_there():
             self._process_one(_STEP_S, entered_s)
@@ -200,7 +199,7 @@ class Stream(Closing):
     def _process_one(self, wait_s: float, entered_s: float) -> None:
         """Handle one message, if one arrives within `wait_s`.
 
-        Silence before `entered_s`, in which this client received no messages, is not the server's.
+        Silence counts from `entered_s` on: before that, this client did not receive.
         """
         with self._lock:
             self._check_open()
