@@ -78,7 +78,10 @@ def test_commands_of_the_warning_work(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_with_a_label_file_there_is_no_warning(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     write(tmp_path, {"labels.csv": "path,label\ntrain/cat/0.jpg,cat\nval/cat/1.jpg,cat\n"})
-    shardio.convert(source, tmp_path / "out", workers=0, labels=tmp_path / "labels.csv")
+    out = tmp_path / "out"
+    shardio.convert(source, out, workers=0, labels=tmp_path / "labels.csv")  # warnings are errors
+    with shardio.open(out) as dataset:
+        assert dataset.classes == ("cat",) and len(dataset) == 2
 
 
 def test_a_warning_raised_as_an_error_leaves_nothing(tmp_path: Path) -> None:
