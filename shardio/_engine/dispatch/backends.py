@@ -232,11 +232,11 @@ class WorkerBackend:
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Queue a task: fill `block`; if `block` is None, compute schemas."""
-        if block is not None and worker not in block.known_to:
+        if block is not None and worker not in block.sent_to:
             self._blocks[block.number] = block
             message = _message(RequestKind.BLOCK, block=block.number)
             self._pool.send(worker, message, [block.fd])
-            block.known_to.add(worker)
+            block.sent_to.add(worker)
         self._outbox[worker] += pack(*task)
 
     def post(self) -> None:
@@ -287,7 +287,7 @@ class WorkerBackend:
             how = f"{how}:\n\n{text}"
         self._crash_loop.count(how)
         for block in self._blocks.values():
-            block.known_to.discard(died.worker)
+            block.sent_to.discard(died.worker)
         self._starting.add(died.worker)
         self._start_end_s = time.monotonic() + STARTING_S
         self._pool.restart(died.worker)

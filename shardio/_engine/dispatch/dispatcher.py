@@ -150,9 +150,9 @@ class Dispatcher:
     def _give(self, iteration: EpochIteration, worker: int, step: int, number: int) -> None:
         block, slot, plan = self.pool[number], iteration.slot, iteration.plan
         block.use = use = (block.use + 1) & 0xFFFFFFFF
-        if worker not in iteration.known_to:
+        if worker not in iteration.sent_to:
             self._backend.send_plan(worker, slot, plan)
-            iteration.known_to.add(worker)
+            iteration.sent_to.add(worker)
         if iteration.cautions and step in iteration.cautions:
             self._backend.caution(worker, iteration.cautions[step].left_out)
         words = _FILL, slot, number, plan.epoch, step, use, 0
@@ -199,7 +199,7 @@ class Dispatcher:
             self._iterations.n_restarts += 1
             for iteration in self._iterations:
                 iteration.timer.n_restarts += 1
-                iteration.known_to.discard(answer.worker)
+                iteration.sent_to.discard(answer.worker)
                 self._lose(iteration, answer)
             return
         status, slot, number, step, heap_bytes, use, n_rows, worker, error, _, skips = answer

@@ -37,7 +37,7 @@ class EpochIteration:
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
     """The skipped samples of each step that is ready; a step without skips has no entry."""
     n_skipped: int = 0
-    known_to: set[int] = field(default_factory=set)
+    sent_to: set[int] = field(default_factory=set)
     """The indices of the workers that have received the plan."""
     timer: IterationTimer = field(default_factory=IterationTimer)
     n_handed_over: int = 0
@@ -201,7 +201,7 @@ class IterationTable:
             iteration.is_cancelled |= not iteration.is_watched
             iteration.schedule = iteration.schedule.renewed()
             iteration.sizes, iteration.skips, iteration.held = {}, {}, None
-            iteration.known_to.clear()
+            iteration.sent_to.clear()
             if iteration.is_cancelled:
                 self.forget(iteration)
         self.ahead = None  # it had no iterator, so it was dropped

@@ -108,7 +108,7 @@ class Block(BlockMap):
             raise
         self.use = 0  # the number of tasks that were sent for this block, modulo 2**32
         self.n_counted = 0  # the bytes of this block that are part of the pool's `n_bytes`
-        self.known_to: set[int] = set()  # the indices of workers that have the descriptor
+        self.sent_to: set[int] = set()  # the indices of workers that have the descriptor
 
     def trim(self, n_bytes: int) -> None:
         """Free the memory behind the first n_bytes, but keep the length; call `grow` before use."""

@@ -292,9 +292,9 @@ class TaskPool(Closing):
                 self._send(worker, step, call, block)
 
     def _send(self, worker: int, step: int, call: PendingCall, block: Block) -> None:
-        if worker not in block.known_to:
+        if worker not in block.sent_to:
             self._pool.send(worker, pack_call(CallRequest.BLOCK, block.number), [block.fd])
-            block.known_to.add(worker)
+            block.sent_to.add(worker)
         if call.is_begun:
             self._pool.send(worker, pack_call(CallRequest.GO_ON, block.number, step))
             return

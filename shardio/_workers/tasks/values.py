@@ -203,7 +203,7 @@ class ValueBlocks(Closing):
     def forget(self, worker: int) -> None:
         """Record that a worker has exited: its successor has no descriptors of blocks."""
         for number in range(len(self._pool)):
-            self._pool[number].known_to.discard(worker)
+            self._pool[number].sent_to.discard(worker)
 
     def close(self) -> None:
         self._is_closed = True
@@ -263,8 +263,8 @@ class BlockLender(Closing):
         if block is None:
             return False
         self._of_worker[worker][block.number] = block
-        send(worker, block.number, [] if worker in block.known_to else [block.fd])
-        block.known_to.add(worker)
+        send(worker, block.number, [] if worker in block.sent_to else [block.fd])
+        block.sent_to.add(worker)
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
