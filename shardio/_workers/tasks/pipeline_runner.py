@@ -30,10 +30,10 @@ from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.stage import (
     BatchQueue,
     BatchStep,
+    Consumer,
     Entry,
     OutputQueue,
     PipeStep,
-    Receiver,
     SourceItem,
     SourcePosition,
     Stage,
@@ -110,7 +110,7 @@ class PipelineRunner(Closing):
                 limit = DEPTH * n_workers + 2
             self._stages.append(Stage(step.name, step.call, limit, step.in_order, n_workers))
         self._results = OutputQueue(n_buffered)
-        self._receivers = _receivers(steps, [*self._stages[1:], self._results])
+        self._consumers = _consumers(steps, [*self._stages[1:], self._results])
         for stage in self._stages[1:2]:
             stage.n_passed_over = n_passed_over
         self._index_of = {stage: index for index, stage in enumerate(self._stages)}
@@ -196,7 +196,7 @@ class PipelineRunner(Closing):
             self._results.ring()
         for executor in {id(each): each for each in self._executors.values()}.values():
             executor.close()
-        for each in (self._source, *self._receivers):  # no thread reads their queues any more
+        for each in (self._source, *self._consumers):  # no thread reads their queues any more
             each.clear()
 
     def abandon(self) -> None:
@@ -284,16 +284,16 @@ class PipelineRunner(Closing):
             self._pass_on(index - 1)
 
     def _pass_on(self, index: int) -> None:
-        """Pass results of stage `index` on, as far as the receiver has room; wake executors."""
-        stage, receiver = self._stages[index], self._receivers[index]
+        """Pass results of stage `index` on, as far as the consumer has room; wake executors."""
+        stage, consumer = self._stages[index], self._consumers[index]
         has_moved = False
-        while stage.out and receiver.has_room:
-            receiver.put(stage.out.popleft())
+        while stage.out and consumer.has_room:
+            consumer.put(stage.out.popleft())
             has_moved = True
         has_ended = not stage.has_reported_end and stage.is_over
         if has_ended:
             stage.has_reported_end = True
-            receiver.end(stage.error or stage.end_error)
+            consumer.end(stage.error or stage.end_error)
         if has_moved or has_ended:
             if index + 1 < len(self._stages):
                 self._executors[self._stages[index + 1]].wake()
@@ -319,15 +319,15 @@ class PipelineRunner(Closing):
         )
 
 
-def _receivers(
+def _consumers(
     steps: Sequence[PipeStep | BatchStep], queues: list[Stage | OutputQueue]
-) -> list[Receiver]:
-    found: list[Receiver] = []
-    receiver: Receiver = queues.pop()
+) -> list[Consumer]:
+    found: list[Consumer] = []
+    consumer: Consumer = queues.pop()
     for step in reversed(steps):
         if isinstance(step, BatchStep):
-            receiver = BatchQueue(step, receiver)
+            consumer = BatchQueue(step, consumer)
         else:
-            found.append(receiver)
-            receiver = queues.pop()
-    return [*found, receiver][::-1]
+            found.append(consumer)
+            consumer = queues.pop()
+    return [*found, consumer][::-1]

@@ -326,20 +326,20 @@ class Stage:
 
 
 class BatchQueue:
-    """A queue that collects items into lists, and puts the lists into `receiver`.
+    """A queue that collects items into lists, and puts the lists into `consumer`.
 
     A shorter list at the end is dropped if `step.drop_last` is True, or if an error follows.
     """
 
-    def __init__(self, step: BatchStep, receiver: Receiver) -> None:
+    def __init__(self, step: BatchStep, consumer: Consumer) -> None:
         self._n, self._drop_last = step
-        self._receiver = receiver
+        self._consumer = consumer
         self._gathered: list[Entry] = []
 
     @property
     def has_room(self) -> bool:
-        """True if another item may be added; a full list needs room in the receiver."""
-        return len(self._gathered) < self._n - 1 or self._receiver.has_room
+        """True if another item may be added; a full list needs room in the consumer."""
+        return len(self._gathered) < self._n - 1 or self._consumer.has_room
 
     def put(self, entry: Entry) -> None:
         self._gathered.append(entry)
@@ -349,16 +349,16 @@ class BatchQueue:
     def end(self, error: Exception | None) -> None:
         if self._gathered and not self._drop_last and error is None:
             self._pass_on()
-        self._receiver.end(error)
+        self._consumer.end(error)
 
     def _pass_on(self) -> None:
         gathered, self._gathered = self._gathered, []
         first, last = gathered[0][0], gathered[-1][0]
-        self._receiver.put((last._replace(first=first.first), [item for _, item in gathered]))
+        self._consumer.put((last._replace(first=first.first), [item for _, item in gathered]))
 
     def clear(self) -> None:
         self._gathered.clear()
-        self._receiver.clear()
+        self._consumer.clear()
 
 
 class OutputQueue:
@@ -412,5 +412,5 @@ class OutputQueue:
         self.entries.clear()
 
 
-Receiver = Stage | BatchQueue | OutputQueue
+Consumer = Stage | BatchQueue | OutputQueue
 """An object into which the results of a stage are put."""
