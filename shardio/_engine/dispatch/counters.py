@@ -176,7 +176,7 @@ class IterationTimer:
     n_copies: int = 0
     n_restarts: int = 0
 
-    def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
+    def restarted(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
         """Return a new timer that starts when a loop takes over an iteration begun ahead."""
         n_filled, ready_ns, now = int(words[_N_FILLED]), int(words[_READY_NS]), now_ns()
         return IterationTimer(now, now - self.began_ns, n_filled, ready_ns)

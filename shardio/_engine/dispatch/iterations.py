@@ -147,7 +147,7 @@ class IterationTable:
         if iteration.plan != plan:
             self.cancel(iteration, is_known=True)
             return None
-        iteration.timer = iteration.timer.restarted_now(self.counters.of(iteration.slot))
+        iteration.timer = iteration.timer.restarted(self.counters.of(iteration.slot))
         iteration.is_ahead = False
         iteration.schedule.set_backlog([0] * self.counters.n_workers)
         return iteration
