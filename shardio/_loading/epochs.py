@@ -310,7 +310,7 @@ class Epochs:
         if latest is None or latest.is_exhausted:
             return state_of(self._start(), self.epoch_sampler)
         partition = latest.plan.partition
-        rest = replace(partition, first=partition.position(latest.n_handed_over))
+        rest = replace(partition, first=partition.position(latest.next_loop_step))
         return state_of(replace(latest.plan, partition=rest), self.epoch_sampler)
 
     def load_state(self, state: Mapping[str, Any]) -> None:

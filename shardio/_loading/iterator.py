@@ -72,7 +72,7 @@ class BatchAssembler:
         epoch = iteration.plan.epoch
         batch = Batch(layout, block, n_rows, values, epoch, step, *self._files, skipped)
         # Do this last: from now on, the batch counts as consumed.
-        iteration.n_handed_over = step + 1
+        iteration.next_loop_step = step + 1
         return batch
 
     def _values(

@@ -47,7 +47,7 @@ class RemotePrefetch:
 
         def reached() -> int | None:
             is_over = iteration.is_cancelled or iteration.is_exhausted
-            return None if is_over else iteration.n_handed_over
+            return None if is_over else iteration.next_loop_step
 
         wanted = _wanted(view, self._batch_spec, iteration.plan)
         most = self._most_bytes()

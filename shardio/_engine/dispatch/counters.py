@@ -192,20 +192,21 @@ class IterationTimer:
     def stats(
         self,
         partition: RankPartition,
-        n_handed_over: int,
+        next_loop_step: int,
         row_bytes: int,
         words: npt.NDArray[np.uint64],
     ) -> LoadingStats:
         """Return the figures so far.
 
-        `n_handed_over` is the step of the next batch to hand over, `row_bytes` the size of a sample
-        without its values of varying sizes, and `words` the counters of all workers, summed.
+        `next_loop_step` is the step of the next batch to hand over to the loop, `row_bytes` the
+        size of a sample without its values of varying sizes, and `words` the counters of all
+        workers, summed.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:  # a request is not answered: count it until now
             inside_ns += elapsed_ns
-        n_batches, n_filled = n_handed_over - partition.first_step, int(words[_N_FILLED])
+        n_batches, n_filled = next_loop_step - partition.first_step, int(words[_N_FILLED])
         # A batch is ready from its filling until its delivery; if not delivered, until now. A batch
         # that was filled before `began_ns` counts as filled at the moment 0.
         n_filled_since = n_filled - self.n_filled_ahead
@@ -213,7 +214,7 @@ class IterationTimer:
             int(words[_READY_NS]) - self.ready_ahead_ns - n_filled_since * self.head_start_ns
         )
         ready_ns = self.left_ns + max(0, n_filled - n_batches) * elapsed_ns - filled_ns
-        n_samples = partition.n_samples(n_handed_over)
+        n_samples = partition.n_samples(next_loop_step)
         return LoadingStats(
             elapsed_s=elapsed_ns * _S_PER_NS,
             waiting_s=self.waited_ns * _S_PER_NS,

@@ -40,7 +40,7 @@ class EpochIteration:
     sent_to: set[int] = field(default_factory=set)
     """The indices of the workers that have received the plan."""
     timer: IterationTimer = field(default_factory=IterationTimer)
-    n_handed_over: int = 0
+    next_loop_step: int = 0
     """The step of the next batch to hand over to the loop."""
     is_exhausted: bool = False
     """True once the iterator has raised StopIteration at the end of the epoch."""
@@ -124,7 +124,7 @@ class IterationTable:
             )
         slot = self._free_slots.pop()
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
-        iteration.n_handed_over = plan.partition.first_step
+        iteration.next_loop_step = plan.partition.first_step
         self.counters.begin(slot, iteration.timer.began_ns)
         return iteration
 
@@ -213,7 +213,7 @@ class IterationTable:
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self.counters.of(iteration.slot)
-        found = timer.stats(plan.partition, iteration.n_handed_over, row_bytes, words)
+        found = timer.stats(plan.partition, iteration.next_loop_step, row_bytes, words)
         return replace(found, n_skipped=iteration.n_skipped)
 
     def total(self) -> LoadingStats:
