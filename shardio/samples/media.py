@@ -209,7 +209,7 @@ def _streams(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
     def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]
         records = part.reader(name).records
-        found: Streams = records.lines(name, own, records.entries(name, own))
+        found: Streams = records.stream_table(name, own, records.entries(name, own))
         return found
 
     for _, streams in scan(dataset, look):

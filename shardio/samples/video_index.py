@@ -224,7 +224,7 @@ class VideoIndex:
 
     def _read(self) -> Streams:
         records, rows = self._reader.records, self._rows
-        found = records.lines(self._name, rows, records.entries(self._name, rows))
+        found = records.stream_table(self._name, rows, records.entries(self._name, rows))
         wrong = np.flatnonzero(found["n_frames"] > found["n_packets"])
         for i in wrong[:1].tolist():
             raise ShardCorrupt(

@@ -216,8 +216,8 @@ class Records:
         """Add path, field, sample and offset to `error`, and return it."""
         return error.at(path=self.units.path, field=field, sample=row, offset=offset)
 
-    def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the verified and valid lines of `rows`; `entries` are their index entries."""
+    def stream_table(self, name: str, rows: Rows, entries: Entries) -> Streams:
+        """Return the verified stream table rows of `rows`; `entries` are their index entries."""
         found: Streams = self.units.items(Kind.STREAMS, name, STREAM_DTYPE, rows)
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
@@ -240,7 +240,7 @@ class Records:
 
         Packets are read only when the `data` of a stream is sliced.
         """
-        lines = self.lines(name, rows, entries)
+        lines = self.stream_table(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
             n_bytes, offset = int(entry["n_bytes"]), self.offset + int(entry["offset"])
             if n_bytes:
@@ -254,7 +254,7 @@ class Records:
 
         Equal streams in different shards have equal tables.
         """
-        lines = self.lines(name, rows, entries)
+        lines = self.stream_table(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
             head = int(line["parameter_bytes"]) + int(line["extradata_bytes"])
             packets = self._packets(name, row, line, int(entry["n_bytes"]) - head)

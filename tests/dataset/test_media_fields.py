@@ -117,7 +117,7 @@ def test_many_streams_are_found_beyond_one_block_of_each_table(tmp_path: Path) -
 def chunks_checked(reader: ShardReader, row: int) -> list[int]:
     """Return the chunks of a row's video that the shard has marked as verified."""
     entry = reader.records.entries("video", np.array([row]))
-    first = int(reader.records.lines("video", np.array([row]), entry)["first_chunk"][0])
+    first = int(reader.records.stream_table("video", np.array([row]), entry)["first_chunk"][0])
     n = -(-int(entry["n_bytes"][0]) // CHUNK_BYTES)
     marks = reader.units.marks[reader.units.mark_of(Kind.PAYLOAD, "video") :]
     return np.flatnonzero(marks[first : first + n]).tolist()

@@ -109,7 +109,7 @@ def _audio_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
     if isinstance(view, ClipView):
         return 0
     records = view.dataset.files.reader(0, field.name).records
-    lines = records.lines(field.name, rows, records.entries(field.name, rows))
+    lines = records.stream_table(field.name, rows, records.entries(field.name, rows))
     seconds = lines["n_frames"] / np.maximum(1, lines["height"])
     return float(seconds.max()) * field.rate * field.channels * (_SAMPLE_BYTES + 1)
 
