@@ -78,7 +78,7 @@ def first_line(error: Exception) -> str:
 _WATCH_S: Final = 0.5
 
 
-def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
+def do_job(held: list[Any], shared_path: str, version: str, value: Any) -> Any:
     """Call the function in `held` with `value`; return the result, or the exception."""
     try:
         _end_with(os.getppid())
@@ -87,10 +87,10 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
                 f"machine {platform.node()} of the Ray cluster has shardio {__version__}, this one "
                 f"{version}: install the same everywhere"
             )
-        if not os.path.exists(sees):
+        if not os.path.exists(shared_path):
             raise UnsupportedEnvironment(
-                f"machine {platform.node()} of the Ray cluster does not see {sees}: source and "
-                "dataset must be on a file system that all machines have under the same path"
+                f"machine {platform.node()} of the Ray cluster does not see {shared_path}: source "
+                "and dataset must be on a file system that all machines have under the same path"
             )
         return _function(held[0])(value)
     except SystemExit:  # Ray would only report that a process has ended
@@ -176,12 +176,12 @@ class Cluster(Closing):
     """A connection to a Ray cluster for the time of a `with` block.
 
     Jobs that are running at its end are cancelled. If the program is connected already, the earlier
-    connection is used, and stays open. The path `sees` must exist on every machine. Up to
+    connection is used, and stays open. The path `shared_path` must exist on every machine. Up to
     `n_at_once` jobs are submitted at a time, by default two for each CPU of the cluster.
     """
 
     def __init__(
-        self, engine: Engine, *, sees: str | os.PathLike[str], n_at_once: int | None = None
+        self, engine: Engine, *, shared_path: str | os.PathLike[str], n_at_once: int | None = None
     ) -> None:
         if n_at_once is not None and n_at_once < 1:
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
@@ -190,7 +190,7 @@ class Cluster(Closing):
         # These errors mean that a job or its result was lost together with a machine.
         self._lost = found.NodeDiedError, found.ObjectLostError
         self._engine, self._n_at_once = engine, n_at_once
-        self._sees = os.path.abspath(sees)
+        self._shared_path = os.path.abspath(shared_path)
         self._running: dict[Any, tuple[int, Any]] = {}
         self._n_crashes: Counter[int] = Counter()
         self._n_lost: Counter[int] = Counter()
@@ -229,7 +229,7 @@ class Cluster(Closing):
         # Keep the reference in a list: Ray would replace a bare reference by the function, and
         # unpickle the function for each job.
         held = [self._ray.put(function)]
-        do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
+        do = functools.partial(remote(do_job).remote, held, self._shared_path, __version__)
         self._submit, self._name_of, self._dead = do, name_of, self._dead_nodes()
         while True:
             while len(self._running) < self._room() and (job := next_job()) is not None:

@@ -319,7 +319,7 @@ def run_on_ray(
         return unit.number, unit
 
     try:
-        with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
+        with Cluster(engine, shared_path=attempts, n_at_once=n_at_once) as cluster:
             attempt = partial(_attempt_unit, job, attempts, settings)
             for number, found in cluster.run(attempt, next_job, lambda n: running[n].title):
                 # If this machine does not see the file either, it was deleted meanwhile.

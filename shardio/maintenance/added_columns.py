@@ -158,7 +158,7 @@ def add_column(
                     engine=where,
                     preload=__name__,
                     workers=workers,
-                    sees=output.staging,
+                    shared_path=output.staging,
                 ):
                     output.take(place, shard)
             operation = {"name": "add_column", "options": {"name": name}}

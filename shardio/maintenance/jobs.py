@@ -104,12 +104,12 @@ def run_for_shards(
     engine: Engine,
     preload: str,
     workers: int | None = None,
-    sees: str | os.PathLike[str] | None = None,
+    shared_path: str | os.PathLike[str] | None = None,
 ) -> Iterator[R]:
     """Call `function` with a dataset and the index of each shard; yield the results in order.
 
     `step` is the name of the step in progress reports. The other arguments are those of `run_jobs`;
-    `sees` is by default the path of the dataset.
+    `shared_path` is by default the path of the dataset.
     """
     state = ShardProgress(progress, step, (shard.n_bytes for shard in dataset.shards))
     early: dict[int, R] = {}  # the results that wait for the result of an earlier shard
@@ -119,7 +119,7 @@ def run_for_shards(
         range(len(dataset.shards)),
         workers=workers,
         engine=engine,
-        sees=dataset.path if sees is None else sees,
+        shared_path=dataset.path if shared_path is None else shared_path,
         preload=preload,
     )
     with contextlib.closing(results):
@@ -137,7 +137,7 @@ def run_jobs(
     *,
     workers: int | None,
     engine: Engine,
-    sees: str | os.PathLike[str],
+    shared_path: str | os.PathLike[str],
     preload: str,
 ) -> Generator[tuple[int, R], None, None]:
     """Call `function` for each item; yield the index of an item and the result when a call ends.
@@ -151,7 +151,7 @@ def run_jobs(
         workers: the total number of processes on all machines. By default, and with 0, jobs run in
             the calling process. On a cluster, the default is the number of CPUs of the cluster.
         engine: the engine that runs the processes: local workers, or a Ray cluster.
-        sees: a path that all machines of a cluster must be able to access.
+        shared_path: a path that all machines of a cluster must be able to access.
         preload: the name of a module that is imported before worker processes are forked.
 
     Raises:
@@ -160,7 +160,7 @@ def run_jobs(
     """
     if engine.is_ray:
         jobs = iter(enumerate(items))
-        with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
+        with Cluster(engine, shared_path=shared_path, n_at_once=workers) as cluster:
             yield from cluster.run(
                 function, partial(next, jobs, None), lambda number: _named(items[number])
             )

@@ -87,7 +87,7 @@ def verify_all(
         names,
         workers=workers,
         engine=engine,
-        sees=root / POINTER if (root / POINTER).exists() else root,
+        shared_path=root / POINTER if (root / POINTER).exists() else root,
         preload=verify_or_report.__module__,
     )
     found: dict[str, VerifiedShard] = {}

@@ -172,9 +172,9 @@ def test_a_process_keeps_the_function_and_gpus(nodes: Nodes, lines: Path, tmp_pa
 # The cluster itself.
 
 
-def run(nodes: Nodes, function: Any, sees: Path, n_jobs: int = 1) -> list[Any]:
+def run(nodes: Nodes, function: Any, shared_path: Path, n_jobs: int = 1) -> list[Any]:
     jobs = iter(enumerate(range(n_jobs)))
-    with Cluster(Engine("ray", nodes.address), sees=sees) as opened:
+    with Cluster(Engine("ray", nodes.address), shared_path=shared_path) as opened:
         found = opened.run(function, lambda: next(jobs, None), lambda number: f"job {number}")
         return sorted(found)
 

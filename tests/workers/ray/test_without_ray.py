@@ -142,13 +142,13 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 def squares(tmp_path: Path, n_jobs: int = 5, **options: Any) -> list[tuple[int, int]]:
     """Return the results of jobs, in the order of their numbers."""
     jobs = iter(enumerate(range(n_jobs)))
-    with Cluster(Engine("ray"), sees=tmp_path, **options) as opened:
+    with Cluster(Engine("ray"), shared_path=tmp_path, **options) as opened:
         found = opened.run(lambda n: n * n, lambda: next(jobs, None), lambda n: f"job {n}")
         return sorted(found)
 
 
 def run_one(tmp_path: Path, function: Callable[[int], Any], **options: Any) -> None:
-    with Cluster(Engine("ray", **options), sees=tmp_path) as opened:
+    with Cluster(Engine("ray", **options), shared_path=tmp_path) as opened:
         next(opened.run(function, lambda: (0, 3), str))
 
 
@@ -173,7 +173,7 @@ def test_of_copies_of_a_job_the_first_result_counts(ray: StandIn, tmp_path: Path
     calls: list[int] = []
     ray.fates = ["silence"]
     jobs = iter(enumerate(range(2)))
-    with Cluster(Engine("ray"), sees=tmp_path) as opened:
+    with Cluster(Engine("ray"), shared_path=tmp_path) as opened:
         found = opened.run(calls.append, lambda: next(jobs, None), str)
         assert sorted(number for number, _ in found) == [0, 1]
     assert sorted(calls) == [0, 1]
@@ -216,14 +216,16 @@ def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sees", "version", "said"),
+    ("shared_path", "version", "said"),
     [
         ("nowhere", __version__, "does not see .*nowhere"),
         (".", "0", "has shardio .*, this one 0: install the same everywhere"),
     ],
 )
-def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, said: str) -> None:
-    found = ray_cluster.do_job([], str(tmp_path / sees), version, 0)
+def test_what_a_machine_lacks_it_says(
+    tmp_path: Path, shared_path: str, version: str, said: str
+) -> None:
+    found = ray_cluster.do_job([], str(tmp_path / shared_path), version, 0)
     assert isinstance(found, UnsupportedEnvironment)
     assert re.search(said, str(found))
 
@@ -286,20 +288,20 @@ def test_a_connection_of_the_program_stays(ray: StandIn, tmp_path: Path) -> None
 @pytest.mark.parametrize(("options", "n_begun"), [({}, 4), ({"n_at_once": 1}, 1)])
 def test_jobs_at_once(ray: StandIn, tmp_path: Path, options: dict[str, int], n_begun: int) -> None:
     jobs = iter(enumerate(range(9)))
-    with Cluster(Engine("ray"), sees=tmp_path, **options) as opened:
+    with Cluster(Engine("ray"), shared_path=tmp_path, **options) as opened:
         next(opened.run(abs, lambda: next(jobs, None), str))
     assert len(list(jobs)) == 9 - n_begun
 
 
 def test_an_address_where_nothing_answers_is_named(ray: StandIn, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedEnvironment, match=r"Ray at '127.0.0.1:1' cannot be reached"):
-        with Cluster(Engine("ray", "127.0.0.1:1"), sees=tmp_path):
+        with Cluster(Engine("ray", "127.0.0.1:1"), shared_path=tmp_path):
             pass
 
 
 def test_less_than_one_job_at_a_time_is_refused(ray: StandIn, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="workers is 0; with engine='ray'"):
-        Cluster(Engine("ray"), sees=tmp_path, n_at_once=0)
+        Cluster(Engine("ray"), shared_path=tmp_path, n_at_once=0)
 
 
 def test_losses_are_unseen(ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
