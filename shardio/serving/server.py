@@ -1,6 +1,6 @@
 """The server: one socket for all clients, a session for each client, and a gatekeeper.
 
-    main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
+    main thread    socket ──▶ sessions (accept)    threads of sessions ──▶ outgoing ──▶ socket
                    gatekeeper                                  (an event wakes the main thread)
 
 The main thread is the thread that calls `run`. It alone uses the socket. `stop` may be called from
@@ -233,7 +233,7 @@ class Server(Closing):
         elif head["kind"] == "close":
             self._end_session(token)
         else:
-            self._sessions[token].tell(head)
+            self._sessions[token].accept(head)
 
     def _open_session(self, identity: bytes, head: dict[str, Any]) -> None:
         """Create a session for a client, or continue the session of the client's token."""
@@ -251,7 +251,7 @@ class Server(Closing):
             session = self._sessions.get(token)
             if session is not None and session.is_running:
                 self._tokens.pop(session.identity, None)
-                session.tell(head)
+                session.accept(head)
             else:
                 if session is not None:
                     self._end_session(token)
@@ -314,7 +314,7 @@ class Server(Closing):
         session = self._sessions.pop(token)
         self._tokens.pop(session.identity, None)
         session.gone_s = time.monotonic()
-        session.leave()
+        session.shut_down()
         self._ending.append(session)
 
     def close(self) -> None:

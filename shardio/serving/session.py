@@ -1,7 +1,7 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
-The server's thread passes each message of the client to the session with `tell`. Batches are sent
-before the client's loop asks for them, within `MAX_UNTAKEN_BYTES` and the steps that it accepts.
+The server's thread passes each message of the client to `Session.accept`. Batches are sent before
+the client's loop asks for them, within `MAX_UNTAKEN_BYTES` and the steps that it accepts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Frames = list[Any]
 
 
 class Session:
-    """The session of one client. Owns a loader and a thread, which end after `leave`.
+    """The session of one client. Owns a loader and a thread, which end after `shut_down`.
 
     `head` is the client's "open" message. `post` queues a message for the client; its arguments are
     the session and the frames of the message.
@@ -62,7 +62,7 @@ class Session:
         self._make_loader, self._served, self._post = make_loader, dict(served), post
         self._changed = threading.Condition()
         self._inbox: deque[Head] = deque()
-        self._is_leaving = False
+        self._is_shutting_down = False
         self._initial_state: dict[str, Any] = {}
         self._next_state: dict[str, Any] = {}
         """The state after the last iteration, if known; to continue from it, nothing is loaded."""
@@ -88,7 +88,7 @@ class Session:
         """True until the session's thread has ended."""
         return self._thread.is_alive()
 
-    def tell(self, head: Head) -> None:
+    def accept(self, head: Head) -> None:
         """Accept a message of the client, or raise MalformedMessage if too many are queued."""
         with self._changed:
             if head["kind"] == "credit":
@@ -101,10 +101,10 @@ class Session:
                 raise MalformedMessage(f"more than {_MAX_INBOX} messages without an answer")
             self._changed.notify()
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Ask the session's thread to end once it has finished the current batch."""
         with self._changed:
-            self._is_leaving = True
+            self._is_shutting_down = True
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
@@ -150,9 +150,9 @@ class Session:
     def _run_once(self, loader: ShardLoader) -> bool:
         """Wait for work, then handle a message or send a batch. Return False at the end."""
         with self._changed:
-            while not (self._is_leaving or self._inbox or self._may_send):
+            while not (self._is_shutting_down or self._inbox or self._may_send):
                 self._changed.wait(_POLL_S if self._is_granted else None)
-            if self._is_leaving:
+            if self._is_shutting_down:
                 return False
             head = self._inbox.popleft() if self._inbox else None
         try:

@@ -204,11 +204,11 @@ def test_a_session_keeps_so_many_questions_and_no_more() -> None:
 
     session = Session({"options": {}, "most_bytes": 1}, make_loader, {}, lambda *_: None)
     for _ in range(16):
-        session.tell({"kind": "check"})
+        session.accept({"kind": "check"})
     with pytest.raises(MalformedMessage, match="without an answer"):
-        session.tell({"kind": "check"})
-    session.tell({"kind": "open"})  # which nobody has to wait for
-    session.tell({"kind": "check"})
+        session.accept({"kind": "check"})
+    session.accept({"kind": "open"})  # which nobody has to wait for
+    session.accept({"kind": "check"})
     going.set()
     session.join(PATIENCE_S)
     assert not session.is_running
@@ -342,23 +342,23 @@ def test_an_idle_client_has_no_memory(path: str, lie: str, monkeypatch: pytest.M
     with ShardLoader(path, 2, num_workers=0, output="numpy") as loader:
         state = loader.state_dict()
     for number in range(1, 4):
-        session.tell({"kind": "iterate", "number": number, "state": state, "ahead": 9})
+        session.accept({"kind": "iterate", "number": number, "state": state, "ahead": 9})
         hear("begun")
-        session.tell({"kind": "credit", "number": number + 1, "taken": 0, "upto": 99})
-        session.tell({"kind": "stop", "number": number + 1})
+        session.accept({"kind": "credit", "number": number + 1, "taken": 0, "upto": 99})
+        session.accept({"kind": "stop", "number": number + 1})
         assert session._upto == 9 and session._number == number  # these were of another pass
         if lie == "credit":
-            session.tell({"kind": "credit", "number": number, "taken": 1 << 40, "upto": 1 << 50})
+            session.accept({"kind": "credit", "number": number, "taken": 1 << 40, "upto": 1 << 50})
             assert session._upto <= 15 + MAX_AHEAD
-    session.tell({"kind": "check", "state": state})
+    session.accept({"kind": "check", "state": state})
     hear("checked")
     assert session._number == 3
     assert sum(len(block) for block in kept) < 50_000 + 40_000
-    session.tell({"kind": "iterate", "number": 9, "state": state, "ahead": 9})
+    session.accept({"kind": "iterate", "number": 9, "state": state, "ahead": 9})
     hear("begun")
     kept.clear()
     hear("batch")
-    session.leave()
+    session.shut_down()
     session.join(PATIENCE_S)
 
 

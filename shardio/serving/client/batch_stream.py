@@ -165,13 +165,13 @@ class Stream(Closing):
         # Call `interrupt` first, so that a waiting thread releases the lock.
         self.interrupt()
         with self._lock:
-            self._leave()
+            self._disconnect()
 
     def interrupt(self) -> None:
         """Make a thread that waits for a batch raise ClosedError soon. Call `close` afterwards."""
         self._is_closed = True
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         self._is_iterating = self._is_open = False
         if self._link is not None:
             self._link.close(pack("close"))
@@ -319,7 +319,7 @@ class Stream(Closing):
             # clients of a lost server have come to it.
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
                 raise Lost(str(error))
-            self._leave()
+            self._disconnect()
         self._is_iterating = False
         if isinstance(error, InsufficientMemory):
             error.add_note(f"at the server {self._servers.current}")

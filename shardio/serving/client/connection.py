@@ -165,7 +165,7 @@ SILENCE_MS: Final = 10_000
 ASK_AGAIN: Final = 300
 """The ZAP status code with which a server answers if it cannot read the keys."""
 
-_LEAVE_MS: Final = 200
+_CLOSE_LINGER_MS: Final = 200
 _EVENT: Final = struct.Struct("=HI")
 _NO_HANDSHAKE: Final = (
     "the handshake failed: this client's server.public is not the key of the server, or only one "
@@ -284,7 +284,7 @@ class Link(Closing):
         if message is not None:
             self.send(message)
         self._socket.disable_monitor()
-        self._context.destroy(linger=0 if message is None else _LEAVE_MS)
+        self._context.destroy(linger=0 if message is None else _CLOSE_LINGER_MS)
 
 
 _PATIENCE_S: Final = 60.0
