@@ -142,7 +142,7 @@ class Server(Closing):
         check_files(OWN_FILES)
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
-        self.n_garbled = 0
+        self.n_malformed = 0
         try:
             # Create the gatekeeper before the socket: without it, ZeroMQ accepts every client.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
@@ -220,7 +220,7 @@ class Server(Closing):
             try:
                 self._handle(identity, unpack(frames, FROM_CLIENT))
             except MalformedMessage:
-                self.n_garbled += 1
+                self.n_malformed += 1
 
     def _handle(self, identity: bytes, head: dict[str, Any]) -> None:
         if head["kind"] == "open":
@@ -261,7 +261,7 @@ class Server(Closing):
         except (InvalidArgument, UnsupportedEnvironment) as error:
             self._send(identity, [pack("failed", error=protocol.as_json(error))])
             return
-        session.identity, session.gone_s = identity, None
+        session.identity, session.disconnected_s = identity, None
         self._tokens[identity] = token
 
     def _check_capacity(self) -> None:
@@ -281,12 +281,12 @@ class Server(Closing):
             return
         while self._outgoing:
             session, frames = self._outgoing.popleft()
-            if session.gone_s is None:
+            if session.disconnected_s is None:
                 self._send_to(session, frames)
 
     def _send_to(self, session: Session, frames: Frames) -> None:
         if not self._send(session.identity, frames):
-            session.gone_s = time.monotonic()
+            session.disconnected_s = time.monotonic()
 
     def _send(self, identity: bytes, frames: Frames) -> bool:
         """Send a message to a client; return False if the client is lost."""
@@ -304,16 +304,16 @@ class Server(Closing):
         for token, session in list(self._sessions.items()):
             if token in over:
                 self._end_session(token)
-            elif session.gone_s is None:
+            elif session.disconnected_s is None:
                 self._send_to(session, [pack("heartbeat")])
-            elif now_s - session.gone_s > _GRACE_S:
+            elif now_s - session.disconnected_s > _GRACE_S:
                 self._end_session(token)
         self._ending = [session for session in self._ending if session.is_running]
 
     def _end_session(self, token: str) -> None:
         session = self._sessions.pop(token)
         self._tokens.pop(session.identity, None)
-        session.gone_s = time.monotonic()
+        session.disconnected_s = time.monotonic()
         session.shut_down()
         self._ending.append(session)
 

@@ -55,7 +55,7 @@ class Session:
     ) -> None:
         self.identity = b""
         """The identity that ZeroMQ gives to the client's connection. The server sets it."""
-        self.gone_s: float | None = None
+        self.disconnected_s: float | None = None
         """The time at which the client was lost or the session ended; set by the server."""
         self._options = member(head, "options", dict)
         self._most_bytes = number(head, "most_bytes")

@@ -100,17 +100,17 @@ def test_bytes_that_are_no_zeromq_do_not_disturb_it(path: str, server: Server) -
     ids=range(8),
 )
 def test_messages_that_are_none_are_dropped(peer: Any, server: Server, frames: list[bytes]) -> None:
-    before = server.n_garbled
+    before = server.n_malformed
     peer.send_multipart(frames)
-    wait_until(lambda: server.n_garbled > before)
+    wait_until(lambda: server.n_malformed > before)
     assert server.sessions == []
 
 
 def test_too_large_a_message_is_not_received(path: str, peer: Any, server: Server) -> None:
-    before = server.n_garbled
+    before = server.n_malformed
     peer.send(bytes(5 << 20))
     _loads(path, server)
-    assert server.n_garbled == before
+    assert server.n_malformed == before
 
 
 @pytest.mark.parametrize(
