@@ -17,7 +17,7 @@ from shardio import InvalidArgument, MultiLoader
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
 from shardio.serving import Server
-from shardio.serving.client.connection import Lost, Servers
+from shardio.serving.client.connection import ConnectionLost, Servers
 from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import Gate, refuse_sample_7, serving
@@ -59,14 +59,14 @@ def test_kill_ends_the_wait_for_a_server_that_is_away(path: str) -> None:
     with serving(path) as server:
         far = MultiLoader(address=server.address)
         list(far)
-    lose, is_waiting = Servers.lose, threading.Event()
+    record_loss, is_waiting = Servers.record_loss, threading.Event()
 
-    def note(self: Servers, lost: Lost) -> None:
+    def note(self: Servers, lost: ConnectionLost) -> None:
         is_waiting.set()
-        lose(self, lost)
+        record_loss(self, lost)
 
     with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Servers, "lose", note)
+        patch.setattr(Servers, "record_loss", note)
         waiting = pool.submit(list, far)
         assert is_waiting.wait(PATIENCE_S)
         far.kill()
@@ -154,7 +154,7 @@ def test_a_server_that_is_lost_for_ever_is_named(path: str, server: Server) -> N
     with far, pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardio.serving.client.remote_samples.RemoteSamples._wait", lambda *_: None)
         patch.setattr("shardio.serving.client.connection.Servers.wait", lambda *_: True)
-        far._servers._loaders[1]._stream._servers._patience_s = 0.0  # type: ignore[union-attr]
+        far._servers._loaders[1]._stream._servers._timeout_s = 0.0  # type: ignore[union-attr]
         with pytest.raises(ServerUnreachable) as caught:
             found += samples
     (note,) = caught.value.__notes__

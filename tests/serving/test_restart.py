@@ -20,7 +20,7 @@ from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchTimeout, ServerUnreachable
 from shardio.serving import Server, make_keys
 from shardio.serving.client.batch_stream import Stream
-from shardio.serving.client.connection import Link, Lost, ServerKeys, Servers, client_keys
+from shardio.serving.client.connection import ConnectionLost, Link, ServerKeys, Servers, client_keys
 from shardio.serving.client.protocol import pack, parse
 from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import PATIENCE_S, bits
@@ -124,7 +124,7 @@ def test_a_message_after_a_failed_handshake_does_not_block(keys: Path) -> None:
                 for _ in range(100):  # ZeroMQ removes the queue a moment after the report
                     link.send(pack("close"))
                     time.sleep(0.001)
-                with pytest.raises(Lost, match="the handshake failed"):
+                with pytest.raises(ConnectionLost, match="the handshake failed"):
                     link.receive(1)
         finally:
             link.close()
@@ -170,7 +170,7 @@ def test_a_connection_that_is_lost_at_an_edge_of_an_epoch_gives_every_batch_once
     def lose(self: Stream, head: dict[str, Any], block: Any) -> None:
         if head["kind"] == kind and not lost:
             lost.append(kind)
-            raise Lost("cut")
+            raise ConnectionLost("cut")
         act(self, head, block)
 
     monkeypatch.setattr(Stream, "_handle", lose)
@@ -216,10 +216,10 @@ def test_an_overdue_answer(edges: Server, monkeypatch: pytest.MonkeyPatch, kind:
 def test_a_server_that_says_what_cannot_be_is_left(
     edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str, lie: dict[str, Any], said: str
 ) -> None:
-    def lose(self: Servers, lost: Lost) -> None:
+    def record_loss(self: Servers, lost: ConnectionLost) -> None:
         raise ServerUnreachable(str(lost))
 
-    monkeypatch.setattr(Servers, "lose", lose)
+    monkeypatch.setattr(Servers, "record_loss", record_loss)
     _hears(monkeypatch, lambda head: {**head, **lie} if head["kind"] == kind else head)
     with pytest.raises(ServerUnreachable, match=said):
         with shardio.connect(edges.address, 4, fields=["label"], **HOW) as far:

@@ -23,7 +23,7 @@ from shardio._base.classes import Closing
 from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol
-from shardio.serving.client.connection import SILENCE_MS, ClientKeys, Link, Lost, Servers
+from shardio.serving.client.connection import SILENCE_MS, ClientKeys, ConnectionLost, Link, Servers
 from shardio.serving.client.handshake import Arrived, Opened, State
 from shardio.serving.client.protocol import (
     VERSION,
@@ -190,7 +190,7 @@ class Stream(Closing):
         while not is_there():
             self._process_one(_STEP_S, entered_s)
             is_late = time.monotonic() - entered_s > (self._timeout_s or math.inf)
-            if is_late and not is_there() and self._link is not None and self._link.has_heard:
+            if is_late and not is_there() and self._link is not None and self._link.has_received:
                 raise BatchTimeout(
                     f"{what} did not come from {self._servers.current} within "
                     f"{self._timeout_s:g} s; {self._servers.last_error or _NO_ERROR}"
@@ -210,13 +210,13 @@ class Stream(Closing):
                 found = link.receive(wait_s)
                 if found is not None:
                     self._handle(*found)
-                elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
-                    raise Lost(f"the server has sent nothing for {_SILENCE_S:.0f} s")
-            except Lost as lost:
+                elif time.monotonic() - max(link.last_message_s, entered_s) > _SILENCE_S:
+                    raise ConnectionLost(f"the server has sent nothing for {_SILENCE_S:.0f} s")
+            except ConnectionLost as lost:
                 self._lose_connection(lost)
             except MalformedMessage as error:
                 text = f"received something that is not a message of a server: {error}"
-                self._lose_connection(Lost(text))
+                self._lose_connection(ConnectionLost(text))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -230,13 +230,13 @@ class Stream(Closing):
         self._link.send(self._opening)
         return self._link
 
-    def _lose_connection(self, lost: Lost) -> None:
+    def _lose_connection(self, lost: ConnectionLost) -> None:
         self.n_losses += self._is_open
         self._is_open = False
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._servers.lose(lost)
+        self._servers.record_loss(lost)
 
     def _handle(self, head: dict[str, Any], block: Any) -> None:
         kind = head["kind"]
@@ -244,9 +244,9 @@ class Stream(Closing):
             self._handle_opened(head)
         elif kind == "checked":
             self._pending_check = None
-            self._servers.see_progress()
+            self._servers.record_progress()
         elif kind == "no_session":
-            raise Lost("the server has no session for this client: it was restarted")
+            raise ConnectionLost("the server has no session for this client: it was restarted")
         elif kind == "failed":
             self._fail(head)
         elif kind != "heartbeat" and self._is_open and number(head, "number") == self._number:
@@ -263,7 +263,7 @@ class Stream(Closing):
         if self._is_iterating:
             self._iterate()
         elif self._pending_check is None:
-            self._servers.see_progress()
+            self._servers.record_progress()
 
     def _iterate(self) -> None:
         self._number += 1  # messages with the previous number are ignored from now on
@@ -274,14 +274,14 @@ class Stream(Closing):
         if kind == "begun":
             self._handle_begun(head)
         elif self._begun is None:
-            raise Lost(f"received {kind} before the epoch had begun")
+            raise ConnectionLost(f"received {kind} before the epoch had begun")
         elif kind == "batch":
             self._handle_batch(head, block)
         elif kind == "end":
             if self._next < self._begun["last"]:
-                raise Lost(f"the epoch ended instead of batch {self._next}")
+                raise ConnectionLost(f"the epoch ended instead of batch {self._next}")
             self._state, self._is_iterating = member(head, "state", dict), False
-            self._servers.see_progress()
+            self._servers.record_progress()
 
     def _handle_begun(self, head: dict[str, Any]) -> None:
         epoch, first, last = (number(head, name) for name in ("epoch", "first", "last"))
@@ -293,7 +293,7 @@ class Stream(Closing):
         # the numbers themselves may differ, because a server may or may not count an incomplete
         # batch.
         if epoch != self._begun["epoch"] or range(first, last) != left:
-            raise Lost(
+            raise ConnectionLost(
                 f"the server has batches {first} to {last} of epoch {epoch}; expected "
                 f"{left.start} to {left.stop} of epoch {self._begun['epoch']}"
             )
@@ -301,13 +301,15 @@ class Stream(Closing):
     def _handle_batch(self, head: dict[str, Any], block: Any) -> None:
         place, begun = (number(head, "epoch"), number(head, "step")), cast(State, self._begun)
         if place != (begun["epoch"], self._next) or self._next >= begun["last"]:
-            raise Lost(f"received batch {place[1]} of epoch {place[0]} instead of {self._next}")
+            raise ConnectionLost(
+                f"received batch {place[1]} of epoch {place[0]} instead of {self._next}"
+            )
         state, batch = member(head, "state", dict), unpack_batch(head, block)
         self._n_batch_bytes = max(self._n_batch_bytes, len(block))
         self.queue.append(Arrived(batch, state, len(block)))
         self._state = state
         self._next += 1
-        self._servers.see_progress()
+        self._servers.record_progress()
 
     def _fail(self, head: dict[str, Any]) -> None:
         """Raise the error that the server has sent, unless it belongs to an earlier iteration."""
@@ -318,7 +320,7 @@ class Stream(Closing):
             # Another server may succeed. For example, this server may have no room, because the
             # clients of a lost server have come to it.
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
-                raise Lost(str(error))
+                raise ConnectionLost(str(error))
             self._disconnect()
         self._is_iterating = False
         if isinstance(error, InsufficientMemory):

@@ -173,7 +173,7 @@ _NO_HANDSHAKE: Final = (
 )
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """Raised if a connection can no longer be used; `is_denied` if the server refuses this key."""
 
     def __init__(self, reason: str, *, is_denied: bool = False) -> None:
@@ -189,7 +189,7 @@ class Link(Closing):
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
         zmq = self._zmq = zeromq("a loader of a server's batches")
-        self.address, self.heard_s, self.has_heard = address, time.monotonic(), False
+        self.address, self.last_message_s, self.has_received = address, time.monotonic(), False
         self._most_bytes = max(most_bytes, MAX_HEAD_BYTES)
         check_files(OWN_FILES)
         self._context = zmq.Context()
@@ -237,7 +237,7 @@ class Link(Closing):
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
         """Return the head of the next message and its block, if any; None after `wait_s`.
 
-        Raises Lost if the connection was lost, and MalformedMessage if the message is not valid.
+        Raises ConnectionLost, or MalformedMessage if the message is not valid.
         """
         found = self._take()
         if found is None:
@@ -247,7 +247,7 @@ class Link(Closing):
                 self._check_monitor()
         if found is None:
             return None
-        self.heard_s, self.has_heard = time.monotonic(), True
+        self.last_message_s, self.has_received = time.monotonic(), True
         head = unpack([frame.buffer for frame in found], FROM_SERVER)
         return head, found[1].buffer if len(found) == 2 else None
 
@@ -259,7 +259,7 @@ class Link(Closing):
         return found
 
     def _check_monitor(self) -> None:
-        """Raise Lost if the monitor of the socket has reported an event."""
+        """Raise ConnectionLost if the monitor of the socket has reported an event."""
         zmq = self._zmq
         try:
             frames = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -267,10 +267,10 @@ class Link(Closing):
             return
         event, value = _EVENT.unpack(frames[0])
         if event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise Lost(self._reasons[event])
+            raise ConnectionLost(self._reasons[event])
         if value == ASK_AGAIN:
-            raise Lost("the server currently cannot read the keys of its clients")
-        raise Lost(f"{self._reasons[event]} ({value})", is_denied=True)
+            raise ConnectionLost("the server currently cannot read the keys of its clients")
+        raise ConnectionLost(f"{self._reasons[event]} ({value})", is_denied=True)
 
     @property
     def sockets(self) -> tuple[Any, Any]:
@@ -287,7 +287,7 @@ class Link(Closing):
         self._context.destroy(linger=0 if message is None else _CLOSE_LINGER_MS)
 
 
-_PATIENCE_S: Final = 60.0
+_DEFAULT_TIMEOUT_S: Final = 60.0
 _MIN_BACK_OFF_S, _MAX_BACK_OFF_S = 0.05, 2.0
 
 
@@ -296,7 +296,7 @@ class Servers:
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float | None) -> None:
         self._addresses = list(addresses)
-        self._patience_s = _PATIENCE_S if timeout_s is None else timeout_s
+        self._timeout_s = _DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         self._denied: set[Address] = set()
         self._reasons: dict[Address, str] = {}
         """For each server, the reason of its latest loss since a server last made progress."""
@@ -320,7 +320,7 @@ class Servers:
             time.sleep(min(wait_s, left_s))
         return left_s <= 0
 
-    def lose(self, lost: Lost) -> None:
+    def record_loss(self, lost: ConnectionLost) -> None:
         """Record that the current server was lost; switch to the next, after a growing pause.
 
         Raises ServerUnreachable if no server has been reachable for too long, or if all servers
@@ -334,14 +334,14 @@ class Servers:
         if self._first_loss_s is None:
             self._first_loss_s = now_s
         away_s = now_s - self._first_loss_s
-        if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
+        if away_s >= self._timeout_s or self._denied.issuperset(self._addresses):
             message = self.last_error
-            self.see_progress()  # if the caller tries again, the time limit begins again
+            self.record_progress()  # if the caller tries again, the time limit begins again
             raise ServerUnreachable(f"no server to load from for {away_s:.0f} s: {message}")
         self._next_try_s = now_s + self._back_off_s
         self._back_off_s = min(_MAX_BACK_OFF_S, self._back_off_s * 2)
 
-    def see_progress(self) -> None:
+    def record_progress(self) -> None:
         """Record that a server has made progress: forget all losses, and their reasons."""
         self._back_off_s, self._first_loss_s = _MIN_BACK_OFF_S, None
         self._reasons.clear()
