@@ -160,7 +160,7 @@ class MultiLoader(Closing):
         return iteration
 
     def _next_epoch(self) -> Iterator[Any]:
-        if self._servers is None or not self._servers.is_ours:
+        if self._servers is None or not self._servers.is_owner_process:
             address = self._address
             self._servers = RemoteSamples(
                 [address] if isinstance(address, str) else list(address or ()),

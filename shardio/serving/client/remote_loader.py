@@ -115,19 +115,19 @@ class RemoteLoader(Closing):
         _check_keys(self._addresses, self._keys)
         output = one_of("output", output, OUTPUTS)
         place = place_among_ranks(rank, world_size)
-        asked = as_json(
+        sent_options = as_json(
             {"batch_size": count("batch_size", batch_size, 1), **options}
             | dict(zip(("rank", "world_size"), place, strict=True))
         )
-        if asked.keys() >= RECORDS.keys():
+        if sent_options.keys() >= RECORDS.keys():
             raise InvalidArgument("clips and pack are two views of the dataset: pass one of them")
         most_bytes = min(_MAX_BYTES, default_budget()) if memory_bytes is None else memory_bytes
-        self._asked, self._has_warned = asked, False
+        self._sent_options, self._has_warned = sent_options, False
         self._adapter = create_adapter(output, device_or_none(device, output))
         self._stream = Stream(
             self._addresses,
             self._keys,
-            asked,
+            sent_options,
             most_bytes=count("memory_bytes", most_bytes, 1),
             most_ahead=_MAX_AHEAD if prefetch is None else count("prefetch", prefetch, 0) + 1,
             timeout_s=seconds("timeout_s", timeout_s),
@@ -181,11 +181,11 @@ class RemoteLoader(Closing):
         """Start an iteration and return it. `iter(loader)` returns an iterator over it."""
         self.check_open()
         self._end_latest()
-        begun = RemoteIteration(self._stream, self._adapter, self._next)
-        self._warn_of_no_batch(begun)
-        self._latest = begun
-        self._next = {**self._opened().state, "epoch": begun.epoch + 1}
-        return begun
+        iteration = RemoteIteration(self._stream, self._adapter, self._next)
+        self._warn_of_no_batch(iteration)
+        self._latest = iteration
+        self._next = {**self._opened().state, "epoch": iteration.epoch + 1}
+        return iteration
 
     def _end_latest(self) -> None:
         if self._latest is not None:
@@ -193,24 +193,29 @@ class RemoteLoader(Closing):
             self._totals += self._latest.stats()
             self._latest = None
 
-    def _warn_of_no_batch(self, begun: RemoteIteration) -> None:
+    def _warn_of_no_batch(self, iteration: RemoteIteration) -> None:
         """Warn, once per loader, if an epoch has no batch because of tail="drop"."""
-        asked, n = self._asked, begun.state["rows"]
-        if asked.get("tail") != "drop" or self._has_warned or begun.state["position"] or not n:
+        options, n = self._sent_options, iteration.state["rows"]
+        if (
+            options.get("tail") != "drop"
+            or self._has_warned
+            or iteration.state["position"]
+            or not n
+        ):
             return
-        if not begun.last_step:
+        if not iteration.last_step:
             self._has_warned = True
-            warn_of_no_batch(begun.epoch, n, asked["batch_size"], asked["world_size"])
+            warn_of_no_batch(iteration.epoch, n, options["batch_size"], options["world_size"])
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Start an iteration that shows a progress bar, as `ShardLoader.progress` does."""
-        begun = self.begin()
+        iteration = self.begin()
         return ProgressBar(
-            RemoteIterator(self, begun),
-            n_batches=begun.last_step,
-            n_done=begun.first_step,
+            RemoteIterator(self, iteration),
+            n_batches=iteration.last_step,
+            n_done=iteration.first_step,
             stats=lambda: self.stats().latest,
-            title=f"epoch {begun.epoch}" if title is None else title,
+            title=f"epoch {iteration.epoch}" if title is None else title,
             file=file,
         )
 
@@ -267,18 +272,18 @@ class RemoteLoader(Closing):
 class RemoteIterator:
     """An iterator over the batches of an iteration. It keeps its RemoteLoader alive."""
 
-    def __init__(self, loader: RemoteLoader, begun: RemoteIteration) -> None:
-        self._loader, self._pass = loader, begun
-        self._end = Finalizer(self, begun.end)  # if this iterator is garbage-collected
+    def __init__(self, loader: RemoteLoader, iteration: RemoteIteration) -> None:
+        self._loader, self._iteration = loader, iteration
+        self._end = Finalizer(self, iteration.end)  # if this iterator is garbage-collected
         self._end.atexit = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        if not self._pass.is_over:
+        if not self._iteration.is_over:
             self._loader.check_open()
-        found = self._pass.take(None)
+        found = self._iteration.take(None)
         if found is None:
             raise StopIteration
         return found
@@ -290,7 +295,7 @@ class RemoteIteration:
     def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:
         self._stream, self._adapter, self.state = stream, adapter, state
         self._began_s, self._ended_s = time.monotonic(), 0.0
-        self._waiting_s = self._handing_s = 0.0
+        self._waiting_s = self._hand_over_s = 0.0
         self._n_batches = self._n_samples = self._n_bytes = self._n_skipped = 0
         self._n_losses = stream.n_losses
         self.is_over = self.is_exhausted = False
@@ -316,7 +321,7 @@ class RemoteIteration:
                 self.end()
             return None
         batch = self._hand_over(arrived)
-        self._handing_s += time.monotonic() - came_s
+        self._hand_over_s += time.monotonic() - came_s
         return batch
 
     def _hand_over(self, arrived: Arrived) -> Batch:
@@ -343,7 +348,7 @@ class RemoteIteration:
         return LoadingStats(
             elapsed_s=until_s - self._began_s,
             waiting_s=self._waiting_s,
-            hand_over_s=self._handing_s,
+            hand_over_s=self._hand_over_s,
             n_batches=self._n_batches,
             n_samples=self._n_samples,
             n_bytes=self._n_bytes,
@@ -351,7 +356,7 @@ class RemoteIteration:
             n_restarts=self._stream.n_losses - self._n_losses,
         )
 
-    def so_far(self) -> str:
+    def describe_progress(self) -> str:
         """Describe the progress of this iteration and, if a server was lost, the reason."""
         n_done, n = self.first_step + self._n_batches, self.last_step
         message = f": {self._stream.last_error}" if self._stream.last_error else ""

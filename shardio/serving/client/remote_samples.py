@@ -94,7 +94,7 @@ class RemoteSamples(Closing):
             )
 
     @property
-    def is_ours(self) -> bool:
+    def is_owner_process(self) -> bool:
         """True in the process that created this object, False in a forked child."""
         return self._pid == this_process.pid
 
@@ -102,7 +102,7 @@ class RemoteSamples(Closing):
         """Return an iterator over the samples of an epoch, which several threads may share."""
         with self.lock:
             self.skipped.clear()
-            passes = []
+            iterations = []
             # Check again, because a server may have been restarted with another dataset.
             for rank in range(len(self._loaders)):
                 self._check_shares(rank)
@@ -111,29 +111,29 @@ class RemoteSamples(Closing):
                 beginning = {**state, "epoch": number, "position": 0}
                 if state != beginning:
                     loader.load_state_dict(beginning)
-                passes.append(loader.begin())
-            return _Shared(self._samples(passes), self)
+                iterations.append(loader.begin())
+            return _Shared(self._samples(iterations), self)
 
-    def _samples(self, passes: list[RemoteIteration]) -> Iterator[Any]:
-        going, came_s = deque(enumerate(passes)), time.monotonic()
+    def _samples(self, iterations: list[RemoteIteration]) -> Iterator[Any]:
+        running, last_batch_s = deque(enumerate(iterations)), time.monotonic()
         try:
-            while going:
+            while running:
                 if self._is_closed:
                     raise ClosedError("this iteration was ended by kill() or close()")
-                found = self._take(going)
+                found = self._take(running)
                 if found is not None:
                     yield from self._rows(*found)
-                    came_s = time.monotonic()
-                elif going:
-                    self._wait(going, came_s)
+                    last_batch_s = time.monotonic()
+                elif running:
+                    self._wait(running, last_batch_s)
         finally:
-            for each in passes:
+            for each in iterations:
                 each.end()
 
-    def _take(self, going: deque[tuple[int, RemoteIteration]]) -> tuple[int, Batch] | None:
+    def _take(self, running: deque[tuple[int, RemoteIteration]]) -> tuple[int, Batch] | None:
         """Return the next batch that has arrived, with the index of its server, or None."""
-        for _ in range(len(going)):
-            server, each = going.popleft()
+        for _ in range(len(running)):
+            server, each = running.popleft()
             try:
                 batch = each.take(0.0)
             except ShardioError as error:
@@ -142,7 +142,7 @@ class RemoteSamples(Closing):
             if each.is_exhausted:
                 self._say(f"server {server} has sent all of its share")
                 continue
-            going.append((server, each))
+            running.append((server, each))
             if batch is not None:
                 return server, batch
         return None
@@ -160,17 +160,17 @@ class RemoteSamples(Closing):
             }
 
     def _describe(self, server: int, each: RemoteIteration) -> str:
-        return f"server {server} ({self._addresses[server]}): {each.so_far()}"
+        return f"server {server} ({self._addresses[server]}): {each.describe_progress()}"
 
-    def _wait(self, going: Iterable[tuple[int, RemoteIteration]], came_s: float) -> None:
-        if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
+    def _wait(self, running: Iterable[tuple[int, RemoteIteration]], last_batch_s: float) -> None:
+        if self._timeout_s is not None and time.monotonic() - last_batch_s > self._timeout_s:
             raise BatchTimeout(
                 f"no sample arrived within {self._timeout_s:g} s; "
-                f"{', '.join(self._describe(*each) for each in going)}"
+                f"{', '.join(self._describe(*each) for each in running)}"
             )
         zmq = zeromq()
         poller = zmq.Poller()
-        for _, each in going:
+        for _, each in running:
             for socket in each.sockets:
                 poller.register(socket, zmq.POLLIN)
         poller.poll(_STEP_MS)
@@ -196,7 +196,7 @@ class _Shared:
         return self
 
     def __next__(self) -> Any:
-        if not self._owner.is_ours:
+        if not self._owner.is_owner_process:
             raise ClosedError(
                 "the iteration was started before this process was forked; start another one here"
             )
