@@ -156,8 +156,8 @@ class ShardLoader(Closing):
         view, media = resolve_view(_open(dataset, options.num_workers), fields, decode)
         self._trace: Trace | None = None
         self._epochs = Epochs(view, options)
-        n_of_every_epoch = self._epochs.epoch_sampler.n_of_every_epoch
-        batch_spec = batch_spec_of(options, view, media, n_of_every_epoch)
+        n_positions_per_epoch = self._epochs.epoch_sampler.n_positions_per_epoch
+        batch_spec = batch_spec_of(options, view, media, n_positions_per_epoch)
         self._engine = Engine(
             batch_spec,
             n_workers=options.num_workers,

@@ -137,7 +137,7 @@ class EpochSampler:
         """The epoch whose samples were listed last, and the order of that epoch."""
         self.order: Order | None = None
         """The order of every epoch; None if the samples are listed anew when an epoch begins."""
-        self.n_of_every_epoch: int | None = None
+        self.n_positions_per_epoch: int | None = None
         """The number of positions of every epoch; None if it is unknown."""
         if self._sampler is not None:
             Listed.check(self.samples)
@@ -153,7 +153,7 @@ class EpochSampler:
                 sizes = view.dataset.sizes_of(view.source_ends)
                 self.order = Interleaved(self.order, sizes)
         if self.order is not None:
-            self.n_of_every_epoch = self.order.n_positions(self.samples)
+            self.n_positions_per_epoch = self.order.n_positions(self.samples)
 
     def order_of(self, epoch: int) -> Order:
         return self._listed(epoch) if self.order is None else self.order
@@ -167,7 +167,7 @@ class EpochSampler:
         return self._latest[1]
 
     def n_positions(self, epoch: int) -> int:
-        n = self.n_of_every_epoch
+        n = self.n_positions_per_epoch
         return self.order_of(epoch).n_positions(self.samples) if n is None else n
 
     def beginning(self, epoch: int) -> EpochPlan:
@@ -181,7 +181,7 @@ class EpochSampler:
 
     def _set_weights(self, sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> None:
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
-        self.n_of_every_epoch = n = _count_draws(sampler, weights)
+        self.n_positions_per_epoch = n = _count_draws(sampler, weights)
         if sampler.replacement:
             sums = SharedArray.of(np.cumsum(weights), "the running sums of weights")
             self.order = Weighted(sums, n, self._origin)

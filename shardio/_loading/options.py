@@ -345,15 +345,15 @@ def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
 
 
 def batch_spec_of(
-    options: LoaderOptions, view: SampleView, media: Media, n_of_every_epoch: int | None
+    options: LoaderOptions, view: SampleView, media: Media, n_positions_per_epoch: int | None
 ) -> BatchSpec:
     """Return the BatchSpec of a loader; check that the collation and audio fit the dataset.
 
-    `n_of_every_epoch` is the number of positions of every epoch; None if it is unknown.
+    `n_positions_per_epoch` is the number of positions of every epoch; None if it is unknown.
     """
     # A block needs at most as many rows as an epoch has positions, unless batches are padded.
-    is_whole = n_of_every_epoch is None or options.tail == "pad"
-    most = options.batch_size if is_whole else max(1, n_of_every_epoch or 0)
+    is_whole = n_positions_per_epoch is None or options.tail == "pad"
+    most = options.batch_size if is_whole else max(1, n_positions_per_epoch or 0)
     dataset = view.dataset
     # The fields of a transform's result are not known yet, and the sizes of clips are read later.
     if options.transform is None and not isinstance(view, ClipView):

@@ -211,7 +211,7 @@ class RowSelection:
         return ends if self.selected is None else self.selected.n_below(ends)
 
     @property
-    def view_id(self) -> str:
+    def identity(self) -> str:
         """An id of the selected rows; "" if all rows are selected."""
         return "" if self.selected is None else self.selected.identity
 
@@ -251,11 +251,11 @@ class MixtureSelection(RowSelection):
         self._row_list: RowList | None = None
 
     @property
-    def view_id(self) -> str:
+    def identity(self) -> str:
         """An id of the selected rows, but not of the sources; "" if all rows are selected."""
         if self.selected is None:
             return ""
-        return ",".join(source.view_id for source in self._sources)
+        return ",".join(source.identity for source in self._sources)
 
     @property
     def row_list(self) -> RowList | None:

@@ -216,7 +216,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def identity(self) -> str:
         """Text that distinguishes the view from other views; empty for a RowView of all rows."""
         options = (each.identity for each in self.options)
-        return " ".join(filter(None, (self.dataset.rows.view_id, *options)))
+        return " ".join(filter(None, (self.dataset.rows.identity, *options)))
 
     @property
     def source_ends(self) -> Rows:

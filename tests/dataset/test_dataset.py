@@ -290,7 +290,7 @@ def test_pickled_dataset_reopens_with_its_samples(folders: dict[int, str]) -> No
             for dataset in (whole, chosen):
                 with pickle.loads(pickle.dumps(dataset)) as found:
                     assert (len(found), found.generation) == (len(dataset), dataset.generation)
-                    assert (found.access, found.rows.view_id) == ("pread", dataset.rows.view_id)
+                    assert (found.access, found.rows.identity) == ("pread", dataset.rows.identity)
                     assert same_sample(found[-1], dataset[-1])
 
 
