@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardio._base.callers import caller_stacklevel
 from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.dispatch.iterations import Delivered, EpochIteration
+from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration
 from shardio._engine.filling.batch_spec import shard_paths
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
@@ -51,7 +51,7 @@ class BatchAssembler:
         self._reuses, self._most_skips = reuses, most_skips
         self._files = shard_paths(dataset)
 
-    def hand_over(self, delivered: Delivered, iteration: EpochIteration) -> Batch:
+    def hand_over(self, delivered: DeliveredBlock, iteration: EpochIteration) -> Batch:
         layout = iteration.layout
         number, step, n_rows, heap_bytes = delivered
         skipped: tuple[Skipped, ...] = ()

@@ -278,7 +278,7 @@ def resolve_view(
     dataset = given.dataset if isinstance(given, SampleView) else given
     if isinstance(dataset, Mixture):
         fields = dataset.check_agreement(fields)
-    schema, is_asked = dataset.schema, fields is not None
+    schema, is_explicit = dataset.schema, fields is not None
     names = known_fields(fields, schema)
     decoded = _decoded(decode, names, schema)
     videos = media_fields(schema, names, "video")
@@ -290,7 +290,7 @@ def resolve_view(
             )
     else:
         view = _default_view(given, [name for name in videos if decoded[name]])
-    names = view.chosen(names, is_asked=is_asked)
+    names = view.stored_fields(names, is_explicit=is_explicit)
     sounds = {name: decoded[name] for name in media_fields(schema, names, "audio") if decoded[name]}
     for name in sounds:
         if span_field(name) in names:
@@ -357,8 +357,8 @@ def batch_spec_of(
     dataset = view.dataset
     # The fields of a transform's result are not known yet, and the sizes of clips are read later.
     if options.transform is None and not isinstance(view, ClipView):
-        chosen = Schema({name: dataset.schema[name] for name in media.fields})
-        found = audio_schema(view.delivered(chosen), media.sounds)
+        stored = Schema({name: dataset.schema[name] for name in media.fields})
+        found = audio_schema(view.sample_schema(stored), media.sounds)
         options.collate.expand(image_schema(found, media.pictures))
     selection, tables = dataset.rows.row_list, view.tables().items()
     return BatchSpec(

@@ -92,7 +92,7 @@ class ClipView(SampleView):
             name for name in schema if name == self.video or schema[name].medium != "video"
         )
 
-    def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
+    def stored_fields(self, names: tuple[str, ...], *, is_explicit: bool) -> tuple[str, ...]:
         """Return the stored fields that the view reads for a loader with `fields=names`."""
         if self.video not in names:
             raise InvalidArgument(
@@ -100,7 +100,7 @@ class ClipView(SampleView):
             )
         schema = self.dataset.schema
         others = [each for each in names if schema[each].medium == "video" and each != self.video]
-        if others and is_asked:
+        if others and is_explicit:
             raise InvalidArgument(
                 f"samples are clips of {self.video!r}, one field of videos: leave {others} out of "
                 "fields"
@@ -126,9 +126,9 @@ class ClipView(SampleView):
             found["values"] = Table(values, "the events of videos")
         return found
 
-    def delivered(self, schema: Schema) -> Schema:
+    def sample_schema(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
-        return self.clip_table.clip.delivered(schema)
+        return self.clip_table.clip.sample_schema(schema)
 
     def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the sources of clips and of their audio, by the name of the stored field."""

@@ -135,7 +135,7 @@ class Clip:
         name = self.field or ""
         return (name, *time_field_names(name)) if self.times else (name,)
 
-    def delivered(self, schema: Schema) -> Schema:
+    def sample_schema(self, schema: Schema) -> Schema:
         """Return the schema of samples, with the clip's fields in place of the video."""
         fields: dict[str, Field] = {}
         made = self.array, Array("int64", (self.frames,)), Array("int64", (2,))

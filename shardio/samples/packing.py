@@ -83,13 +83,13 @@ class Pack:
         }
         return "windows " + json.dumps(known, sort_keys=True, separators=(",", ":"))
 
-    def documents(self, schema: Schema) -> Array:
+    def document_type(self, schema: Schema) -> Array:
         """Return the type of the packed field, which holds the documents."""
         if (array := schema[self.name].array) is None:
             raise AssertionError("it is looked at which field is packed before anything is read")
         return array
 
-    def made(self, field: Array) -> dict[str, Array]:
+    def window_fields(self, field: Array) -> dict[str, Array]:
         """Return the fields of a window, given the type of the packed field."""
         name, shape = self.name, (self.length,)
         found = {name: Array(field.dtype, shape)}
@@ -102,9 +102,9 @@ class Pack:
             found[f"{name}_mask"] = Array("bool", shape)
         return found
 
-    def delivered(self, schema: Schema) -> Schema:
+    def sample_schema(self, schema: Schema) -> Schema:
         """Return the schema of samples that are windows."""
-        return Schema(dict[str, Field](self.made(self.documents(schema))))
+        return Schema(dict[str, Field](self.window_fields(self.document_type(schema))))
 
 
 class WindowParts(NamedTuple):

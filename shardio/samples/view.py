@@ -93,10 +93,10 @@ class SampleView(Sequence[dict[str, Any]]):
         """The fields of the dataset that a sample contains or is derived from."""
         return tuple(self.dataset.schema)
 
-    def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
+    def stored_fields(self, names: tuple[str, ...], *, is_explicit: bool) -> tuple[str, ...]:
         """Return the stored fields that the view reads for a loader with `fields=names`.
 
-        Unsuitable fields are left out if the user did not pass `names` (`is_asked` is False).
+        Unsuitable fields are left out if the user did not pass `names` (`is_explicit` is False).
 
         Raises:
             InvalidArgument: the view cannot have these fields.
@@ -107,7 +107,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def schema(self) -> Schema:
         """The schema of a sample, in which the height and width of images are not fixed."""
         stored = Schema({name: self.dataset.schema[name] for name in self.fields})
-        return image_schema(audio_schema(self.delivered(stored), self._audio), self.fields)
+        return image_schema(audio_schema(self.sample_schema(stored), self._audio), self.fields)
 
     @cached_property
     def _audio(self) -> Mapping[str, AudioField]:
@@ -208,7 +208,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def restore(self, tables: Tables) -> None:
         """Take the `tables` of an equal view."""
 
-    def delivered(self, schema: Schema) -> Schema:
+    def sample_schema(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
         return schema
 

@@ -93,10 +93,10 @@ class WindowView(SampleView):
         """The fields of the dataset that a sample is derived from."""
         return (self.packing.name,)
 
-    def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
+    def stored_fields(self, names: tuple[str, ...], *, is_explicit: bool) -> tuple[str, ...]:
         """Return the stored fields that the view reads for a loader with `fields=names`."""
         others = [name for name in names if name != self.packing.name]
-        if others and is_asked:
+        if others and is_explicit:
             raise InvalidArgument(
                 f"a sample is a window, made of many rows' {self.packing.name!r}: leave {others} "
                 "out of fields"
@@ -110,9 +110,9 @@ class WindowView(SampleView):
             "firsts": Table(self.windows.firsts, "which document each window begins in"),
         }
 
-    def delivered(self, schema: Schema) -> Schema:
+    def sample_schema(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
-        return self.packing.delivered(schema)
+        return self.packing.sample_schema(schema)
 
     def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the source of the view's windows, by the name of the stored field."""
@@ -179,7 +179,7 @@ def _not_packable_reason(field: Field) -> str | None:
 
 
 def _lengths(dataset: Dataset, pack: Pack) -> Rows:
-    name, field, n = pack.name, pack.documents(dataset.schema), len(dataset)
+    name, field, n = pack.name, pack.document_type(dataset.schema), len(dataset)
     if field.is_fixed:
         return np.full(n, field.shape[0], np.int64)
     lengths, itemsize = np.zeros(n, np.int64), field.numpy.itemsize
@@ -243,9 +243,9 @@ class TokenSource(FieldSource):
     def __init__(self, dataset: Dataset, windows: PackedWindows) -> None:
         pack = windows.pack
         self._windows, self._pack = windows, pack
-        self._field = pack.documents(dataset.schema)
-        self._made = pack.made(self._field)
-        super().__init__(dataset, pack.name, tuple(self._made))
+        self._field = pack.document_type(dataset.schema)
+        self._window_fields = pack.window_fields(self._field)
+        super().__init__(dataset, pack.name, tuple(self._window_fields))
         self._is_raw = dataset.verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
         # All files must be able to stay open, because `_maps` keeps their maps open.
@@ -265,7 +265,9 @@ class TokenSource(FieldSource):
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the fields of one window."""
-        outs = {n: np.empty((1, self._pack.length), f.numpy) for n, f in self._made.items()}
+        outs = {
+            n: np.empty((1, self._pack.length), f.numpy) for n, f in self._window_fields.items()
+        }
         self.fill(outs, chunk.numbers, slice(k, k + 1), chunk.tokens)
         return {name: out[0] for name, out in outs.items()}
 

@@ -182,7 +182,7 @@ def test_windows_match_reference(sources: list[list[int]], pack: Pack, data: st.
     tokens: Any = _FromMemory(made, made.windows)  # type: ignore[arg-type]
     outs = {
         name: np.full((len(numbers), pack.length), 99, field.numpy)
-        for name, field in pack.made(SCHEMA["tokens"]).items()  # type: ignore[arg-type]
+        for name, field in pack.window_fields(SCHEMA["tokens"]).items()  # type: ignore[arg-type]
     }
     stretch, cut = np.array(numbers), data.draw(st.integers(0, len(numbers)))
     for part in (slice(0, cut), slice(cut, len(numbers))):

@@ -17,7 +17,7 @@ from shardio._engine.dispatch.crashes import (
     crash_error,
     is_final,
 )
-from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
+from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration, IterationTable
 from shardio._engine.dispatch.worker import RequestKind, Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.blocks import BlockPool
@@ -54,7 +54,7 @@ class Dispatcher:
         self.settle: Callable[[], None] | None = None
         """A function that waits until the tensors' framework no longer reads released batches."""
 
-    def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
+    def next(self, iteration: EpochIteration, timeout_s: float | None) -> DeliveredBlock | None:
         schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:
             self._end(iteration)

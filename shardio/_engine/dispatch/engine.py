@@ -22,7 +22,12 @@ from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod
 from shardio._engine.dispatch.counters import CounterTable
 from shardio._engine.dispatch.crashes import claim_of_first, crash_error, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
-from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, EpochIteration, IterationTable
+from shardio._engine.dispatch.iterations import (
+    N_SLOTS,
+    DeliveredBlock,
+    EpochIteration,
+    IterationTable,
+)
 from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, replies_file
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, share_view
 from shardio._engine.filling.filler import may_skip
@@ -79,7 +84,7 @@ class SchemaProbe:
         """Return the schemas if no user code runs; otherwise send a request, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
-            return Schemas(batch_spec.delivered(self._view))
+            return Schemas(batch_spec.sample_schema(self._view))
         if not self._is_asked:
             self._is_asked = True
             self._backend.give(_ASKED, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
@@ -294,7 +299,7 @@ class Engine:
                 raise
             return iteration
 
-    def next(self, iteration: EpochIteration) -> Delivered | None:
+    def next(self, iteration: EpochIteration) -> DeliveredBlock | None:
         """Return the next filled block, or None at the end; raise the error of a worker."""
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._iterations.is_torn:

@@ -18,7 +18,7 @@ from shardio.errors import InvalidArgument, TooManySkipped
 
 _NAMED_SKIPS: Final = 3
 
-Delivered = tuple[int, int, int, int]
+DeliveredBlock = tuple[int, int, int, int]
 """The index of a filled block, its step, its number of rows, and the bytes used in its heap."""
 
 

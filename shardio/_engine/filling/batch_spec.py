@@ -71,10 +71,10 @@ class BatchSpec:
     def runs_user_code(self) -> bool:
         return self.transform is not None or self.makes_batches
 
-    def delivered(self, view: SampleView) -> Schema:
+    def sample_schema(self, view: SampleView) -> Schema:
         """Return the schema of samples before they are transformed, with decoded media."""
         stored = Schema({name: view.dataset.schema[name] for name in self.fields})
-        found = audio_schema(view.delivered(stored), self.audio)
+        found = audio_schema(view.sample_schema(stored), self.audio)
         sizes = common_sizes(view.dataset, self.pictures, len(view), view.at)
         return image_schema(found, self.pictures, sizes)
 

@@ -95,14 +95,14 @@ class Filler:
     def _sample_schemas(self, number: int) -> Schemas:
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
-            return Schemas(batch_spec.delivered(view))
+            return Schemas(batch_spec.sample_schema(view))
         chunk = self._index_planner.first(number)
         if self._check_shards is not None:
             self._check_shards(chunk.covered(slice(0, 1))[1])
         sample = self._transformed.sample(chunk, 0)
         try:
             stored = Schema({name: view.dataset.schema[name] for name in batch_spec.fields})
-            source = audio_schema(view.delivered(stored), batch_spec.audio)
+            source = audio_schema(view.sample_schema(stored), batch_spec.audio)
             schema = batch_spec.collation.relax_shapes(infer_schema(sample, source))
             # If the sample has no image in an optional field, the inferred schema lacks the size of
             # the images in this field.
