@@ -111,29 +111,29 @@ class WindowParts(NamedTuple):
     """The parts of documents in some windows, in order.
 
     Attributes:
-        windows, places: for each part, its window, as an index from 0 into the requested windows,
+        windows, offsets: for each part, its window, as an index from 0 into the requested windows,
             and its offset in the window.
-        documents, firsts: the document, and the offset of the part's first token in the document.
+        documents, starts: the document, and the offset of the part's first token in the document.
         counts: the token count, at least 1.
         is_last: True if the part ends with the document's last token.
         n_tokens: the token count of each window; below `Pack.reach` only at the end of a stream.
     """
 
     windows: _Numbers
-    places: _Numbers
+    offsets: _Numbers
     documents: _Numbers
-    firsts: _Numbers
+    starts: _Numbers
     counts: _Numbers
     is_last: npt.NDArray[np.bool_]
     n_tokens: _Numbers
 
-    def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
+    def select(self, selection: slice | npt.NDArray[np.bool_]) -> WindowParts:
         """Return the parts that a slice or mask selects; the indices of windows do not change."""
-        return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
+        return WindowParts._make((*(column[selection] for column in self[:-1]), self.n_tokens))
 
-    def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts of the windows `first` to `last` - 1, which `within` selects."""
-        found = self.some(within)
+    def of_windows(self, first: int, last: int, parts: slice) -> WindowParts:
+        """Return the parts of the windows `first` to `last` - 1, which are the slice `parts`."""
+        found = self.select(parts)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
 
@@ -144,7 +144,7 @@ class PackedWindows:
         pack: the options of the windows.
         ends: the cumulative token counts of the documents, eot included.
         sources: the number of documents of each source of a mixture; each source is a stream.
-        firsts: the first document of each window; None to compute them.
+        first_documents: the first document of each window; None to compute them.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class PackedWindows:
         pack: Pack,
         ends: _Numbers,
         sources: Sequence[int] | None = None,
-        firsts: _Numbers | None = None,
+        first_documents: _Numbers | None = None,
     ) -> None:
         self.pack, self.ends = pack, ends
         n_documents = np.cumsum([len(ends)] if sources is None else sources)
@@ -163,7 +163,9 @@ class PackedWindows:
         """The number of windows of each source."""
         self._window_ends: _Numbers = np.cumsum(self.n_windows)
         # Keep a table: two searches among 10^10 tokens took half of the 8 µs for a window.
-        self.firsts: _Numbers = self._find_firsts() if firsts is None else firsts
+        if first_documents is None:
+            first_documents = self._find_first_documents()
+        self.first_documents: _Numbers = first_documents
 
     def __len__(self) -> int:
         return int(self._window_ends[-1])
@@ -185,7 +187,7 @@ class PackedWindows:
         found: _Numbers = self.ends[documents] - starts - (self.pack.eot is not None)
         return found
 
-    def _find_firsts(self) -> _Numbers:
+    def _find_first_documents(self) -> _Numbers:
         found = np.empty(len(self), np.int64)
         for start, stop in zip(self._window_ends - self.n_windows, self._window_ends, strict=True):
             for i in range(start, stop, _AT_ONCE):
@@ -209,8 +211,8 @@ class PackedWindows:
         stops = self._stops if n_tokens is None else self._starts + np.array(n_tokens)
         ends = np.minimum(begins + self.pack.reach, stops.take(sources))
         ends = np.maximum(ends, begins + 1)
-        firsts = self.firsts.take(numbers)
-        following = self.firsts.take(numbers + 1, mode="clip")
+        firsts = self.first_documents.take(numbers)
+        following = self.first_documents.take(numbers + 1, mode="clip")
         is_last = numbers + 1 == self._window_ends.take(sources)
         lasts = np.where(is_last, self._last_documents.take(sources), following)
         counts = lasts - firsts + 1
@@ -221,9 +223,9 @@ class PackedWindows:
         starts = np.where(documents > 0, self.ends[documents - 1], 0)
         from_ = np.maximum(starts, begins[windows])
         to = np.minimum(stops, ends[windows])
-        places, is_last = from_ - begins[windows], to == stops
+        offsets, is_last = from_ - begins[windows], to == stops
         found = WindowParts(
-            windows, places, documents, from_ - starts, to - from_, is_last, ends - begins
+            windows, offsets, documents, from_ - starts, to - from_, is_last, ends - begins
         )
         # Drop empty parts: of empty documents, and of documents that begin in the next window.
-        return found if (is_there := to > from_).all() else found.some(is_there)
+        return found if (is_there := to > from_).all() else found.select(is_there)

@@ -50,7 +50,9 @@ class WindowView(SampleView):
     def restore(self, tables: Tables) -> None:
         """Take the `tables` of an equal view."""
         sources, pack = self.dataset.rows.source_counts, self.packing
-        self.__dict__["windows"] = PackedWindows(pack, tables["ends"], sources, tables["firsts"])
+        self.__dict__["windows"] = PackedWindows(
+            pack, tables["ends"], sources, tables["first_documents"]
+        )
 
     @cached_property
     def windows(self) -> PackedWindows:
@@ -107,7 +109,9 @@ class WindowView(SampleView):
         """Return the tables from which another process creates the view again."""
         return {
             "ends": Table(self.windows.ends, "where each document ends"),
-            "firsts": Table(self.windows.firsts, "which document each window begins in"),
+            "first_documents": Table(
+                self.windows.first_documents, "which document each window begins in"
+            ),
         }
 
     def sample_schema(self, schema: Schema) -> Schema:
@@ -125,7 +129,7 @@ class WindowView(SampleView):
 
     def at(self, numbers: Rows) -> Rows:
         """Return the row in which each window begins."""
-        return self.dataset.rows.at(self.windows.firsts[numbers])
+        return self.dataset.rows.at(self.windows.first_documents[numbers])
 
     def covered_rows(self, numbers: Rows) -> Rows:
         """Return the row of every document that has a part in one of these windows."""
@@ -199,7 +203,7 @@ Record = bytes | memoryview
 _PARTS_AHEAD: Final = 8192
 """The approximate number of parts computed at a time. A computation takes at least 100 µs."""
 
-_MAX_AHEADS: Final = 4
+_MAX_LOOKAHEADS: Final = 4
 """The number of index arrays (`numbers`) with cached parts: a worker may alternate between them."""
 
 
@@ -209,7 +213,7 @@ class _Lookahead(NamedTuple):
     Attributes:
         bounds: the index of each window's first part.
         shards: the shard of each part.
-        pieces: the location of the parts' bytes if all documents are verified, else None.
+        ranges: the location of the parts' bytes if all documents are verified, else None.
         tails: the bytes to append to each part (end-of-text token, padding), or None.
         is_short: True if any window has padding.
     """
@@ -220,21 +224,21 @@ class _Lookahead(NamedTuple):
     parts: WindowParts
     bounds: list[int]
     shards: Rows
-    pieces: _Pieces | None
+    ranges: _ByteRanges | None
     tails: list[bytes] | None
     is_short: bool
 
 
-class _Pieces(NamedTuple):
+class _ByteRanges(NamedTuple):
     """The byte range of each part, in the record of its document or in the map of its shard."""
 
     records: list[Record]
     starts: list[int]
     stops: list[int]
 
-    def of(self, within: slice) -> list[Record]:
-        places = self.records[within], self.starts[within], self.stops[within]
-        return [record[i:j] for record, i, j in zip(*places, strict=True)]
+    def bytes_of(self, parts: slice) -> list[Record]:
+        ranges = self.records[parts], self.starts[parts], self.stops[parts]
+        return [record[i:j] for record, i, j in zip(*ranges, strict=True)]
 
 
 class TokenSource(FieldSource):
@@ -252,16 +256,16 @@ class TokenSource(FieldSource):
         self._is_raw &= not dataset.files.is_partial
         self._maps: dict[int, memoryview] = {}
         """The maps of the shards from which a document was read."""
-        self._places: Rows = np.zeros(0, np.int64)
+        self._document_offsets: Rows = np.zeros(0, np.int64)
         """The offset of each raw document in its shard's map; 0 until the document is verified."""
-        self._aheads: dict[int, _Lookahead] = {}
+        self._lookaheads: dict[int, _Lookahead] = {}
         """Cached lookaheads by the id of `numbers`, latest last. They keep `numbers` alive."""
 
     def close(self) -> None:
         """Release the maps of the shards. Idempotent."""
         self._maps.clear()
-        self._places = np.zeros(0, np.int64)
-        self._aheads.clear()
+        self._document_offsets = np.zeros(0, np.int64)
+        self._lookaheads.clear()
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the fields of one window."""
@@ -284,39 +288,39 @@ class TokenSource(FieldSource):
         self,
         outs: Mapping[str, Tokens],
         numbers: Rows,
-        chosen: slice = slice(None),
+        part: slice = slice(None),
         n_tokens: tuple[int, ...] | None = None,
     ) -> None:
-        """Write the windows `numbers[chosen]`; the parts of later windows may be computed too.
+        """Write the windows `numbers[part]`; the parts of later windows may be computed too.
 
         `outs` has an array for every field of a window, (windows, length). `numbers` must not
         change while this object exists, nor `n_tokens` for the same `numbers`.
         """
         pack, name = self._pack, self.name
-        first, last, _ = chosen.indices(len(numbers))
+        first, last, _ = part.indices(len(numbers))
         ahead = self._look_ahead(numbers, first, last, n_tokens)
         first, last = first - ahead.first, last - ahead.first
-        within = slice(ahead.bounds[first], ahead.bounds[last])
-        content = b"".join(self._pieces(ahead, within))
+        part_range = slice(ahead.bounds[first], ahead.bounds[last])
+        content = b"".join(self._read_parts(ahead, part_range))
         stream = np.frombuffer(content, outs[name].dtype).reshape(-1, pack.reach)
         outs[name][...] = stream[:, : pack.length]
         if pack.targets:
             outs[f"{name}_targets"][...] = stream[:, 1:]
         if pack.apart:
-            parts = ahead.parts.of_windows(first, last, within)
+            parts = ahead.parts.of_windows(first, last, part_range)
             _write_segments_and_positions(
                 outs[f"{name}_segments"], outs[f"{name}_positions"], parts
             )
         if pack.has_mask:
             outs[f"{name}_mask"].fill(True)
             if ahead.is_short or (pack.targets and pack.apart):
-                parts = ahead.parts.of_windows(first, last, within)
+                parts = ahead.parts.of_windows(first, last, part_range)
                 self._mask(outs[f"{name}_mask"], parts)
 
     def _look_ahead(
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
     ) -> _Lookahead:
-        ahead = self._aheads.get(id(numbers))
+        ahead = self._lookaheads.get(id(numbers))
         if ahead is not None and ahead.first <= first <= last <= ahead.last:
             return ahead
         packed = self._windows
@@ -325,31 +329,32 @@ class TokenSource(FieldSource):
         parts = packed.parts(numbers[first:last], n_tokens)
         bounds = np.searchsorted(parts.windows, np.arange(last - first + 1)).tolist()
         shards = self._shards(parts.documents)
-        pieces = None
+        ranges = None
         if self._is_raw and self._are_verified(parts.documents):
-            pieces = self._records(parts, shards)
+            ranges = self._find_ranges(parts, shards)
         is_short = bool((parts.n_tokens < self._pack.reach).any())
         tails = self._tails(parts) if is_short or self._pack.eot is not None else None
-        ahead = _Lookahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
-        self._aheads.pop(id(numbers), None)
-        while len(self._aheads) >= _MAX_AHEADS:
-            del self._aheads[next(iter(self._aheads))]
-        self._aheads[id(numbers)] = ahead
+        ahead = _Lookahead(numbers, first, last, parts, bounds, shards, ranges, tails, is_short)
+        self._lookaheads.pop(id(numbers), None)
+        while len(self._lookaheads) >= _MAX_LOOKAHEADS:
+            del self._lookaheads[next(iter(self._lookaheads))]
+        self._lookaheads[id(numbers)] = ahead
         return ahead
 
     def _shards(self, documents: Rows) -> Rows:
         return self._dataset.locate(self._dataset.rows.at(documents))
 
-    def _pieces(self, ahead: _Lookahead, within: slice) -> list[Record]:
+    def _read_parts(self, ahead: _Lookahead, part_range: slice) -> list[Record]:
         """Return the bytes of the parts in a slice, with end-of-text tokens and padding."""
-        if ahead.pieces is not None:
-            pieces = ahead.pieces.of(within)
+        if ahead.ranges is not None:
+            pieces = ahead.ranges.bytes_of(part_range)
         else:
-            pieces = self._records(ahead.parts.some(within), ahead.shards[within]).of(slice(None))
+            parts, shards = ahead.parts.select(part_range), ahead.shards[part_range]
+            pieces = self._find_ranges(parts, shards).bytes_of(slice(None))
         if ahead.tails is None:
             return pieces
         both: list[Record] = [b""] * (2 * len(pieces))
-        both[::2], both[1::2] = pieces, ahead.tails[within]
+        both[::2], both[1::2] = pieces, ahead.tails[part_range]
         return both
 
     def _tails(self, parts: WindowParts) -> list[bytes]:
@@ -364,25 +369,25 @@ class TokenSource(FieldSource):
         return tails
 
     def _are_verified(self, documents: Rows) -> bool:
-        if not len(self._places):
-            self._places = np.zeros(len(self._windows.ends), np.int64)
-        return bool(self._places.take(documents).all())
+        if not len(self._document_offsets):
+            self._document_offsets = np.zeros(len(self._windows.ends), np.int64)
+        return bool(self._document_offsets.take(documents).all())
 
-    def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
+    def _find_ranges(self, parts: WindowParts, shards: Rows) -> _ByteRanges:
         itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
         if self._pack.eot is not None:
             counts = counts - parts.is_last
         if self._is_raw:
             if not self._are_verified(documents):
-                self._read(distinct(documents[self._places.take(documents) == 0]))
-            starts = self._places.take(documents) + parts.firsts * itemsize
+                self._read(distinct(documents[self._document_offsets.take(documents) == 0]))
+            starts = self._document_offsets.take(documents) + parts.starts * itemsize
             records: list[Record] = list(map(self._maps.__getitem__, shards.tolist()))
         else:
             read, which = np.unique(documents, return_inverse=True)
             found = [memoryview(record) for record in self._read(read)]
-            starts = parts.firsts * itemsize
+            starts = parts.starts * itemsize
             records = list(map(found.__getitem__, which.tolist()))
-        return _Pieces(records, starts.tolist(), (starts + counts * itemsize).tolist())
+        return _ByteRanges(records, starts.tolist(), (starts + counts * itemsize).tolist())
 
     def _read(self, documents: Rows) -> list[Record]:
         dataset, name = self._dataset, self.name
@@ -409,7 +414,7 @@ class TokenSource(FieldSource):
         found = list(records.read(name, local, entries))
         if self._is_raw and isinstance(reader.content, memoryview):
             self._maps[shard] = reader.content
-            self._places[documents] = entries["offset"].astype(np.int64) + records.offset
+            self._document_offsets[documents] = entries["offset"].astype(np.int64) + records.offset
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
@@ -433,7 +438,7 @@ class TokenSource(FieldSource):
         for short in np.flatnonzero(n_tokens < pack.length).tolist():
             out[short, n_tokens[short] :] = False
         if pack.targets and pack.apart:
-            last = parts.places + parts.counts - 1
+            last = parts.offsets + parts.counts - 1
             is_inside = parts.is_last & (last < pack.length)
             out[parts.windows[is_inside], last[is_inside]] = False
 
@@ -441,11 +446,11 @@ class TokenSource(FieldSource):
 def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
     """Write the segment and position of each token, except for tokens that are only targets."""
     n, length = segments.shape
-    counts = np.minimum(parts.counts, length - parts.places)  # 0 if the part is only a target
+    counts = np.minimum(parts.counts, length - parts.offsets)  # 0 if the part is only a target
     n_tokens = np.minimum(parts.n_tokens, length)
     firsts = np.searchsorted(parts.windows, np.arange(n))
     numbers = (np.arange(1, len(counts) + 1) - firsts[parts.windows]).astype(np.int32)
-    starts = (parts.windows * length + parts.places).astype(np.int32)
+    starts = (parts.windows * length + parts.offsets).astype(np.int32)
     of_tokens, starts = np.repeat(numbers, counts), np.repeat(starts, counts)
     if (n_tokens == length).all():
         segments.reshape(-1)[:] = of_tokens
