@@ -106,7 +106,7 @@ class Clip:
         return self.fps if isinstance(self.fps, Fraction) else None
 
     @property
-    def goes_by_times(self) -> bool:
+    def depends_on_times(self) -> bool:
         """True if the frames of a clip depend on the times of the video's frames."""
         return self.fps is not None or self.around is not None
 
@@ -188,7 +188,7 @@ class Clips:
             counts = (n_starts > 0) * np.int64(clip.per_video or 1)
         self.ends: _Numbers = np.cumsum(counts)
         """The cumulative clip counts of the videos."""
-        self._begins: _Numbers = self.ends - counts
+        self._first_clips: _Numbers = self.ends - counts
         self._n_starts: _Numbers = n_starts
 
     def __len__(self) -> int:
@@ -206,7 +206,7 @@ class Clips:
         Clips with `around`: the index of the event. Clips with neither `around` nor `fps`: the
         first frame. Clips with `fps` and where="all": the code divided by `fps` is the time in
         seconds from the video's first frame to the clip. Clips with `fps` and another `where`: of n
-        possible first frames, the clip starts at frame n * code // `n_shares`.
+        possible first frames, the clip starts at frame n * code // `start_code_divisor`.
 
         `draws` are 64 random bits for each clip, used only for where="random".
         """
@@ -219,7 +219,7 @@ class Clips:
             # 32 bits suffice: the probabilities of 100,000 starts differ by less than 1/40,000.
             upper = (draws >> np.uint64(32)) * n_starts.astype(np.uint64)
             return (upper >> np.uint64(32)).astype(np.int64)
-        numbers = positions - self._begins[videos]
+        numbers = positions - self._first_clips[videos]
         if self.clip.where == "all":
             found: _Numbers = numbers * (self.clip.step or 1)
             return found
@@ -230,7 +230,7 @@ class Clips:
         return spread
 
     @property
-    def n_shares(self) -> int:
+    def start_code_divisor(self) -> int:
         """The divisor of start codes with `fps` and where="random" or "uniform"."""
         return 1 << 32 if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
@@ -248,11 +248,11 @@ class ClipDraws(NamedTuple):
     """The start code of each clip, and the x and y of each crop; None centres all crops."""
 
     start_codes: _Numbers
-    places: npt.NDArray[np.float64] | None = None
+    crops: npt.NDArray[np.float64] | None = None
 
-    def place(self, i: int) -> CropPosition | None:
+    def crop_position(self, i: int) -> CropPosition | None:
         """Return the crop position of clip i."""
-        return None if self.places is None else CropPosition(*self.places[i].tolist())
+        return None if self.crops is None else CropPosition(*self.crops[i].tolist())
 
 
 def _check_number(name: str, value: Any, most: int = _MAX) -> int:

@@ -129,7 +129,7 @@ class ClipSource(FieldSource):
         """Return a clip and, with `times`, the times of its frames."""
         (shard, row), code = chunk.places[k], int(chunk.start_codes[k])
         made = np.empty([n or 0 for n in self._clip.array.shape], np.uint8)
-        crop = None if chunk.draws is None else chunk.draws.place(k)
+        crop = None if chunk.draws is None else chunk.draws.crop_position(k)
         self._decode(shard, row, ([(code, made)], [crop]))
         return {self.name: made} | self._times(shard, row, code)
 
@@ -146,7 +146,7 @@ class ClipSource(FieldSource):
                 continue
             clips, crops = videos.setdefault((shard, row), ([], []))
             clips.append((code, rows[i]))
-            crops.append(None if chunk.draws is None else chunk.draws.place(part.start + i))
+            crops.append(None if chunk.draws is None else chunk.draws.crop_position(part.start + i))
         for (shard, row), wanted in videos.items():
             self._decode(shard, row, wanted)
 

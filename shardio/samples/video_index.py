@@ -88,14 +88,14 @@ class FrameTimes:
             return Fraction(0)
         return first if first + reach < self.length else Fraction(self._latest(reach))
 
-    def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
+    def start_at_fraction(self, numerator: int, denominator: int, reach: Fraction) -> Fraction:
         """Return the time of a frame at which more than `reach` ticks of the video are left.
 
-        Of the n frames for which this holds, choose frame n * part // of.
+        Of the n frames for which this holds, choose frame n * numerator // denominator.
         """
         latest = min(int(self.pts[0]) + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
-        return Fraction(self.after_start(int(self._seen[part * n_starts // of])))
+        return Fraction(self.after_start(int(self._seen[numerator * n_starts // denominator])))
 
     def _latest(self, reach: Fraction) -> int:
         return self.length - 1 - math.floor(reach)
@@ -149,10 +149,10 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
 def clip_frames(clips: Clips, start_code: int, times: FrameTimes) -> Numbers:
     """Return the frames of a clip; `Clips.start_codes` explains `start_code`.
 
-    `times` are computed only if `Clip.goes_by_times`.
+    `times` are computed only if `Clip.depends_on_times`.
     """
     clip = clips.clip
-    if not clip.goes_by_times:
+    if not clip.depends_on_times:
         return np.asarray(clips.frames(start_code))
     if clip.rate is None:
         return np.asarray(clips.frames(_first_frame_around(clip, _event(clips, start_code), times)))
@@ -164,7 +164,7 @@ def clip_frames(clips: Clips, start_code: int, times: FrameTimes) -> Numbers:
     elif clip.where == "all":
         first = start_code * every
     else:
-        first = times.start_at_share(start_code, clips.n_shares, reach)
+        first = times.start_at_fraction(start_code, clips.start_code_divisor, reach)
     return times.on_show(first, every, clip.frames)
 
 
@@ -206,7 +206,7 @@ class VideoIndex:
         self.streams: Streams = self._read()
         self.n_frames: Rows = self.streams["n_frames"].astype(np.int64)
         self._lengths: npt.NDArray[np.uint64] = self.streams["duration"].copy()
-        if clip.goes_by_times:
+        if clip.depends_on_times:
             unknown = (self.streams["duration"] == 0) & (self.streams["n_frames"] > 0)
             for i in np.flatnonzero(unknown).tolist():
                 (stream,) = reader.records.values(name, rows[i : i + 1])

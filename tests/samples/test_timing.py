@@ -200,7 +200,7 @@ def test_times_that_are_far_apart_do_not_wrap_around() -> None:
     found = times.on_show(Fraction(0), Fraction(1 << 62), 5)
     assert found.tolist() == [0, 0, 1, 1, 2]
     assert times.on_show(Fraction((1 << 64) - 1), Fraction(1 << 40), 2).tolist() == [2, 2]
-    assert times.start_at_share(1, 2, Fraction((1 << 63) - 1)) == 1 << 63
+    assert times.start_at_fraction(1, 2, Fraction((1 << 63) - 1)) == 1 << 63
     assert times.inside(Fraction(1 << 64), Fraction(5)) == (1 << 64) - 6
 
 

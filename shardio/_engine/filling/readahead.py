@@ -117,7 +117,7 @@ class ReadAhead:
     def _open(self) -> None:
         dataset, fields, view = self._dataset, self._batch_spec.fields, self._view
         extents = Extents(dataset, fields, dataset.verify)
-        if isinstance(view, ClipView) and not view.clip.goes_by_times:
+        if isinstance(view, ClipView) and not view.clip.depends_on_times:
             self._clips = ClipExtents(dataset, view.clip, extents.files)
         self._fits = extents.files.n_bytes <= available_bytes() // 2
         self._grain = WIDE_BYTES if self._fits else NEAR_BYTES
