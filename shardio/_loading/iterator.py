@@ -157,7 +157,7 @@ class LoaderIterator:
         except BaseException as error:
             # If Ctrl-C interrupted the delivery, the block of the batch may have no owner.
             if not isinstance(error, Exception):
-                self._engine.mark_torn()
+                self._engine.mark_inconsistent()
             self._end()
             raise
         self.iteration.is_exhausted = True

@@ -71,8 +71,8 @@ class Dispatcher:
                 block = schedule.deliver()
             except BaseException:
                 # If `deliver` raised the failure of a batch, the schedule is over and the state is
-                # consistent. Any other exception may have left the state corrupt.
-                self._iterations.is_torn = not schedule.is_over
+                # consistent. Any other exception may have left it inconsistent.
+                self._iterations.may_be_inconsistent = not schedule.is_over
                 raise
             if block is not None:
                 break
@@ -176,7 +176,7 @@ class Dispatcher:
         try:
             iteration.schedule.free(self.pool.make_extra())
         except InsufficientMemory as error:
-            self._iterations.is_torn = False
+            self._iterations.may_be_inconsistent = False
             raise InsufficientMemory(
                 f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
                 "batches that the program still refers to, or by other loops over this loader; "

@@ -1,7 +1,7 @@
 """The engine of a loader: its workers, blocks and iterations.
 
-If an exception may have left the state corrupt (`is_torn`), the engine restarts with new workers
-and blocks. The work for each batch is done in `dispatcher`.
+If an exception may have left the state inconsistent (`may_be_inconsistent`), the engine restarts
+with new workers and blocks. The work for each batch is done in `dispatcher`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def schema_candidates(n_samples: int) -> list[int]:
 
 
 # After these exceptions, the state of the engine is still consistent.
-_TEAR_NOTHING: Final = (
+_HARMLESS_ERRORS: Final = (
     InsufficientMemory,
     TransformError,
     SchemaError,
@@ -302,13 +302,17 @@ class Engine:
     def next(self, iteration: EpochIteration) -> DeliveredBlock | None:
         """Return the next filled block, or None at the end; raise the error of a worker."""
         with self._lock:
-            if self._is_closed or this_process.pid != self._owner_pid or self._iterations.is_torn:
+            if (
+                self._is_closed
+                or this_process.pid != self._owner_pid
+                or self._iterations.may_be_inconsistent
+            ):
                 self._check_usable()
-                self._restart_if_torn()
-            self._is_inside = self._iterations.is_torn = True
+                self._restart_if_inconsistent()
+            self._is_inside = self._iterations.may_be_inconsistent = True
             try:
                 found = self.dispatcher.next(iteration, self._timeout_s)
-                self._iterations.is_torn = False
+                self._iterations.may_be_inconsistent = False
                 return found
             except OSError as error:
                 explain_files(error)
@@ -320,31 +324,31 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Hold the lock, and set `_is_inside` and `is_torn`; `next` does the same, but faster."""
+        """Hold the lock; set `_is_inside` and `may_be_inconsistent`. `next` does so, but faster."""
         with self._lock:
             self._check_usable()
-            self._restart_if_torn()
-            self._is_inside = self._iterations.is_torn = True
+            self._restart_if_inconsistent()
+            self._is_inside = self._iterations.may_be_inconsistent = True
             try:
                 yield
-                self._iterations.is_torn = False
-            except _TEAR_NOTHING:
-                self._iterations.is_torn = False
+                self._iterations.may_be_inconsistent = False
+            except _HARMLESS_ERRORS:
+                self._iterations.may_be_inconsistent = False
                 raise
             finally:
                 self._is_inside = False
                 if self._is_closed:
                     self._release()
 
-    def mark_torn(self) -> None:
-        self._iterations.is_torn = True
+    def mark_inconsistent(self) -> None:
+        self._iterations.may_be_inconsistent = True
 
-    def _restart_if_torn(self) -> None:
-        """Restart with new workers and blocks if the state may be corrupt.
+    def _restart_if_inconsistent(self) -> None:
+        """Restart with new workers and blocks if the state may be inconsistent.
 
         Delivered batches stay valid, and iterations resume at their next step.
         """
-        if not self._iterations.is_torn:
+        if not self._iterations.may_be_inconsistent:
             return
         self._backend.close()
         self._iterations.restart_iterations()
@@ -354,7 +358,7 @@ class Engine:
         if self._dispatcher is not None and self._layout is not None:
             self.pool.close()
             self._create_dispatcher(self._layout, self._schemas, self.pool.block_bytes)
-        self._iterations.is_torn = False
+        self._iterations.may_be_inconsistent = False
 
     def cancel(self, iteration: EpochIteration) -> None:
         """Cancel an iteration. Each of its blocks is freed once no worker uses the block.

@@ -94,7 +94,7 @@ class IterationTable:
         self._forgotten = LoadingStats()
         self.n_restarts = 0
         """The number of replaced workers, whether busy or idle."""
-        self.is_torn = False
+        self.may_be_inconsistent = False
         """True if an exception may have left the state of the engine inconsistent."""
 
     def __len__(self) -> int:
