@@ -93,7 +93,7 @@ class RowRuns:
         """The first row of each run, and its number of rows. Do not modify the arrays."""
         return self._starts, self._counts
 
-    def every(self) -> _Numbers:
+    def all_rows(self) -> _Numbers:
         """Return all rows of the set."""
         return self.rows(np.arange(len(self)))
 
@@ -122,7 +122,7 @@ class RowList:
         """Return the row at each of `positions`, which must be from 0 to len() - 1."""
         return self._rows[positions]
 
-    def every(self) -> _Numbers:
+    def all_rows(self) -> _Numbers:
         """Return all rows of the list. Do not modify the array."""
         return self._rows
 
@@ -262,7 +262,7 @@ class MixtureSelection(RowSelection):
         """The joined row lists of the sources, as indices over all shards; None if all lack one."""
         if self._row_list is None and self._has_row_list:
             parts = [
-                source.row_list.every() + first
+                source.row_list.all_rows() + first
                 for source, first in zip(self._sources, self._first_rows, strict=True)
                 if source.row_list is not None
             ]

@@ -79,7 +79,7 @@ def test_samples_list_added_fields_last(added: Path, access: Any, verify: Any) -
         assert list(some) == names
         assert same_sample(some, {name: READ[19][name] for name in names})
     with open_dataset(added, access=access, subset="some") as dataset:
-        assert all(map(same_sample, dataset, [READ[i] for i in SUBSETS["some"].every()]))
+        assert all(map(same_sample, dataset, [READ[i] for i in SUBSETS["some"].all_rows()]))
 
 
 def test_a_dataset_tells_what_was_added_and_in_which_shards(added: Path) -> None:

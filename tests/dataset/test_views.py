@@ -17,11 +17,11 @@ N_ROWS = 100
 def test_runs_hold_the_rows_of_a_mask_and_come_back_from_their_text(mask: list[bool]) -> None:
     runs = RowRuns.from_mask(np.array(mask, np.bool_))
     expected = np.flatnonzero(np.array(mask, np.bool_))
-    assert runs.every().tolist() == expected.tolist()
+    assert runs.all_rows().tolist() == expected.tolist()
     assert len(runs) == len(expected)
     back = RowRuns.from_text(runs.to_text(), len(mask))
     assert back == runs
-    assert back.every().tolist() == expected.tolist()
+    assert back.all_rows().tolist() == expected.tolist()
 
 
 def test_positions_are_looked_up_in_any_order() -> None:

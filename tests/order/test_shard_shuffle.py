@@ -162,7 +162,7 @@ def test_rows_below_a_limit_are_counted(runs: list[tuple[int, int]], data: st.Da
     ]
     view = RowRuns(starts, [n for _, n in runs])
     limits = np.arange(data.draw(st.integers(1, 200)))
-    assert view.n_below(limits).tolist() == [int((view.every() < x).sum()) for x in limits]
+    assert view.n_below(limits).tolist() == [int((view.all_rows() < x).sum()) for x in limits]
 
 
 def test_a_state_resumes_also_after_the_dataset_grew(folder: Path, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
     """
     shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
-        shared.append(SharedArray.of(rows.row_list.every(), "the rows of a selection"))
+        shared.append(SharedArray.of(rows.row_list.all_rows(), "the rows of a selection"))
         rows.set_rows(RowList(shared[0].array))
     tables = {name: SharedArray.of(*table) for name, table in view.tables().items()}
     arrays = {name: table.array for name, table in tables.items()}
