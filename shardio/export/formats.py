@@ -259,7 +259,7 @@ def field_spec(field: Field) -> str:
         dims = ",".join("*" if n is None else str(n) for n in array.shape)
         spec = f"{export_dtype(array).name}{f'[{dims}]' if array.shape else ''}"
     else:
-        spec = field.word()
+        spec = field.spec_name()
     return f"{spec}?" if field.optional else spec
 
 
@@ -301,7 +301,7 @@ def has_suffix(name: str, field: Field) -> bool:
         return suffix not in _NOT_BYTES_SUFFIXES
     if suffix in _INTEGER_SUFFIXES:
         return is_int64_scalar(field)
-    return suffix in _SUFFIXES.get(field.word(), ())
+    return suffix in _SUFFIXES.get(field.spec_name(), ())
 
 
 def is_int64_scalar(field: Field) -> bool:
@@ -317,7 +317,7 @@ def suffix_of(name: str, field: Field) -> str:
     ):
         return ".cls"
     suffixes = {"array": ".npy", "text": ".txt", "json": ".json", "bytes": ".bin"}
-    return suffixes.get(field.word(), "")
+    return suffixes.get(field.spec_name(), "")
 
 
 def file_encoder(name: str, field: Field) -> Encode | None:
@@ -335,7 +335,7 @@ def file_encoder(name: str, field: Field) -> Encode | None:
     if field.array is not None:
         array = npy_encoder(field.array)
         return lambda value: (suffix, array(value))
-    encode = _ENCODERS.get(field.word())
+    encode = _ENCODERS.get(field.spec_name())
     return None if encode is None else lambda value: (suffix, encode(value))
 
 

@@ -157,7 +157,7 @@ def _type(field: Field) -> Any:
         return found
     if field.item is not None:
         return pa.list_(_element(_type(field.item)))
-    return _FILE if field.medium else _TYPES.get(field.word(), pa.binary())
+    return _FILE if field.medium else _TYPES.get(field.spec_name(), pa.binary())
 
 
 def _element(type_: Any) -> Any:

@@ -285,14 +285,16 @@ def _text_of(name: bytes) -> str:
 
 def makers(schema: Schema) -> dict[bytes, Maker]:
     """Return the functions that make the values of fields, by feature name."""
-    return {name.encode(): partial(_MAKERS[field.word()], field) for name, field in schema.items()}
+    return {
+        name.encode(): partial(_MAKERS[field.spec_name()], field) for name, field in schema.items()
+    }
 
 
 def fits(field: Any) -> bool:
     """Return True if features can provide a field; an array may have one varying dimension."""
     if field.item:
         return bool(field.item == Array("uint8", (None,)))
-    return field.word() in _MAKERS and getattr(field, "shape", ()).count(None) <= 1
+    return field.spec_name() in _MAKERS and getattr(field, "shape", ()).count(None) <= 1
 
 
 def _array(field: Array, values: Values) -> Any:

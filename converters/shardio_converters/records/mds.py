@@ -103,7 +103,7 @@ class MdsColumn:
             return partial(self._checked, field)
         dtype = field.dtype if field.array else ""
         word = _WORDS.get(self.encoding)
-        if (dtype or field.word()) != word:
+        if (dtype or field.spec_name()) != word:
             raise MediaError(
                 f"column {self.name!r}: expected {type(field).__name__} {dtype}, found "
                 f"encoding {self.encoding!r}"
@@ -360,7 +360,7 @@ class Mds(InferringConverter):
         """Check that columns can be converted to a field of this type."""
         if field.item or field.is_streamed:
             raise InvalidArgument(
-                f"field {name!r}: found {field.word()}; expected an array, text, "
+                f"field {name!r}: found {field.spec_name()}; expected an array, text, "
                 "json, image or bytes"
             )
 

@@ -141,8 +141,8 @@ def _field_of(column: ArrowColumn, spec: str) -> Field:
     from shardio_converters.tabular.arrow_inference import refuse_other_type
 
     if spec == _TEXTS:
-        if column.word != "text":
-            raise MediaError(f"column {column.name!r}: expected text, found {column.word}")
+        if column.spec != "text":
+            raise MediaError(f"column {column.name!r}: expected text, found {column.spec}")
         return Text()
     word = spec.replace("[*,", "[").replace("[*]", "")
     field = parse_field(column.name, word)

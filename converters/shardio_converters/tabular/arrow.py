@@ -102,7 +102,7 @@ class Arrow(InferringConverter):
             columns = [
                 one
                 for one in columns_of(table.schema, self.columns, self.fields)
-                if not is_null_record(one.name, one.word, self.fields or ())
+                if not is_null_record(one.name, one.spec, self.fields or ())
             ]
             fields = self._fields_of(columns)
             about |= dict.fromkeys((self.fields or {}).keys() - fields.keys())
@@ -124,7 +124,7 @@ class Arrow(InferringConverter):
         found: dict[str, Any] = {}
         for column in columns:
             if column.name not in fields:
-                raise MediaError(f"column {column.name!r}: {column.word}, expected no such column")
+                raise MediaError(f"column {column.name!r}: {column.spec}, expected no such column")
             found[column.name] = schema[column.name]
             refuse_other_type(column, schema[column.name], fields[column.name])
             refuse_other_meaning(column, self.units or {}, self.classes or ())

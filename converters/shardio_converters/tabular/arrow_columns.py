@@ -36,7 +36,7 @@ class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
     `top` is the column in the table, and `path` has the index of a member for each level of
-    structs. `word` is the field spec. Times are stored as integers of `unit`, which is "" for other
+    structs. `spec` is the field spec. Times are stored as integers of `unit`, which is "" for other
     columns.
     """
 
@@ -44,7 +44,7 @@ class ArrowColumn:
     top: str
     path: tuple[int, ...]
     type: pa.DataType
-    word: str
+    spec: str
     unit: str = ""
     classes: tuple[str, ...] = ()
 
@@ -104,18 +104,18 @@ def columns_of_type(
             )
         return
     if is_file:
-        word = _MEDIA[kind]
+        spec = _MEDIA[kind]
     elif is_json:
-        word = "json"
+        spec = "json"
     else:
-        word = _spec(name, type_, _shape_of(feature))
+        spec = _spec(name, type_, _shape_of(feature))
     names = feature.get("names") if kind == "ClassLabel" else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     if len({*classes}) < len(classes):
         raise MediaError(f"column {name!r}: two classes have the same name: {classes}")
     _, element = dims_of(name, type_)
     unit = str(element) if _is_time(element) else ""
-    yield ArrowColumn(name, top, path, type_, word, unit, classes)
+    yield ArrowColumn(name, top, path, type_, spec, unit, classes)
 
 
 def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
@@ -257,7 +257,7 @@ def values_of(
             found: Sequence[Any] = _files(array, field)
         elif field.is_json:
             found = array.to_pylist()
-            if column.word == "json" and _is_text(array.type):  # written as JSON
+            if column.spec == "json" and _is_text(array.type):  # written as JSON
                 found = [None if text is None else read_json(text.encode()) for text in found]
             else:
                 _check_no_nan(found)

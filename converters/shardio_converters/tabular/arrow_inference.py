@@ -66,12 +66,12 @@ class ArrowInference:
         self, columns: Sequence[ArrowColumn], missing: Collection[str], inside: Collection[str]
     ) -> None:
         """Add the columns of a file; those in `missing` have nulls, in `inside` nulls in lists."""
-        typed = {one.name: one for one in columns if one.word != UNKNOWN}
+        typed = {one.name: one for one in columns if one.spec != UNKNOWN}
         for name, column in typed.items():
             was = self._columns.get(name, column)
             if (was.unit, was.classes) != (column.unit, column.classes):
                 raise MediaError(f"column {name!r}: has another unit or other classes")
-        facts: dict[str, DtypeShape] = {one.name: (one.word, ()) for one in columns}
+        facts: dict[str, DtypeShape] = {one.name: (one.spec, ()) for one in columns}
         self._fields.add(facts, {*missing, *(facts.keys() - typed.keys())})
         self._columns = {**typed, **self._columns}
         self._json |= {*inside} - self.units.keys()
@@ -96,12 +96,12 @@ class ArrowInference:
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
     """Check that a column can be stored in the field `known` of spec `spec`."""
-    if column.word == spec.removesuffix("?") or (column.word == UNKNOWN and known.optional):
+    if column.spec == spec.removesuffix("?") or (column.spec == UNKNOWN and known.optional):
         return
     if known.is_json:
         check_json(column.name, column.type)
         return
-    if column.word == "bytes" and known.medium:
+    if column.spec == "bytes" and known.medium:
         return
     dims, _ = dims_of(column.name, column.type)
     array = known.array or known.item
@@ -112,11 +112,11 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
         want in (None, n) or n is None for n, want in zip(dims, wanted, strict=True)
     )
     if not (is_same and is_fitting):
-        raise MediaError(f"column {column.name!r}: expected {spec}, found {column.word}")
+        raise MediaError(f"column {column.name!r}: expected {spec}, found {column.spec}")
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
+    own = column.spec.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 
 
@@ -125,12 +125,12 @@ def refuse_other_meaning(
 ) -> None:
     """Check that a column has the same unit and classes as in other files."""
     expected = units.get(column.name, "")
-    if column.unit != expected and column.word != UNKNOWN:
+    if column.unit != expected and column.spec != UNKNOWN:
         raise MediaError(
             f"column {column.name!r}: expected {expected or 'no times'}, found "
             f"{column.unit or 'no times'}"
         )
-    if column.name == "label" and column.classes != tuple(classes) and column.word != UNKNOWN:
+    if column.name == "label" and column.classes != tuple(classes) and column.spec != UNKNOWN:
         raise MediaError(
             f"column 'label': expected the classes {[*classes]}, found {[*column.classes]}"
         )
@@ -173,13 +173,13 @@ def _field_of(table: pa.Table, column: ArrowColumn) -> Field:
             "text"
         )
     arrays = [array_at(batch, column) for batch in table.to_batches()]
-    word = column.word
-    is_deep = word.startswith("list[") and "," in word
-    if word == UNKNOWN or is_deep or any(map(has_nulls_inside, arrays)):
+    spec = column.spec
+    is_deep = spec.startswith("list[") and "," in spec
+    if spec == UNKNOWN or is_deep or any(map(has_nulls_inside, arrays)):
         check_json(column.name, column.type)
-        word = "json"
+        spec = "json"
     is_optional = any(array.null_count for array in arrays)
-    return parse_field(column.name, f"{word}{'?' if is_optional else ''}")
+    return parse_field(column.name, f"{spec}{'?' if is_optional else ''}")
 
 
 def _rows(

@@ -202,7 +202,7 @@ def _arrays(field: Array, values: Column) -> Sequence[Any] | npt.NDArray[Any]:
 
 
 def _spec(field: Field) -> str:
-    return format_spec(field.dtype, field.shape) if field.array else field.word()
+    return format_spec(field.dtype, field.shape) if field.array else field.spec_name()
 
 
 def _expected(field: Field, value: Any) -> str:

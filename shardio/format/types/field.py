@@ -89,7 +89,7 @@ class Field(ABC):
         return replace(self, optional=optional)  # type: ignore[type-var]
 
     @classmethod
-    def word(cls) -> str:
+    def spec_name(cls) -> str:
         """Return the name of the type in field specifications, such as "image"."""
         return cls.__name__.lower()
 
