@@ -322,4 +322,4 @@ def _open(
     if isinstance(dataset, OpenDataset):
         return dataset.reopen(n_workers=n_workers)
     path = dataset_path(dataset, ", a dataset of shardio.open or shardio.mix, or a view of one")
-    return DatasetSource(path, remote=RemoteOptions().of_main(n_workers)).open()
+    return DatasetSource(path, remote=RemoteOptions().for_main_process(n_workers)).open()

@@ -25,12 +25,12 @@ from shardio.storage.remote.storage import RemoteStorage
 class LocalStorage:
     """A storage for files in a local folder, which are never downloaded or deleted. Thread-safe.
 
-    A file is identified by its ShardSummary. `root` is the absolute path of the folder, and `named`
-    its path as the user gave it.
+    A file is identified by its ShardSummary. `root` is the absolute path of the folder, and
+    `user_path` is its path as the user gave it.
     """
 
-    def __init__(self, root: str, named: str) -> None:
-        self.root, self._named = root, named
+    def __init__(self, root: str, user_path: str) -> None:
+        self.root, self._user_path = root, user_path
 
     def resolve_access(self, asked: Access) -> Access:
         """Return the access method, "mmap" or "pread", for an option that may be "auto"."""
@@ -38,7 +38,7 @@ class LocalStorage:
 
     def manifest_folder(self, generation: int | None) -> str:
         """Return a local folder that has the given generation (None: the published one)."""
-        return self._named
+        return self._user_path
 
     def invalidate(self) -> bool:
         """Remove local copies of generations; return True if they can be downloaded again."""

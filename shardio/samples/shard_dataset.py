@@ -208,7 +208,7 @@ class ShardDataset(OpenDataset):
         For a URL, `n_workers` is the number of workers that read the samples at the same time. With
         0, whole shards are downloaded here before samples are read.
         """
-        remote = self._remote.of_main(n_workers)
+        remote = self._remote.for_main_process(n_workers)
         opened = replace(self.source, path=self.current_path, remote=remote).open()
         if self.rows.row_list is not None:
             opened.rows.set_rows(self.rows.row_list)

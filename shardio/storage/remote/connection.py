@@ -41,14 +41,14 @@ class RemoteOptions:
         cache_bytes: the limit of the cache; None for nine tenths of the space that is free or used
             by the cache.
         options: arguments of `obstore.store.from_url`, and `deadline_s`.
-        whole: True to download whole shards before reading from them.
+        whole_shards: True to download whole shards before reading from them.
         n_readers: the number of processes or threads that read the dataset at the same time.
     """
 
     cache: str | None = None
     cache_bytes: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    whole: bool = False
+    whole_shards: bool = False
     n_readers: int = 1
 
     @classmethod
@@ -73,14 +73,14 @@ class RemoteOptions:
         cache_folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
         return cls(cache_folder, cache_bytes, options)
 
-    def of_main(self, n_workers: int) -> RemoteOptions:
+    def for_main_process(self, n_workers: int) -> RemoteOptions:
         """Return the options for a loader's main process, which downloads if `n_workers` is 0."""
-        return replace(self, whole=not n_workers, n_readers=max(1, n_workers))
+        return replace(self, whole_shards=not n_workers, n_readers=max(1, n_workers))
 
     @property
     def for_workers(self) -> RemoteOptions:
         """The options for workers, which download whole shards."""
-        return replace(self, whole=True)
+        return replace(self, whole_shards=True)
 
     @property
     def cache_folder(self) -> str:

@@ -216,8 +216,8 @@ def _read_block(
 class RemoteStorage:
     """The shards of a dataset in an object store.
 
-    With `remote.whole`, shards are downloaded to the cache and read there; otherwise, byte ranges
-    are read. Thread-safe, but not usable after a fork. `list_files` is the argument of
+    With `remote.whole_shards`, shards are downloaded to the cache and read there; otherwise, byte
+    ranges are read. Thread-safe, but not usable after a fork. `list_files` is the argument of
     ManifestCache.
     """
 
@@ -230,7 +230,7 @@ class RemoteStorage:
     def resolve_access(self, asked: Access) -> Access:
         """Return the access method for the shards: "pread" unless whole shards are downloaded."""
         found = choose_access(self._cache.root, asked)
-        return found if self._remote.whole else "pread"
+        return found if self._remote.whole_shards else "pread"
 
     def manifest_folder(self, generation: int | None) -> str:
         """Return the local folder of the manifest, after `ManifestCache.download`."""
@@ -248,7 +248,7 @@ class RemoteStorage:
         If all fit into the cache together, or if only byte ranges are read, all may be pinned.
         Otherwise, all readers share half of the cache; the other half is for prefetched files.
         """
-        if not self._remote.whole or self.fits(sizes):
+        if not self._remote.whole_shards or self.fits(sizes):
             return max(1, len(sizes))
         share = self._cache.max_bytes // (2 * self._remote.n_readers)
         return max(1, share // int(sizes.max(initial=1)))
@@ -259,7 +259,8 @@ class RemoteStorage:
 
     def pin(self, summary: ShardSummary) -> str:
         """Pin a file in the cache and return its path, or return a URL to read byte ranges of."""
-        return self._cache.pin(summary) if self._remote.whole else self.pin_if_cached(summary)
+        pin = self._cache.pin if self._remote.whole_shards else self.pin_if_cached
+        return pin(summary)
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
         """Pin a file if it is cached and return its path; otherwise return its URL."""

@@ -85,7 +85,7 @@ def test_closing_metadata_keeps_pins_of_others(remote: RemoteSet, far: ShardData
     shard = remote.shards[0]
     metadata = far.files.open_metadata(0, "video")
     (bucket,) = far.remote_storages
-    options = replace(RemoteOptions.of(remote.cache, None, remote.store.options), whole=True)
+    options = replace(RemoteOptions.of(remote.cache, None, remote.store.options), whole_shards=True)
     other = RemoteStorage(remote.url, options, external_list_names)
     other.download(shard)
     assert bucket.pin(shard) == other.path_of(shard)
