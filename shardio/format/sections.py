@@ -111,7 +111,10 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
 Key = tuple[int, int, int]
 """The kind of a section, its field id or NO_FIELD, and its `of_kind`; see `Section`."""
 Sections = dict[Key, Section]
-COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
+VARIABLE_COUNT_STRIDES: Final[dict[int, int]] = {
+    Kind.PACKETS: PACKET.size,
+    Kind.CHUNK_HASHES: DIMENSION.size,
+}
 """The kinds of sections whose number of items depends on the streams, with the size of an item."""
 Counts = npt.NDArray[np.int64]
 
@@ -130,7 +133,8 @@ def plan(
 ) -> tuple[SectionSpec, ...]:
     """Return the sections of a shard with n_samples, in the order in which they are in the file.
 
-    `counts` has the number of items of sections of the kinds in `COUNTED`; 0 if missing.
+    `counts` has the number of items of each section of a kind in `VARIABLE_COUNT_STRIDES`; 0 if
+    missing.
     """
     counted = dict(counts)
     ids, n_records = schema.field_id, n_samples * len(schema.records)
@@ -150,7 +154,7 @@ def plan(
     for name, field in schema.records.items():
         if field.is_streamed:
             _add_blocked(found, Kind.STREAMS, ids(name), n_samples, STREAM.size)
-            for kind, stride in COUNTED.items():
+            for kind, stride in VARIABLE_COUNT_STRIDES.items():
                 n_items = counted.get((kind, ids(name), 0), 0)
                 _add_blocked(found, kind, ids(name), n_items, stride)
     for name in schema.optional:
@@ -177,7 +181,7 @@ def block_hashes_of(section: SectionSpec) -> SectionSpec:
     return SectionSpec((Kind.BLOCK_HASHES, field, kind), n_hashes, DIMENSION.size)
 
 
-HASHED_UNITS: Final[dict[int, int]] = {
+HASH_SECTION_UNITS: Final[dict[int, int]] = {
     Kind.BLOCK_HASHES: 1,
     Kind.COLUMN_HASHES: 0,
     Kind.INDEX: 0,
@@ -192,9 +196,9 @@ def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
     found: Counts = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
         found[n_samples == n] = sum(
-            n_items + HASHED_UNITS[kind]
+            n_items + HASH_SECTION_UNITS[kind]
             for (kind, _, _), n_items, _ in plan(schema, n)
-            if kind in HASHED_UNITS
+            if kind in HASH_SECTION_UNITS
         )
     n_streams = sum(field.is_streamed for field in schema.records.values())
     chunks = n_bytes // CHUNK_BYTES + n_samples

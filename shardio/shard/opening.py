@@ -29,7 +29,7 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.sections import COUNTED, Sections, plan
+from shardio.format.sections import VARIABLE_COUNT_STRIDES, Sections, plan
 from shardio.storage.content import Content
 
 _KINDS: Final = frozenset(Kind)
@@ -121,7 +121,9 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
         what = "the feature bits of the header do not match the schema"
         bits: Any = {"expected": str(schema.required), "found": str(found_bits)}
         raise ShardCorrupt(what, code="feature", path=path, section="header", **bits)
-    counts = tuple((key, each.count) for key, each in sections.items() if each.kind in COUNTED)
+    counts = tuple(
+        (key, each.count) for key, each in sections.items() if each.kind in VARIABLE_COUNT_STRIDES
+    )
     planned = plan(schema, header.n_samples, counts)
     for key, n_items, stride in planned:
         if key not in sections:

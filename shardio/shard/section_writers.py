@@ -94,7 +94,7 @@ class SectionBuffer:
 class SectionTable:
     """The section table of a borrowed shard file, to which sections are appended.
 
-    The file must begin with the first page. If it has a streamed section, call `adopt` first.
+    The file must begin with the first page. If it has a streamed section, call `add_entry` first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -102,7 +102,7 @@ class SectionTable:
         self._offset = PAGE
         self._sections: list[Section] = []
 
-    def adopt(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
+    def add_entry(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
         """Add the entry of a section that is the last `n_bytes` of the file; pad the section."""
         section = Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
         self._sections.append(section)
@@ -115,7 +115,7 @@ class SectionTable:
         for chunk in chunks:
             self._file.write(chunk)
             n_bytes += chunk.nbytes
-        self.adopt(spec, n_bytes, hash_)
+        self.add_entry(spec, n_bytes, hash_)
 
     def add_blocked(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
         """Append an index section, given in whole hash blocks, and the section of its hashes."""
@@ -127,7 +127,7 @@ class SectionTable:
             hashes.append(pack_hashes(block_hashes(chunk)))
         packed = b"".join(hashes)
         whole = hash_bytes(packed)
-        self.adopt(spec, n_bytes, whole)
+        self.add_entry(spec, n_bytes, whole)
         self.add(block_hashes_of(spec), [memoryview(packed)], whole)
 
     def close(self, n_samples: int, required: int) -> Header:
@@ -304,9 +304,9 @@ class PayloadWriter:
             self._write(records)
             return
         # Copy the records: the caller may change their memory before they are written.
-        kept = [_kept(record) for record in records]
-        self._waiting.append(kept)
-        self._n_waiting_bytes += sum(map(_n_bytes, kept))
+        copies = [_owned_copy(record) for record in records]
+        self._waiting.append(copies)
+        self._n_waiting_bytes += sum(map(_n_bytes, copies))
         if self._n_waiting_bytes >= WAITING_BYTES:
             self.finish()
 
@@ -365,9 +365,9 @@ class PayloadWriter:
             self.n_spooled += DIMENSION.size * len(layout.stored_dims)
 
 
-def _kept(record: Record) -> Record:
+def _owned_copy(record: Record) -> Record:
     if isinstance(record, StreamRecord):
-        return record.kept()
+        return record.owned_copy()
     return bytes(record[0]), record[1]
 
 

@@ -26,7 +26,7 @@ from shardio.format.checksum import (
 )
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.sections import HASHED_UNITS, Sections
+from shardio.format.sections import HASH_SECTION_UNITS, Sections
 from shardio.storage.content import Content
 
 Verify = Literal["off", "first", "always"]
@@ -73,8 +73,8 @@ class VerifiedUnits:
         section's first block is the mark of the section with the blocks' hashes."""
         self.n_marks = 0
         for (_, field, of_kind), hashes in sections.items():
-            if hashes.kind in HASHED_UNITS:
-                self.n_marks += HASHED_UNITS[hashes.kind]
+            if hashes.kind in HASH_SECTION_UNITS:
+                self.n_marks += HASH_SECTION_UNITS[hashes.kind]
                 kind = of_kind or _HASHED_BY[hashes.kind]
                 self._marks_at[kind, field] = self.n_marks
                 self.n_marks += hashes.count

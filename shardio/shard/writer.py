@@ -22,7 +22,7 @@ from shardio._base.classes import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.format.sections import COUNTED, DIMENSION, Key, SectionSpec, plan
+from shardio.format.sections import DIMENSION, VARIABLE_COUNT_STRIDES, Key, SectionSpec, plan
 from shardio.format.types import EncodedImage, Field
 from shardio.format.types.field import Content
 from shardio.format.types.streams import EncodedStream, Record
@@ -257,9 +257,9 @@ class ShardWriter(Publishing):
             self._choose_dominant()
         buffers, table = self._buffers(), SectionTable(file)
         counts = tuple(
-            (key, buffer.n_bytes // COUNTED[key[0]])
+            (key, buffer.n_bytes // VARIABLE_COUNT_STRIDES[key[0]])
             for key, buffer in buffers.items()
-            if key[0] in COUNTED
+            if key[0] in VARIABLE_COUNT_STRIDES
         )
         planned = [s for s in plan(self.schema, self.n_samples, counts) if s.key in buffers]
         # The streamed section comes first, because it is in the file already. The sort is stable:
@@ -284,7 +284,7 @@ class ShardWriter(Publishing):
             table.add_blocked(spec, buffer.chunks())
             return
         if buffer is self._streamed:
-            table.adopt(spec, buffer.n_bytes, hash_)
+            table.add_entry(spec, buffer.n_bytes, hash_)
         else:
             table.add(spec, buffer.chunks(), hash_)
 

@@ -254,7 +254,7 @@ def test_offsets_beyond_4_gib_are_read(tmp_path: Path) -> None:
         table = SectionTable(file)
         whole = hash_bytes(hashes)
         column, records, column_hashes, _, index, _, last = plan(schema, n_rows)
-        table.adopt(column, n_rows * row_bytes, whole)
+        table.add_entry(column, n_rows * row_bytes, whole)
         table.add(records, payload.data.chunks(), payload.hash.intdigest())
         table.add_blocked(column_hashes, [memoryview(hashes)])
         table.add_blocked(index, payload.index.chunks())

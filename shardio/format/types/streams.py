@@ -176,7 +176,7 @@ class StreamRecord:
             head, part = self._head[at:end], data[max(0, at - n_head) : max(0, end - n_head)]
             yield memoryview(b"".join((head, part))) if head else part
 
-    def kept(self) -> StreamRecord:
+    def owned_copy(self) -> StreamRecord:
         """Return a copy that owns all of its memory."""
         return StreamRecord(self._head, bytes(self._data), self.tables)
 
