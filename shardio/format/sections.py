@@ -145,20 +145,20 @@ def plan(
         found.append(SectionSpec((Kind.PAYLOAD, NO_FIELD, 0), n_records, 0))
     for name, column in schema.columns.items():
         n_hashes = n_units(n_samples, column.row_bytes or 0, column.stride)
-        _add_blocked(found, Kind.COLUMN_HASHES, ids(name), n_hashes, DIMENSION.size)
+        _add_with_hashes(found, Kind.COLUMN_HASHES, ids(name), n_hashes, DIMENSION.size)
     if schema.records:
-        _add_blocked(found, Kind.INDEX, NO_FIELD, n_records, ENTRY.size)
+        _add_with_hashes(found, Kind.INDEX, NO_FIELD, n_records, ENTRY.size)
     for name, field in schema.records.items():
         if n_dims := len(field.stored_dims):
-            _add_blocked(found, Kind.SHAPES, ids(name), n_samples, DIMENSION.size * n_dims)
+            _add_with_hashes(found, Kind.SHAPES, ids(name), n_samples, DIMENSION.size * n_dims)
     for name, field in schema.records.items():
         if field.is_streamed:
-            _add_blocked(found, Kind.STREAMS, ids(name), n_samples, STREAM.size)
+            _add_with_hashes(found, Kind.STREAMS, ids(name), n_samples, STREAM.size)
             for kind, stride in VARIABLE_COUNT_STRIDES.items():
                 n_items = counted.get((kind, ids(name), 0), 0)
-                _add_blocked(found, kind, ids(name), n_items, stride)
+                _add_with_hashes(found, kind, ids(name), n_items, stride)
     for name in schema.optional:
-        _add_blocked(found, Kind.VALIDITY, ids(name), -(-n_samples // 8), 1)
+        _add_with_hashes(found, Kind.VALIDITY, ids(name), -(-n_samples // 8), 1)
     for name, field in schema.records.items():
         if SPECS[field.codec].has_dictionary:
             found.append(SectionSpec((Kind.DICTIONARY, ids(name), 0), 1, 0))
@@ -166,7 +166,7 @@ def plan(
     return tuple(found)
 
 
-def _add_blocked(
+def _add_with_hashes(
     found: list[SectionSpec], kind: int, field: int, n_items: int, stride: int
 ) -> None:
     section = SectionSpec((kind, field, 0), n_items, stride)

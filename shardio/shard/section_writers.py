@@ -48,7 +48,7 @@ class SectionBuffer:
         self._file: IO[bytes] | None = None
 
     @property
-    def waiting(self) -> int:
+    def n_in_memory(self) -> int:
         """The number of bytes held in memory."""
         return len(self._memory)
 
@@ -117,7 +117,7 @@ class SectionTable:
             n_bytes += chunk.nbytes
         self.add_entry(spec, n_bytes, hash_)
 
-    def add_blocked(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
+    def add_with_block_hashes(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
         """Append an index section, given in whole hash blocks, and the section of its hashes."""
         hashes: list[bytes] = []
         n_bytes = 0
@@ -149,7 +149,7 @@ class SectionTable:
         return header
 
 
-GATHERED: Final = 256
+MAX_PENDING_ROWS: Final = 256
 """The maximum number of small rows that are kept as objects before they are joined and hashed."""
 
 
@@ -159,53 +159,53 @@ class ColumnWriter:
     def __init__(self, field: Array) -> None:
         row_bytes = field.row_bytes or 0
         self.data, self.hashes = SectionBuffer(), SectionBuffer()
-        self._fill = bytes(field.stride - row_bytes)
-        self._row_bytes, self._absent = row_bytes, b""
+        self._padding = bytes(field.stride - row_bytes)
+        self._row_bytes, self._zero_row = row_bytes, b""
         self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
-        self._by_row = row_bytes >= ROW_HASH_MIN
-        self._run, self._n_in_run = Hasher(), 0
+        self._has_row_hashes = row_bytes >= ROW_HASH_MIN
+        self._unit_hasher, self._n_in_unit = Hasher(), 0
         self._rows: list[bytes | memoryview] = []
-        self._n_wanted = min(GATHERED, self._rows_per_unit)
+        self._flush_count = min(MAX_PENDING_ROWS, self._rows_per_unit)
 
     def append(self, row: bytes | memoryview | None) -> None:
         """Add a row; for None, a row of zeros. A small row is borrowed until `flush`."""
         if row is None:
             # Create the row of zeros only when it is needed, because it may be very large.
-            self._absent = self._absent or bytes(self._row_bytes)
-            row = self._absent
-        if self._by_row:
+            self._zero_row = self._zero_row or bytes(self._row_bytes)
+            row = self._zero_row
+        if self._has_row_hashes:
             self.hashes.write(DIMENSION.pack(hash_bytes(row)))
             self.data.write(row)
-            if self._fill:
-                self.data.write(self._fill)
+            if self._padding:
+                self.data.write(self._padding)
             return
         self._rows.append(row)
-        if len(self._rows) == self._n_wanted:
+        if len(self._rows) == self._flush_count:
             self.flush()
 
     def flush(self) -> None:
         """Join the small rows; hash and write them."""
         if not self._rows:
             return
-        joined = self._fill.join(self._rows) + self._fill
+        joined = self._padding.join(self._rows) + self._padding
         self.data.write(joined)
-        self._run.update(joined)
-        self._n_in_run += len(self._rows)
+        self._unit_hasher.update(joined)
+        self._n_in_unit += len(self._rows)
         self._rows = []
-        if self._n_in_run == self._rows_per_unit:
-            self._end_run()
-        self._n_wanted = min(GATHERED, self._rows_per_unit - self._n_in_run)
+        if self._n_in_unit == self._rows_per_unit:
+            self._end_unit()
+        self._flush_count = min(MAX_PENDING_ROWS, self._rows_per_unit - self._n_in_unit)
 
     def finish(self) -> None:
-        """Flush, and write the hash of the last run if it is incomplete."""
+        """Flush, and write the hash of the last unit if it is incomplete."""
         self.flush()
-        if self._n_in_run:
-            self._end_run()
+        if self._n_in_unit:
+            self._end_unit()
 
-    def _end_run(self) -> None:
-        self.hashes.write(DIMENSION.pack(self._run.intdigest()))
-        self._run.reset()
-        self._n_in_run = 0
+    def _end_unit(self) -> None:
+        self.hashes.write(DIMENSION.pack(self._unit_hasher.intdigest()))
+        self._unit_hasher.reset()
+        self._n_in_unit = 0
 
 
 class ValidityWriter:
@@ -213,27 +213,27 @@ class ValidityWriter:
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
-        self._n, self._byte = 0, 0
+        self._n_bits, self._byte = 0, 0
 
     def append(self, value: object) -> None:
         """Add the bit of a sample: 0 if its value of the field is None, otherwise 1."""
-        self._byte |= (value is not None) << (self._n & 7)
-        self._n += 1
-        if not self._n & 7:
-            self._put()
+        self._byte |= (value is not None) << (self._n_bits & 7)
+        self._n_bits += 1
+        if not self._n_bits & 7:
+            self._write_byte()
 
     def finish(self) -> None:
         """Write the last byte if it is incomplete."""
-        if self._n & 7:
-            self._put()
+        if self._n_bits & 7:
+            self._write_byte()
 
-    def _put(self) -> None:
+    def _write_byte(self) -> None:
         self.data.write(bytes([self._byte]))
         self._byte = 0
 
 
 _COPY_BYTES: Final = 1 << 20
-WAITING_BYTES: Final = 32 << 20
+TRAINING_BYTES: Final = 32 << 20
 """The dictionaries are trained when the records that are held back have this many bytes."""
 
 
@@ -242,7 +242,7 @@ class StreamWriter:
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
-        self.spools = self.lines, self.packets, self.chunks
+        self.buffers = self.lines, self.packets, self.chunks
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
         """Append a stream here and its record to `data`; return the hash for the index entry."""
@@ -275,60 +275,60 @@ class PayloadWriter:
         self.data, self.index, self.hash = SectionBuffer(), SectionBuffer(), Hasher()
         self.shapes = {n: SectionBuffer() for n, f in schema.records.items() if f.stored_dims}
         self.streams = {n: StreamWriter() for n, f in schema.records.items() if f.is_streamed}
-        self._tables = [spool for stream in self.streams.values() for spool in stream.spools]
-        self.spools = [self.data, self.index, *self.shapes.values(), *self._tables]
+        self._tables = [buffer for stream in self.streams.values() for buffer in stream.buffers]
+        self.buffers = [self.data, self.index, *self.shapes.values(), *self._tables]
         self.dictionaries: dict[str, Dictionary | None] = {
             n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
         """The dictionary of each field; None before training, or if there is too little data."""
         self.required = Required(0)
         """The features that a reader needs for the records written so far."""
-        self.n_spooled = 0
+        self.n_buffered = 0
         """The number of bytes in all buffers together."""
         self._layouts = [
             _RecordLayout(n, SPECS[f.codec].code, f.alignment, self.shapes.get(n), f.stored_dims)
             for n, f in schema.records.items()
         ]
-        self._is_learning = bool(self.dictionaries)
-        self._waiting: list[list[Record]] = []
-        self._n_waiting_bytes = 0
+        self._is_training_pending = bool(self.dictionaries)
+        self._pending: list[list[Record]] = []
+        self._n_pending_bytes = 0
 
     @property
     def n_bytes(self) -> int:
         """The number of payload bytes so far; held-back records have their uncompressed size."""
-        return self.data.n_bytes + self._n_waiting_bytes
+        return self.data.n_bytes + self._n_pending_bytes
 
     def append(self, records: Sequence[Record]) -> None:
         """Add a row: a record for each field that is stored as records, in schema order."""
-        if not self._is_learning:
+        if not self._is_training_pending:
             self._write(records)
             return
         # Copy the records: the caller may change their memory before they are written.
         copies = [_owned_copy(record) for record in records]
-        self._waiting.append(copies)
-        self._n_waiting_bytes += sum(map(_n_bytes, copies))
-        if self._n_waiting_bytes >= WAITING_BYTES:
+        self._pending.append(copies)
+        self._n_pending_bytes += sum(map(_n_bytes, copies))
+        if self._n_pending_bytes >= TRAINING_BYTES:
             self.finish()
 
-    def least_bytes(self, records: Sequence[Record]) -> int:
+    def min_added_bytes(self, records: Sequence[Record]) -> int:
         """Return a lower bound of the bytes that a row adds to `data`."""
-        if self._is_learning:
+        if self._is_training_pending:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))
 
     def finish(self) -> None:
         """Train the dictionaries on the rows that are held back; then write these rows."""
-        if not self._is_learning:
+        if not self._is_training_pending:
             return
-        self._is_learning = False
+        self._is_training_pending = False
         for k, layout in enumerate(self._layouts):
             if layout.name in self.dictionaries:
-                column = [row[k] for row in self._waiting]
+                column = [row[k] for row in self._pending]
                 content = train_dictionary([one[0] for one in column if isinstance(one, tuple)])
                 self.dictionaries[layout.name] = cached_dictionary(content) if content else None
-        for row in self._waiting:
+        for row in self._pending:
             self._write(row)
-        self._waiting, self._n_waiting_bytes = [], 0
+        self._pending, self._n_pending_bytes = [], 0
 
     def _write(self, records: Sequence[Record]) -> None:
         for layout, record in zip(self._layouts, records, strict=True):
@@ -337,15 +337,15 @@ class PayloadWriter:
                 continue
             start, n_tables = self.data.n_bytes, sum(table.n_bytes for table in self._tables)
             hash_ = self.streams[layout.name].append(record, self.data)
-            self._enter(start, record.nbytes, Codec.RAW, record.nbytes, hash_)
+            self._write_entry(start, record.nbytes, Codec.RAW, record.nbytes, hash_)
             n_added = sum(table.n_bytes for table in self._tables) - n_tables
-            self.n_spooled += record.nbytes + n_added
+            self.n_buffered += record.nbytes + n_added
 
-    def _enter(self, start: int, n_stored: int, codec: int, n_bytes: int, hash_: int) -> None:
+    def _write_entry(self, start: int, n_stored: int, codec: int, n_bytes: int, hash_: int) -> None:
         entry = pack_entry(start, n_stored, codec, n_bytes, hash_)
         self.index.write(entry)
         self.hash.update(entry[-DIMENSION.size :])
-        self.n_spooled += ENTRY.size
+        self.n_buffered += ENTRY.size
 
     def _write_record(self, layout: _RecordLayout, record: Content, shape: tuple[int, ...]) -> None:
         codec, stored = layout.codec, record
@@ -356,13 +356,13 @@ class PayloadWriter:
         gap = 0 if codec else -data.n_bytes % layout.raw_alignment
         if gap:
             data.write(bytes(gap))
-        self._enter(data.n_bytes, n_stored, codec, len(record), hash_bytes(stored))
+        self._write_entry(data.n_bytes, n_stored, codec, len(record), hash_bytes(stored))
         data.write(stored)
-        self.n_spooled += gap + n_stored
+        self.n_buffered += gap + n_stored
         if layout.shapes is not None:
             for d in layout.stored_dims:
                 layout.shapes.write(DIMENSION.pack(shape[d]))
-            self.n_spooled += DIMENSION.size * len(layout.stored_dims)
+            self.n_buffered += DIMENSION.size * len(layout.stored_dims)
 
 
 def _owned_copy(record: Record) -> Record:

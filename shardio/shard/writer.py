@@ -1,7 +1,7 @@
 """Write samples to one shard file, in one pass.
 
-Sections grow in buffers in memory. When these have `SPOOL_BYTES`, the largest section of data (a
-column or the payload) is *streamed*: its data goes directly to the shard file, which has a
+Sections grow in buffers in memory. When these have `STREAMING_BYTES`, the largest section of data
+(a column or the payload) is *streamed*: its data goes directly to the shard file, which has a
 temporary name. Each time that the other buffers have `MEMORY_BYTES`, the largest of them moves to a
 temporary file without a name. Closing appends all sections but the streamed one, and renames the
 file. Thus memory is bounded, and the largest section is written only once.
@@ -64,7 +64,7 @@ def check_names(sample: Mapping[str, Any], schema: Schema) -> None:
         raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
 
 
-SPOOL_BYTES: Final = 8 << 20
+STREAMING_BYTES: Final = 8 << 20
 """The number of bytes in memory at which the largest section of data starts to be streamed."""
 MEMORY_BYTES: Final = 64 << 20
 """The number of bytes in memory at which the largest buffer moves to a temporary file, once a
@@ -113,14 +113,14 @@ class ShardWriter(Publishing):
         self._columns = {n: ColumnWriter(f) for n, f in schema.columns.items()}
         self._payload = PayloadWriter(schema)
         self._validity = {name: ValidityWriter() for name in schema.optional}
-        self._media = {n: f for n, f in schema.records.items() if f.medium}
-        self._rows_of = [(n, f.row_encoder(n)) for n, f in schema.columns.items()]
-        self._records_of = [(n, f.record_encoder(n)) for n, f in schema.records.items()]
+        self._media_fields = {n: f for n, f in schema.records.items() if f.medium}
+        self._row_encoders = [(n, f.row_encoder(n)) for n, f in schema.columns.items()]
+        self._record_encoders = [(n, f.record_encoder(n)) for n, f in schema.records.items()]
         self._row_bytes = sum(field.stride for field in schema.columns.values())
         n_hashes = DIMENSION.size * len(self._columns)  # a column has at most one hash per row
-        self._most_row_bytes = self._row_bytes + n_hashes + len(self._validity)
+        self._max_row_bytes = self._row_bytes + n_hashes + len(self._validity)
         self._streamed: SectionBuffer | None = None
-        self._next_look = SPOOL_BYTES
+        self._next_check_bytes = STREAMING_BYTES
 
     @property
     def n_bytes(self) -> int:
@@ -153,12 +153,12 @@ class ShardWriter(Publishing):
                 column.append(row)
             if records:
                 if self._payload.streams:
-                    self._place_payload(records)
+                    self._stream_large_payload(records)
                 self._payload.append(records)
             for name, validity in self._validity.items():
                 validity.append(sample.get(name))
-            if self._n_spooled() >= self._next_look:
-                self._place_spools()
+            if self._n_buffered() >= self._next_check_bytes:
+                self._limit_memory()
         except BaseException:
             self.abort()  # a half-written sample would misalign all samples after it
             raise
@@ -167,25 +167,25 @@ class ShardWriter(Publishing):
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
         if sample.keys() != self.schema.keys():
             check_names(sample, self.schema)
-        rows = [encode(sample.get(name)) for name, encode in self._rows_of]
-        if self._media:
-            given = {n: encode_media(n, f, sample.get(n)) for n, f in self._media.items()}
+        rows = [encode(sample.get(name)) for name, encode in self._row_encoders]
+        if self._media_fields:
+            given = {n: encode_media(n, f, sample.get(n)) for n, f in self._media_fields.items()}
             sample = {**sample, **given}
-        return rows, [encode(sample.get(name)) for name, encode in self._records_of]
+        return rows, [encode(sample.get(name)) for name, encode in self._record_encoders]
 
-    def _spools(self) -> list[SectionBuffer]:
+    def _all_buffers(self) -> list[SectionBuffer]:
         columns = [s for c in self._columns.values() for s in (c.data, c.hashes)]
         bits = [validity.data for validity in self._validity.values()]
-        return [*columns, *self._payload.spools, *bits]
+        return [*columns, *self._payload.buffers, *bits]
 
-    def _place_payload(self, records: list[Record]) -> None:
+    def _stream_large_payload(self, records: list[Record]) -> None:
         """Start to stream the payload if `records` will make it the largest section.
 
         Large records then go to the shard file without being kept in memory.
         """
-        n_more = self._payload.least_bytes(records) if self._streamed is None else 0
+        n_more = self._payload.min_added_bytes(records) if self._streamed is None else 0
         self._flush_columns()
-        if not n_more or n_more + sum(spool.waiting for spool in self._spools()) < SPOOL_BYTES:
+        if not n_more or n_more + sum(b.n_in_memory for b in self._all_buffers()) < STREAMING_BYTES:
             return
         columns = max((c.data.n_bytes for c in self._columns.values()), default=0)
         if self._payload.data.n_bytes + n_more > columns:
@@ -195,35 +195,35 @@ class ShardWriter(Publishing):
         for column in self._columns.values():
             column.flush()
 
-    def _n_spooled(self) -> int:
+    def _n_buffered(self) -> int:
         """Return an upper bound of the bytes in all buffers, with the sample being added."""
-        return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
+        return (self.n_samples + 1) * self._max_row_bytes + self._payload.n_buffered
 
-    def _place_spools(self) -> None:
+    def _limit_memory(self) -> None:
         """Move a section out of memory if the buffers are too large.
 
         The choice depends only on the samples, so the same samples give the same file.
         """
         self._flush_columns()
-        waiting = sum(spool.waiting for spool in self._spools())
-        if self._streamed is None and waiting >= SPOOL_BYTES:
-            self._choose_dominant()
-        elif waiting >= MEMORY_BYTES:
-            largest = max(self._spools(), key=lambda spool: spool.waiting)
+        n_in_memory = sum(buffer.n_in_memory for buffer in self._all_buffers())
+        if self._streamed is None and n_in_memory >= STREAMING_BYTES:
+            self._stream_largest()
+        elif n_in_memory >= MEMORY_BYTES:
+            largest = max(self._all_buffers(), key=lambda buffer: buffer.n_in_memory)
             largest.move_to(create_unnamed(self._folder))
-        waiting = sum(spool.waiting for spool in self._spools())
-        most = SPOOL_BYTES if self._streamed is None else MEMORY_BYTES
+        n_in_memory = sum(buffer.n_in_memory for buffer in self._all_buffers())
+        most = STREAMING_BYTES if self._streamed is None else MEMORY_BYTES
         # Check the buffers again only after the number of further bytes that may fill them.
-        self._next_look = self._n_spooled() + most - waiting
+        self._next_check_bytes = self._n_buffered() + most - n_in_memory
 
-    def _choose_dominant(self) -> None:
+    def _stream_largest(self) -> None:
         data = [c.data for c in self._columns.values()]
-        self._stream(max([*data, self._payload.data], key=lambda spool: spool.n_bytes))
+        self._stream(max([*data, self._payload.data], key=lambda buffer: buffer.n_bytes))
 
-    def _stream(self, spool: SectionBuffer) -> None:
-        self._streamed = spool
+    def _stream(self, buffer: SectionBuffer) -> None:
+        self._streamed = buffer
         if self._file is not None:
-            spool.move_to(self._file)
+            buffer.move_to(self._file)
 
     def close(self) -> ShardSummary:
         """Write the remaining sections, sync the file, and rename it to the name of the shard.
@@ -254,8 +254,8 @@ class ShardWriter(Publishing):
         for validity in self._validity.values():
             validity.finish()
         if self._streamed is None:
-            self._choose_dominant()
-        buffers, table = self._buffers(), SectionTable(file)
+            self._stream_largest()
+        buffers, table = self._buffers_by_key(), SectionTable(file)
         counts = tuple(
             (key, buffer.n_bytes // VARIABLE_COUNT_STRIDES[key[0]])
             for key, buffer in buffers.items()
@@ -281,14 +281,14 @@ class ShardWriter(Publishing):
         elif kind in (Kind.SCHEMA, Kind.DICTIONARY):
             hash_ = buffer.hash()
         else:
-            table.add_blocked(spec, buffer.chunks())
+            table.add_with_block_hashes(spec, buffer.chunks())
             return
         if buffer is self._streamed:
             table.add_entry(spec, buffer.n_bytes, hash_)
         else:
             table.add(spec, buffer.chunks(), hash_)
 
-    def _buffers(self) -> dict[Key, SectionBuffer]:
+    def _buffers_by_key(self) -> dict[Key, SectionBuffer]:
         """Return the buffer of each section, by key; sections of block hashes have no buffer."""
         ids, payload = self.schema.field_id, self._payload
         found: dict[Key, SectionBuffer] = {}
@@ -326,10 +326,10 @@ class ShardWriter(Publishing):
             with contextlib.suppress(OSError):  # the error of a failed write was raised before
                 self._file.close()
         self._file = None
-        for spool in self._spools():
-            if spool is not self._streamed:
+        for buffer in self._all_buffers():
+            if buffer is not self._streamed:
                 with contextlib.suppress(OSError):
-                    spool.close()
+                    buffer.close()
 
     @property
     def _is_closed(self) -> bool:

@@ -15,7 +15,7 @@ from shardio.format.layout import Kind, Required
 from shardio.format.sections import codecs
 from shardio.format.types.arrays import pack_list, unpack_list
 from shardio.maintenance import verify_shard
-from shardio.shard.section_writers import WAITING_BYTES
+from shardio.shard.section_writers import TRAINING_BYTES
 from tests.loading import write_dataset
 from tests.shards import write_samples
 
@@ -204,7 +204,7 @@ def test_no_more_waits_for_a_dictionary_than_is_said(tmp_path: Path) -> None:
     assert writer._payload.data.n_bytes == 0
     for _ in range(2):
         writer.append({"blob": blob, "text": "x"})
-    assert 5 * len(blob) > WAITING_BYTES
+    assert 5 * len(blob) > TRAINING_BYTES
     assert writer._payload.data.n_bytes >= 4 * len(blob)
     writer.abort()
 

@@ -44,9 +44,9 @@ Content = tuple[Schema, list[dict[str, Any]]]
 
 
 @pytest.fixture
-def tiny_spools(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a few kilobytes count as much, so that sections stream and move to temporary files."""
-    monkeypatch.setattr(writer, "SPOOL_BYTES", 5_000)
+    monkeypatch.setattr(writer, "STREAMING_BYTES", 5_000)
     monkeypatch.setattr(writer, "MEMORY_BYTES", 20_000)
 
 
@@ -95,7 +95,7 @@ def test_bytes_do_not_depend_on_key_order(tmp_path: Path, content: Content) -> N
     assert write(tmp_path / "b.shard", schema, turned).read_bytes() == first
 
 
-@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.usefixtures("tiny_buffers")
 def test_tables_of_streams_that_wait_in_files_are_read_whole(tmp_path: Path) -> None:
     written = write_media(tmp_path / "a.shard", 60, mean_bytes=9)
     with ShardReader(tmp_path / "a.shard") as reader:
@@ -103,7 +103,7 @@ def test_tables_of_streams_that_wait_in_files_are_read_whole(tmp_path: Path) -> 
     assert verify_shard(tmp_path / "a.shard") == []
 
 
-@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.usefixtures("tiny_buffers")
 @pytest.mark.parametrize("n", [0, 1, 3, 60])
 def test_sections_that_stream_or_wait_in_files_are_read_whole(tmp_path: Path, n: int) -> None:
     path = write_shard(tmp_path / "a.shard", n)
@@ -113,19 +113,19 @@ def test_sections_that_stream_or_wait_in_files_are_read_whole(tmp_path: Path, n:
     assert verify_shard(path) == []
 
 
-@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.usefixtures("tiny_buffers")
 def test_waiting_sections_leave_memory_for_unlinked_files(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path / "a.shard", EVERY_FIELD)
     most = 0
     for sample in samples(80):
         writer.append(sample)
-        most = max(most, sum(spool.waiting for spool in writer._spools()))
+        most = max(most, sum(buffer.n_in_memory for buffer in writer._all_buffers()))
     assert 5_000 < most < 20_000 + 15_000
     assert len(os.listdir(tmp_path)) == 1  # the hidden file; the others have no name
     writer.close()
 
 
-@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.usefixtures("tiny_buffers")
 @pytest.mark.parametrize("largest", ["frames", "raw"])
 def test_the_largest_section_streams_to_the_front(tmp_path: Path, largest: str) -> None:
     schema = Schema({"small": Array("int64"), "frames": Array("uint8", (3000,)), "raw": Bytes()})
@@ -144,7 +144,7 @@ def test_pieces_are_whole_chunks_and_blocks() -> None:
 
 
 def test_a_long_stream_is_read_whole_and_takes_no_memory_of_its_own(tmp_path: Path) -> None:
-    stream = made_stream(1, 12, mean_bytes=1 << 20)  # more than SPOOL_BYTES
+    stream = made_stream(1, 12, mean_bytes=1 << 20)  # more than STREAMING_BYTES
     schema = Schema({"video": Video()})
     with ShardWriter(tmp_path / "a.shard", schema) as writer:
         tracemalloc.start()
@@ -159,7 +159,7 @@ def test_a_long_stream_is_read_whole_and_takes_no_memory_of_its_own(tmp_path: Pa
     assert verify_shard(tmp_path / "a.shard") == []
 
 
-@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.usefixtures("tiny_buffers")
 @pytest.mark.parametrize(("n_bytes", "largest"), [(100, "payload"), (50_000, "column")])
 def test_the_longest_stream_or_column_is_first(tmp_path: Path, n_bytes: int, largest: str) -> None:
     schema = Schema({"video": Video(), "x": Array("uint8", (n_bytes,))})
@@ -256,7 +256,7 @@ def test_nothing_has_the_final_name_before_the_end(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.shard"]
 
 
-@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.usefixtures("tiny_buffers")
 def test_an_exception_in_the_with_publishes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="mine"),
@@ -319,7 +319,7 @@ sys.path.insert(0, {root!r})
 from shardio.shard import writer as w
 from shardio.format.types import Array, Bytes
 from shardio.format.schema import Schema
-w.SPOOL_BYTES, w.MEMORY_BYTES = 50_000, 50_000
+w.STREAMING_BYTES, w.MEMORY_BYTES = 50_000, 50_000
 limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 schema = Schema({{"x": Array("uint8", (3000,)), "y": Array("uint8", (2500,)), "z": Bytes()}})
