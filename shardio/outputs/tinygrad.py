@@ -16,7 +16,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.outputs.tinygrad_internals import find_copies, find_view
+from shardio.outputs.tinygrad_internals import find_copies, find_synchronize, find_view
 
 Ndarray = npt.NDArray[Any]
 
@@ -57,8 +57,7 @@ class TinygradAdapter:
         self._devices = tuple(_open(name) for name in names)
         if not names or len(set(self._devices)) < len(names):
             raise InvalidArgument(f"device must name different devices; found {device!r}")
-        opened: list[Any] = [Device[name] for name in self._devices]
-        self._waits = [device.synchronize for device in opened]
+        self._waits = [find_synchronize(name) for name in self._devices]
         self._n_staged_bytes = 0
         self._view = find_view(self._devices[0]) if _kinds(self._devices) == ["CPU"] else None
         self.aliases = self._view is not None

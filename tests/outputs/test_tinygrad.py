@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from importlib.metadata import version
@@ -382,6 +385,39 @@ def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(device), "synchronize", lambda self: waited.append(self.device))
     TinygradAdapter(("PYTHON", "PYTHON:1")).synchronize()
     assert waited == ["PYTHON", "PYTHON:1"]
+
+
+# Only with HCQ2=1 when it is imported does tinygrad 0.14 queue work of the CPU device.
+WITH_QUEUES = """
+import numpy
+from tinygrad import Device, Tensor
+from shardio.outputs.tinygrad import TinygradAdapter
+maker, device = TinygradAdapter("CPU"), Device["CPU"]
+a = Tensor(numpy.ones((500, 500), numpy.float32)).realize()
+for _ in range(20):
+    result = (a @ a).sum().realize()
+    maker.synchronize()
+    counters = [queue.done._buf.cpu_view().view(fmt="Q")[0] for queue in device.workers]
+    assert counters == [queue.put._buf.cpu_view().view(fmt="Q")[0] for queue in device.workers]
+assert device.workers, "nothing was queued"
+"""
+
+
+@on_cpu
+@pytest.mark.skipif(VERSION < (0, 14), reason="this tinygrad has no queues of the CPU device")
+def test_queued_work_of_the_cpu_device_is_waited_for() -> None:
+    environment = {**os.environ, "DEV": "CPU", "HCQ2": "1"}
+    subprocess.run([sys.executable, "-c", WITH_QUEUES], env=environment, check=True, timeout=300)
+
+
+@on_cpu
+def test_an_unknown_synchronize_is_always_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = Device["CPU"]
+    assert (internals.find_synchronize("CPU") == device.synchronize) == (VERSION < (0, 14))
+    calls: list[str] = []
+    monkeypatch.setattr(type(device), "synchronize", lambda self: calls.append(self.device))
+    internals.find_synchronize("CPU")()
+    assert calls == ["CPU"]
 
 
 @on_cpu  # tinygrad puts the parts together there, whatever device they are on
