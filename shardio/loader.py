@@ -178,7 +178,7 @@ class ShardLoader(Closing):
     def _assembler_for(self, opened: Dataset) -> BatchAssembler:
         adapter = create_adapter(self._options.output, self._options.device)
         if adapter is not None and adapter.aliases:
-            self._engine.settle_by(adapter.synchronize)
+            self._engine.set_synchronize(adapter.synchronize)
         reuses, most = self._options.reuse, self._options.max_skips or 0
         return BatchAssembler(self._engine, adapter, opened, reuses=reuses, most_skips=most)
 

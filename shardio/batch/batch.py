@@ -68,14 +68,14 @@ class Batch(Mapping[str, Any]):
         epoch: int,
         step: int,
         paths: Sequence[str] = (),
-        beside: Mapping[str, Sequence[str]] = _NONE,
+        column_paths: Mapping[str, Sequence[str]] = _NONE,
         skipped: tuple[Skipped, ...] = (),
     ) -> None:
         self._layout, self._block, self._values = layout, block, values
         self._lists: dict[str, list[Any]] = {}
         # Used in errors: the paths of the dataset's shards and, for each column that was added to
         # the dataset later, the paths of the column's own shards.
-        self._paths, self._column_paths = paths, beside
+        self._paths, self._column_paths = paths, column_paths
         self.n_rows = n_rows
         """The number of rows, including padding."""
         self.epoch = epoch
@@ -136,11 +136,11 @@ class Batch(Mapping[str, Any]):
         return np.ones(self.n_rows, np.bool_)
 
     @property
-    def filled(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
+    def filled_block(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
         """The layout of the block, the block of the batch, and the number of used rows."""
         return self._layout, self._block, self.n_rows
 
-    def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
+    def map_arrays(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
         """Return a copy of the batch with `wrap` applied to each array; see `TensorAdapter`."""
         made, layout = copy(self), self._layout
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
@@ -156,16 +156,16 @@ class Batch(Mapping[str, Any]):
     def _decode(self, slot: VaryingSlot) -> list[Any]:
         layout, field = self._layout, self._layout.schema[slot.name]
         extents = layout.extents(self._block, slot)[: self.n_rows]
-        places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
+        offsets, sizes = extents["offset"].tolist(), extents["n_bytes"].tolist()
         heap = self._block[layout.heap :]
         if (array := field.array) is not None:
             shapes = layout.shapes(self._block, slot)[: self.n_rows].tolist()
             values: list[Any] = [
-                heap[p : p + n].view(array.numpy).reshape(shape)
-                for p, n, shape in zip(places, sizes, shapes, strict=True)
+                heap[i : i + n].view(array.numpy).reshape(shape)
+                for i, n, shape in zip(offsets, sizes, shapes, strict=True)
             ]
         else:
-            records = [heap[p : p + n].data for p, n in zip(places, sizes, strict=True)]
+            records = [heap[i : i + n].data for i, n in zip(offsets, sizes, strict=True)]
             try:
                 values = field.decode_batch(records)
             except (ShardCorrupt, ValueError, RecursionError) as error:

@@ -32,7 +32,7 @@ ORIGIN: Final = np.dtype(
 )
 """An entry of the origin table: the index of the sample in the view (`position`), its row in its
 shard, its shard, the field that is being read (-1 for none), and the status of the row."""
-EXTENT: Final = np.dtype([("n_bytes", "<u8"), ("place", "<u8")])
+EXTENT: Final = np.dtype([("n_bytes", "<u8"), ("offset", "<u8")])
 """The extent of a value: its size in bytes, and its offset in the heap."""
 
 ALIGNMENT: Final = 64
@@ -165,8 +165,8 @@ class BlockLayout:
             s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed
         }
         if self.whole:
-            for slot, (place, *shape) in zip(self.whole, self.heads(block), strict=True):
-                found[slot.name] = np.ndarray(shape, slot.dtype, block, self.heap + place)
+            for slot, (offset, *shape) in zip(self.whole, self.heads(block), strict=True):
+                found[slot.name] = np.ndarray(shape, slot.dtype, block, self.heap + offset)
         return found
 
     def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
@@ -230,7 +230,7 @@ def layout_for_samples(
     _check_no_streams(schema, list(schema) if stored is None else stored)
     batch, joins = collation.expand(schema)
     names = [name for join in joins for name in (join.name, join.companion) if name is not None]
-    return _place_fields(batch, n_rows, frozenset(names), joins, schema)
+    return _assign_offsets(batch, n_rows, frozenset(names), joins, schema)
 
 
 def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
@@ -249,16 +249,16 @@ def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout
 
     `whole` has the fields that are arrays; the others are lists with one value per sample.
     """
-    made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
+    made = _assign_offsets(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
 
 
 def layout_of_received_batches(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
     """Return the layout of blocks from another machine; `whole` names the whole arrays."""
-    return _place_fields(schema, n_rows, whole, (), schema)
+    return _assign_offsets(schema, n_rows, whole, (), schema)
 
 
-def _place_fields(
+def _assign_offsets(
     schema: Schema,
     n_rows: int,
     whole: frozenset[str],
@@ -266,22 +266,22 @@ def _place_fields(
     samples: Schema,
 ) -> BlockLayout:
     """Assign offsets that are multiples of 64 bytes, as tinygrad requires."""
-    place = _align(n_rows * ORIGIN.itemsize)
+    offset = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:
-        presence.append(PresenceSlot(name, place))
-        place = _align(place + n_rows)
+        presence.append(PresenceSlot(name, offset))
+        offset = _align(offset + n_rows)
     varying, heads = [], {}
     for name, field in schema.items():
         if name in whole and (array := field.array) is not None:
             n_dims = len(array.shape)
-            heads[name] = WholeSlot(name, place, array.numpy, n_dims, _missing_dtype(array))
-            place = _align(place + (1 + n_dims) * 8)
+            heads[name] = WholeSlot(name, offset, array.numpy, n_dims, _missing_dtype(array))
+            offset = _align(offset + (1 + n_dims) * 8)
         elif not is_fixed(schema, name):
             n_dims = 0 if field.array is None else len(field.array.shape)
-            shapes = _align(place + n_rows * EXTENT.itemsize)
-            varying.append(VaryingSlot(name, place, shapes, n_dims, field.alignment))
-            place = _align(shapes + n_rows * n_dims * 8)
+            shapes = _align(offset + n_rows * EXTENT.itemsize)
+            varying.append(VaryingSlot(name, offset, shapes, n_dims, field.alignment))
+            offset = _align(shapes + n_rows * n_dims * 8)
     fixed = []
     for name, field in schema.items():
         array = field.array
@@ -289,9 +289,9 @@ def _place_fields(
             shape = tuple(d for d in array.shape if d is not None)
             row_bytes = array.row_bytes or 0
             logical = _missing_dtype(array)
-            fixed.append(FixedSlot(name, place, array.numpy, shape, row_bytes, logical))
-            place = _align(place + n_rows * row_bytes)
-    heap = -(-place // PAGE) * PAGE
+            fixed.append(FixedSlot(name, offset, array.numpy, shape, row_bytes, logical))
+            offset = _align(offset + n_rows * row_bytes)
+    heap = -(-offset // PAGE) * PAGE
     slots = tuple(
         JoinSlot(join, heads[join.name], None if join.companion is None else heads[join.companion])
         for join in joins

@@ -74,7 +74,7 @@ def write_samples(
         if n_samples:
             details: dict[str, Any] = {}
             if latest is not None:
-                output.follow(latest)
+                output.set_previous(latest)
                 details = {
                     "stats": {key: value for key, value in latest.stats.items() if key != "whole"},
                     "operation": {"name": "append", "options": {"shard_bytes": shard_bytes}},

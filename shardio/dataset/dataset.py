@@ -49,11 +49,11 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         subset: str | None = None,
     ) -> None:
         self.path, self.root, self.subset_name = path, root, subset
-        self.schema: Schema = generation.whole_schema
+        self.schema: Schema = generation.full_schema
         """The fields of the samples, including added columns."""
         self.files = files
         self.rows = rows
-        self.starts: Rows = rows.shard_starts
+        self.shard_starts: Rows = rows.shard_starts
         """The index of each shard's first row, followed by the total number of rows."""
         self._generation = generation
         self.verify: Verify = verify
@@ -151,13 +151,13 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             self.check_open()
             raise IndexError(f"{self.path}: sample {row} of {n}")
         row += n if row < 0 else 0
-        if not self.rows.is_plain:
+        if not self.rows.selects_all:
             row = int(self.rows.at(np.array([row]))[0])
-        shard = int(np.searchsorted(self.starts, row, side="right")) - 1
-        return self.sample(shard, row - int(self.starts[shard]))
+        shard = int(np.searchsorted(self.shard_starts, row, side="right")) - 1
+        return self.sample(shard, row - int(self.shard_starts[shard]))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if not self.rows.is_plain:
+        if not self.rows.selects_all:
             return (self[i] for i in range(len(self)))
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
@@ -221,7 +221,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """Return, for each of `rows`, the index of the shard that contains the row."""
         if self._rows_per_shard:
             return rows // self._rows_per_shard
-        return np.searchsorted(self.starts, rows, side="right") - 1
+        return np.searchsorted(self.shard_starts, rows, side="right") - 1
 
     def gather(self, name: str) -> ColumnGather:
         """Return the object that copies rows of the column `name`. It is created on first use."""
@@ -230,7 +230,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         while found is None:
             try:
                 field = self.schema.columns[name]
-                found = ColumnGather(name, field, self.files, self.starts, self.verify)
+                found = ColumnGather(name, field, self.files, self.shard_starts, self.verify)
                 self._gathers[name] = found
             except InsufficientMemory:  # there is too little address space for this many files
                 if not self.files.open_files.halve():
@@ -301,7 +301,7 @@ def _parts(dataset: Dataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterato
         firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         for at in np.split(order, firsts[1:]):
             shard = int(shards[at[0]])
-            local = rows[at] - dataset.starts[shard]
+            local = rows[at] - dataset.shard_starts[shard]
             yield ShardSamples(shard, start + at, local, _readers(dataset, shard))
 
 

@@ -99,8 +99,8 @@ def add_external_list(
     return {"bytes": len(content), "count": count, "id": id}
 
 
-def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> ExternalList:
-    """Parse a reference to an external list; `place` is the generation file that contains it."""
+def parse_external_list(content: Mapping[str, Any], kind: str, path: Path) -> ExternalList:
+    """Parse a reference to an external list; `path` is the generation file that contains it."""
     id, n_bytes, count = (content.get(key) for key in ("id", "bytes", "count"))
     if (
         not is_hex(id, 32)
@@ -109,10 +109,10 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
         or not (0 < n_bytes <= _MAX_BYTES and 0 < count <= _MAX_COUNT)
     ):
         raise DatasetCorrupt(
-            f"{place}: {kind} must be a list, or refer to an external list by an 'id' of 32 hex "
+            f"{path}: {kind} must be a list, or refer to an external list by an 'id' of 32 hex "
             f"digits, 'bytes' and 'count'; found {dict(content)!r}"
         )
-    return ExternalList(place.parent / f"{id}.{kind}", str(id), n_bytes, count)
+    return ExternalList(path.parent / f"{id}.{kind}", str(id), n_bytes, count)
 
 
 def external_list_names(content: Mapping[str, Any]) -> set[str]:
@@ -141,9 +141,9 @@ def remove_unreferenced(folder: Path) -> None:
     if not found:
         return
     named = set[str]()
-    for place in folder.glob("[0-9]*.json"):
+    for path in folder.glob("[0-9]*.json"):
         try:
-            named |= external_list_names(read_checksummed_json(place))
+            named |= external_list_names(read_checksummed_json(path))
         except (DatasetCorrupt, OSError):
             return
     for name in sorted(found - named):
@@ -310,17 +310,17 @@ def _lines(inputs: Iterable[object]) -> bytes:
     return b"".join(canonical_json(entry) + b"\n" for entry in inputs)
 
 
-def check_inputs(inputs: Sequence[Any], place: Path) -> None:
-    """Raise DatasetCorrupt if an input is invalid; the message names the file `place`."""
+def check_inputs(inputs: Sequence[Any], path: Path) -> None:
+    """Raise DatasetCorrupt if an input is invalid; the message names the file `path`."""
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
-            raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")
+            raise DatasetCorrupt(f"{path}: every entry of 'inputs' must be a dict")
         # Only `path` and `outcome` are required. A writer omits any other key with an empty value.
         texts = [entry.get("path"), entry.get("outcome")]
         texts += [entry.get(key, "") for key in ("reason", "hash")]
         counts = [entry.get(key, 0) for key in ("samples", "bytes")]
         if not (all(type(t) is str for t in texts) and all(type(n) is int for n in counts)):
             raise DatasetCorrupt(
-                f"{place}: input {i} must have texts 'path' and 'outcome', and only texts as "
+                f"{path}: input {i} must have texts 'path' and 'outcome', and only texts as "
                 f"'reason' and 'hash', and counts as 'samples' and 'bytes'; found {entry!r}"
             )

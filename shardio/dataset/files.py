@@ -42,7 +42,7 @@ class FileGroup(NamedTuple):
     shards: ShardList
 
 
-def _named(groups: Sequence[FileGroup], name: str | None) -> FileGroup:
+def _find_group(groups: Sequence[FileGroup], name: str | None) -> FileGroup:
     """Return the group that stores the field `name`; for None, the group of the shards."""
     return next((group for group in groups if group.name == name), groups[0])
 
@@ -53,9 +53,9 @@ class SourceFiles(NamedTuple):
     storage: ShardStorage
     groups: Sequence[FileGroup]
 
-    def storing(self, names: Iterable[str]) -> list[FileGroup]:
+    def groups_with(self, names: Iterable[str]) -> list[FileGroup]:
         """Return the groups that store the fields `names`, each group once."""
-        groups = [_named(self.groups, name) for name in names]
+        groups = [_find_group(self.groups, name) for name in names]
         return list({group.name: group for group in groups}.values())
 
 
@@ -127,7 +127,7 @@ class DatasetFiles:
             sample |= found.sample(row, group, check_truncated=check_truncated)
         return sample
 
-    def _located(self, shard: int) -> tuple[SourceFiles, int]:
+    def _locate(self, shard: int) -> tuple[SourceFiles, int]:
         """Return the source of a shard, and the index of the shard within this source."""
         shard = self._numbers[shard]
         source = bisect.bisect(self._source_starts, shard) - 1
@@ -138,7 +138,7 @@ class DatasetFiles:
 
         The caller owns the reader, which has its own marks. Thread-safe.
         """
-        source, local = self._located(shard)
+        source, local = self._locate(shard)
         return self._open_from(source, local, name, source.storage.pin_if_cached)
 
     @property
@@ -150,12 +150,14 @@ class DatasetFiles:
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that store the fields `names` for one shard, each with its storage."""
-        source, local = self._located(shard)
-        return [(source.storage, group.shards[local]) for group in source.storing(names)]
+        source, local = self._locate(shard)
+        return [(source.storage, group.shards[local]) for group in source.groups_with(names)]
 
     def sizes_by_storage(self, names: Sequence[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return the storage and file sizes of each group that stores one of the fields `names`."""
-        return [(s.storage, group.shards.sizes) for s in self.sources for group in s.storing(names)]
+        return [
+            (s.storage, group.shards.sizes) for s in self.sources for group in s.groups_with(names)
+        ]
 
     def file_numbers(self, name: str) -> Rows:
         """Return numbers, from 0 up, of the files that store the field `name`, one for each shard.
@@ -169,33 +171,33 @@ class DatasetFiles:
 
     def path(self, shard: int, name: str | None = None) -> str:
         """Return the path of a shard or its file with the field `name`; the file may be missing."""
-        source, local = self._located(shard)
-        return source.storage.path_of(_named(source.groups, name).shards[local])
+        source, local = self._locate(shard)
+        return source.storage.path_of(_find_group(source.groups, name).shards[local])
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """Return the files of a shard (or only the file of field `name`), each with its path."""
-        groups = self._groups if name is None else [_named(self._groups, name)]
+        groups = self._groups if name is None else [_find_group(self._groups, name)]
         return [(group.shards[shard], self.path(shard, group.name)) for group in groups]
 
     def summaries(self, name: str | None = None) -> ShardList:
         """Return the files that store the field `name`, one per shard; by default the shards."""
-        return _named(self._groups, name).shards
+        return _find_group(self._groups, name).shards
 
     def _open(self, file: int) -> ShardReader:
         number, shard = divmod(file, self.n_shards)
-        source, local = self._located(shard)
+        source, local = self._locate(shard)
         reader = self._open_from(source, local, self._groups[number].name, source.storage.pin)
         if self.is_partial:
             # Use the table even in a single process: readers are closed to make room for others,
             # and the marks that a closed reader owned would be lost.
             self._make_marks()
-        self._mark(file, reader)
+        self._assign_marks(file, reader)
         return reader
 
     def _open_from(
         self, source: SourceFiles, shard: int, name: str, pin: Callable[[ShardSummary], str]
     ) -> ShardReader:
-        group = _named(source.groups, name)
+        group = _find_group(source.groups, name)
         summary = group.shards[shard]
         path = pin(summary)
         content = source.storage.remote_file(summary, path)
@@ -243,9 +245,9 @@ class DatasetFiles:
     @property
     def n_marks(self) -> int:
         """The size of the table of marks. Unless `is_partial`, computing it opens all files."""
-        return int(self._starts_of_marks()[-1])
+        return int(self._compute_mark_starts()[-1])
 
-    def _starts_of_marks(self) -> Rows:
+    def _compute_mark_starts(self) -> Rows:
         """Return the position of each file's first mark in the table, then the table's size."""
         if self._mark_starts is None:
             n_files = len(self._groups) * self.n_shards
@@ -254,7 +256,7 @@ class DatasetFiles:
                     max_units(group.schema, group.shards.samples, group.shards.sizes)
                     for each in self._groups
                     for source in self.sources
-                    for group in [_named(source.groups, each.name)]
+                    for group in [_find_group(source.groups, each.name)]
                 ]
                 counts = np.concatenate(bounds)
             else:
@@ -266,10 +268,10 @@ class DatasetFiles:
 
     def share_marks(self, marks: Marks) -> None:
         """Use `marks`, an array of `n_marks` bytes, as the table of marks."""
-        self._starts_of_marks()
+        self._compute_mark_starts()
         self._marks = marks
         for file, reader in self.open_files.items():
-            self._mark(file, reader)
+            self._assign_marks(file, reader)
 
     def _make_marks(self) -> Marks:
         marks = self._marks
@@ -281,12 +283,12 @@ class DatasetFiles:
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
         """Return the table of marks, and where in it the marks of each shard's file begin."""
         first_file = self.first_file(name)
-        starts = self._starts_of_marks()[first_file : first_file + self.n_shards]
+        starts = self._compute_mark_starts()[first_file : first_file + self.n_shards]
         return self._make_marks(), starts
 
-    def _mark(self, file: int, reader: ShardReader) -> None:
+    def _assign_marks(self, file: int, reader: ShardReader) -> None:
         if self._marks is not None:
-            start, end = self._starts_of_marks()[file : file + 2].tolist()
+            start, end = self._compute_mark_starts()[file : file + 2].tolist()
             n_marks = reader.units.n_marks
             if n_marks > end - start:
                 raise ShardCorrupt(

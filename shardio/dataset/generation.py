@@ -96,7 +96,7 @@ class ColumnGroup:
         return np.array_equal(self.shards.samples, shards.samples)
 
 
-def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
+def full_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
     """Return the schema of complete samples: first the fields in `schema`, then the added columns.
 
     Raises SchemaError if two fields have the same name, or conflicting names such as `a` and `a.b`.
@@ -122,24 +122,24 @@ def describe_shards(
     ]
 
 
-def parse_shards(content: Any, place: Path) -> ShardList:
+def parse_shards(content: Any, path: Path) -> ShardList:
     """Parse the output of `describe_shards`; raise DatasetCorrupt, KeyError or TypeError."""
     if isinstance(content, dict):
-        part = parse_external_list(content, SHARDS, place)
+        part = parse_external_list(content, SHARDS, path)
         return ShardList.parse(part, part.read())
-    return ShardList.of(_parse_shard(entry, place) for entry in content)
+    return ShardList.of(_parse_shard(entry, path) for entry in content)
 
 
-def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
+def _parse_shard(entry: dict[str, Any], path: Path) -> ShardSummary:
     name, counts = entry["name"], (entry["samples"], entry["bytes"])
     inside = isinstance(name, str) and name.endswith(".shard") and os.path.basename(name) == name
     if not inside or "\0" in name or len(name.encode()) > MAX_NAME_BYTES:
-        raise DatasetCorrupt(f"{place}: {name!r} is not a shard name in the dataset's folder")
+        raise DatasetCorrupt(f"{path}: {name!r} is not a shard name in the dataset's folder")
     if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
-        raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")
+        raise DatasetCorrupt(f"{path}: shard {name}: samples and bytes must be counts")
     if not is_hex(entry["id"], 32):
         raise DatasetCorrupt(
-            f"{place}: shard {name}: expected an id of 32 hex digits, found {entry['id']!r}"
+            f"{path}: shard {name}: expected an id of 32 hex digits, found {entry['id']!r}"
         )
     return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
 
@@ -152,23 +152,23 @@ def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) 
     }
 
 
-def parse_column_groups(content: Any, shards: ShardList, place: Path) -> tuple[ColumnGroup, ...]:
-    """Parse the column groups in the generation file `place`; `shards` are the dataset's shards."""
+def parse_column_groups(content: Any, shards: ShardList, path: Path) -> tuple[ColumnGroup, ...]:
+    """Parse the column groups in the generation file `path`; `shards` are the dataset's shards."""
     found = []
     for entry in content:
         if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
             raise DatasetCorrupt(
-                f"{place}: a column group must be a dict with shards; found {entry!r}"
+                f"{path}: a column group must be a dict with shards; found {entry!r}"
             )
         schema = Schema.from_json(canonical_json(entry["schema"]))
-        group = ColumnGroup(schema, parse_shards(entry["shards"], place))
+        group = ColumnGroup(schema, parse_shards(entry["shards"], path))
         if len(group.schema) != 1:
             raise DatasetCorrupt(
-                f"{place}: a column group has one field; found {', '.join(map(repr, group.schema))}"
+                f"{path}: a column group has one field; found {', '.join(map(repr, group.schema))}"
             )
         if not group.fits(shards):
             raise DatasetCorrupt(
-                f"{place}: field {group.name!r}: expected a shard beside each of the "
+                f"{path}: field {group.name!r}: expected a shard beside each of the "
                 f"{len(shards)}, with as many samples; found {len(group.shards)}, or other counts"
             )
         found.append(group)
@@ -214,9 +214,9 @@ class Generation:
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
 
     @property
-    def whole_schema(self) -> Schema:
+    def full_schema(self) -> Schema:
         """The schema of complete samples: the fields of `shards`, then the added columns."""
-        return whole_schema(self.schema, self.column_groups)
+        return full_schema(self.schema, self.column_groups)
 
     @property
     def files(self) -> Iterator[tuple[ShardSummary, Schema]]:
@@ -302,78 +302,78 @@ def _required(content: Mapping[str, Any]) -> list[str]:
     return [*lists, _COLUMN_GROUPS] if content.get("column_groups") else lists
 
 
-def parse_generation(content: dict[str, Any], place: Path) -> Generation:
-    """Parse `content`, the JSON of the generation file `place`, and read external lists of shards.
+def parse_generation(content: dict[str, Any], path: Path) -> Generation:
+    """Parse `content`, the JSON of the generation file `path`, and read external lists of shards.
 
     Raises:
         DatasetCorrupt: the generation, or an external list of shards, is damaged or invalid.
         ShardUnsupported: the generation was written by a newer version.
     """
-    _check_readable(content, place)
-    _check_kinds(content, place)
+    _check_readable(content, path)
+    _check_kinds(content, path)
     try:
-        shards = parse_shards(content["shards"], place)
+        shards = parse_shards(content["shards"], path)
         generation = Generation(
             number=content["generation"],
             lineage=content["lineage"],
             schema=Schema.from_json(canonical_json(content["schema"])),
             shards=shards,
             classes=tuple(content["classes"]),
-            inputs=_parse_inputs(content["inputs"], place),
+            inputs=_parse_inputs(content["inputs"], path),
             converter=content["converter"],
             versions=content["versions"],
-            subsets=_parse_subsets(content, shards.n_samples, place),
+            subsets=_parse_subsets(content, shards.n_samples, path),
             stats=content.get("stats", {}),
             operation=content.get("operation", {}),
-            column_groups=parse_column_groups(content.get("column_groups", []), shards, place),
+            column_groups=parse_column_groups(content.get("column_groups", []), shards, path),
             view=content["view"],
         )
-        _ = generation.whole_schema  # raises SchemaError if names of columns conflict
+        _ = generation.full_schema  # raises SchemaError if names of columns conflict
     except (KeyError, TypeError, SchemaError) as error:
-        raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
+        raise DatasetCorrupt(f"{path}: not a generation: {error!r}") from error
     except ShardUnsupported as error:
-        raise ShardUnsupported(f"{place}: {error}") from error
+        raise ShardUnsupported(f"{path}: {error}") from error
     if wrong := view_error(generation.view, generation.schema):
-        raise DatasetCorrupt(f"{place}: view {dict(generation.view)!r}: {wrong}")
+        raise DatasetCorrupt(f"{path}: view {dict(generation.view)!r}: {wrong}")
     names = generation.names
     if len(set(names)) != len(names):
-        raise DatasetCorrupt(f"{place}: a shard is named twice")
+        raise DatasetCorrupt(f"{path}: a shard is named twice")
     if generation.n_samples > MAX_SAMPLES:
-        raise DatasetCorrupt(f"{place}: {generation.n_samples} samples; at most 2^48 are possible")
+        raise DatasetCorrupt(f"{path}: {generation.n_samples} samples; at most 2^48 are possible")
     return generation
 
 
-def _check_readable(content: dict[str, Any], place: Path) -> None:
+def _check_readable(content: dict[str, Any], path: Path) -> None:
     """Check a generation's format version, its view and the features that it requires."""
     wanted, view = content.get("format_version"), content.get("view")
     major = wanted.partition(".")[0] if isinstance(wanted, str) else ""
     if not (major.isascii() and major.isdigit()):
-        raise DatasetCorrupt(f"{place}: {wanted!r} is not a version of the format")
+        raise DatasetCorrupt(f"{path}: {wanted!r} is not a version of the format")
     if int(major) != MAJOR:
-        raise ShardUnsupported(f"{place}: format {wanted}, this shardio reads {MAJOR}")
+        raise ShardUnsupported(f"{path}: format {wanted}, this shardio reads {MAJOR}")
     if not isinstance(view, dict) or not isinstance(view.get("kind"), str):
-        raise DatasetCorrupt(f"{place}: expected a view with a kind, found {view!r}")
+        raise DatasetCorrupt(f"{path}: expected a view with a kind, found {view!r}")
     if not is_known_view(view):
         raise ShardUnsupported(
-            f"{place}: view {view!r}: this shardio reads views of rows, and of clips with frames, "
+            f"{path}: view {view!r}: this shardio reads views of rows, and of clips with frames, "
             "stride, step and size"
         )
-    _check_required(content, place)
+    _check_required(content, path)
 
 
-def _check_required(content: dict[str, Any], place: Path) -> None:
+def _check_required(content: dict[str, Any], path: Path) -> None:
     """Check that the entry 'required' is correct, and that this version supports its features."""
     required = content.get("required", [])
     if type(required) is not list or not all(isinstance(name, str) for name in required):
-        raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")
+        raise DatasetCorrupt(f"{path}: 'required' must be a list of names; found {required!r}")
     if unknown := [name for name in required if name not in (_EXTERNAL_LISTS, _COLUMN_GROUPS)]:
         raise ShardUnsupported(
-            f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
+            f"{path}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
             "a newer one may"
         )
     if content.get("required") != (_required(content) or None):
         raise DatasetCorrupt(
-            f"{place}: 'required' must name {_EXTERNAL_LISTS!r} if a list is external, then "
+            f"{path}: 'required' must name {_EXTERNAL_LISTS!r} if a list is external, then "
             f"{_COLUMN_GROUPS!r} if there are column groups, each once, and be left out otherwise; "
             f"found {required!r}"
         )
@@ -387,47 +387,47 @@ _OPTIONAL: Final = {"subsets": dict, "stats": dict, "operation": dict, "column_g
 """Keys that are left out if their values are empty. Equal generations thus have equal JSON."""
 
 
-def _check_kinds(content: dict[str, Any], place: Path) -> None:
+def _check_kinds(content: dict[str, Any], path: Path) -> None:
     """Check that every entry has exactly the expected type; a bool does not count as an int."""
     for key, kind in _KINDS.items():
         is_external = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
         if type(content.get(key)) is not kind and not is_external:
             raise DatasetCorrupt(
-                f"{place}: {key!r} must be a {kind.__name__}; found {content.get(key)!r}"
+                f"{path}: {key!r} must be a {kind.__name__}; found {content.get(key)!r}"
             )
     for key, kind in _OPTIONAL.items():
         if key in content and (type(content[key]) is not kind or not content[key]):
             raise DatasetCorrupt(
-                f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "
+                f"{path}: {key!r} must be a {kind.__name__} that is not empty, or left out; "
                 f"found {content[key]!r}"
             )
     if not all(isinstance(entry, str) for entry in content["classes"]):
-        raise DatasetCorrupt(f"{place}: every entry of 'classes' must be a str")
+        raise DatasetCorrupt(f"{path}: every entry of 'classes' must be a str")
     if not is_hex(content["lineage"], 16):
         found = content["lineage"]
-        raise DatasetCorrupt(f"{place}: expected a lineage of 16 hex digits, found {found!r}")
+        raise DatasetCorrupt(f"{path}: expected a lineage of 16 hex digits, found {found!r}")
     if not isinstance(options := content["converter"].get("options", {}), dict):
-        raise DatasetCorrupt(f"{place}: the converter's options must be a dict; found {options!r}")
+        raise DatasetCorrupt(f"{path}: the converter's options must be a dict; found {options!r}")
 
 
-def _parse_inputs(content: Any, place: Path) -> Sequence[Mapping[str, Any]]:
+def _parse_inputs(content: Any, path: Path) -> Sequence[Mapping[str, Any]]:
     if isinstance(content, dict):
-        return InputList(parse_external_list(content, INPUTS, place))
-    check_inputs(content, place)
+        return InputList(parse_external_list(content, INPUTS, path))
+    check_inputs(content, path)
     return tuple(content)
 
 
-def _parse_subsets(content: dict[str, Any], n_rows: int, place: Path) -> dict[str, RowRuns]:
+def _parse_subsets(content: dict[str, Any], n_rows: int, path: Path) -> dict[str, RowRuns]:
     found = {}
     for name, entry in content.get("subsets", {}).items():
         text = entry.get("rows") if isinstance(entry, dict) else None
         try:
             rows = RowRuns.from_text(text, n_rows)
         except InvalidArgument as error:
-            raise DatasetCorrupt(f"{place}: subset {name!r}: {error}") from error
+            raise DatasetCorrupt(f"{path}: subset {name!r}: {error}") from error
         if type(entry.get("samples")) is not int or entry["samples"] != len(rows):
             raise DatasetCorrupt(
-                f"{place}: subset {name!r}: expected {len(rows)} samples for its rows, found "
+                f"{path}: subset {name!r}: expected {len(rows)} samples for its rows, found "
                 f"{entry.get('samples')!r}"
             )
         found[name] = rows

@@ -202,8 +202,8 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
 def _recover(root: Path) -> Generation:
     published = load(root)
-    if (place := _place(root, published.number + 1)).exists():
-        unlink(place)  # its writer was killed: a running one would hold the lock
+    if (path := _generation_path(root, published.number + 1)).exists():
+        unlink(path)  # its writer was killed: a running one would hold the lock
     remove_temporary_files(root)
     remove_unreferenced(root / GENERATIONS)
     return published
@@ -230,7 +230,7 @@ def _locked(root: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _place(root: Path, number: int) -> Path:
+def _generation_path(root: Path, number: int) -> Path:
     return root / GENERATIONS / f"{number:06d}.json"
 
 
@@ -247,14 +247,14 @@ def _publish(
 
     If an error occurs before the generation is published, these files are removed again.
     """
-    number, place = generation.number, _place(root, generation.number)
+    number, path = generation.number, _generation_path(root, generation.number)
     try:
         for name, part in external_lists.items():
-            write_external_list(place.parent / name, part)
-        write_atomic(place, content, exclusive=True)
+            write_external_list(path.parent / name, part)
+        write_atomic(path, content, exclusive=True)
         _write_pointer(root, generation)
     except FileExistsError as error:
-        remove_unreferenced(place.parent)
+        remove_unreferenced(path.parent)
         raise DatasetConflict(
             f"{root}: generation {number} already exists: another writer published first, and "
             "its files are unchanged; choose another folder"
@@ -262,9 +262,9 @@ def _publish(
     except BaseException:
         with contextlib.suppress(OSError):  # if cleaning up fails, raise the original error
             if _published_number(root) != number:
-                unlink(place)
-                remove_unreferenced(place.parent)
-                remove_folder(place.parent)
+                unlink(path)
+                remove_unreferenced(path.parent)
+                remove_folder(path.parent)
         raise
 
 
@@ -276,7 +276,7 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     with _locked(root):
         with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
             if load_generation(root, 1).lineage == lineage:
-                unlink(_place(root, 1))
+                unlink(_generation_path(root, 1))
         remove_unreferenced(root / GENERATIONS)
     remove_folder(root / GENERATIONS)  # has no effect unless the folder is empty
 
@@ -345,11 +345,11 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
         DatasetCorrupt: the generation is missing, damaged or invalid.
         ShardUnsupported: the generation was written by a newer version.
     """
-    place = _place(Path(folder), number)
-    if not place.exists():
-        raise DatasetCorrupt(f"{place}: generation {number} is missing")
-    refuse_links_outside(Path(folder), place.parent, place)
-    generation = parse_generation(read_checksummed_json(place), place)
+    path = _generation_path(Path(folder), number)
+    if not path.exists():
+        raise DatasetCorrupt(f"{path}: generation {number} is missing")
+    refuse_links_outside(Path(folder), path.parent, path)
+    generation = parse_generation(read_checksummed_json(path), path)
     if generation.number != number:
-        raise DatasetCorrupt(f"{place}: says that it is generation {generation.number}")
+        raise DatasetCorrupt(f"{path}: says that it is generation {generation.number}")
     return generation

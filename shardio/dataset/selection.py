@@ -131,7 +131,7 @@ class RowList:
         return np.searchsorted(self._rows, limits, "left")
 
     @cached_property
-    def ascends(self) -> bool:
+    def is_ascending(self) -> bool:
         """True if the rows are in ascending order."""
         return bool((self._rows[1:] >= self._rows[:-1]).all())
 
@@ -190,8 +190,8 @@ def check_rows(found: Any, n: int) -> _Numbers:
 class RowSelection:
     """The selected rows of a dataset."""
 
-    def __init__(self, starts: Rows, selected: RowRuns | RowList | None = None) -> None:
-        self.shard_starts = starts
+    def __init__(self, shard_starts: Rows, selected: RowRuns | RowList | None = None) -> None:
+        self.shard_starts = shard_starts
         """The index of each shard's first row, followed by the total number of rows."""
         self.selected = selected
         """The selected rows; None if all rows are selected, in their stored order."""
@@ -200,7 +200,7 @@ class RowSelection:
         return int(self.shard_starts[-1]) if self.selected is None else len(self.selected)
 
     @property
-    def is_plain(self) -> bool:
+    def selects_all(self) -> bool:
         """True if all rows are selected, in their stored order."""
         return self.selected is None
 
@@ -238,14 +238,17 @@ class RowSelection:
 
 
 class MixtureSelection(RowSelection):
-    """The selected rows of a mixture. Borrows `sources`; `starts` has each shard's first row."""
+    """The selected rows of a mixture. Borrows `sources`; see RowSelection for `shard_starts`."""
 
-    def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
+    def __init__(
+        self, shard_starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]
+    ) -> None:
         n_rows = [int(source.shard_starts[-1]) for source in sources]
         firsts = [0, *np.cumsum(n_rows).tolist()][:-1]
         """For each source, the index of its first row among the rows of all sources."""
-        is_plain = all(source.selected is None for source in sources)
-        super().__init__(starts, None if is_plain else _concatenate(sources, firsts, sum(n_rows)))
+        selects_all = all(source.selected is None for source in sources)
+        selected = None if selects_all else _concatenate(sources, firsts, sum(n_rows))
+        super().__init__(shard_starts, selected)
         self._sources, self._names, self._first_rows = tuple(sources), tuple(names), firsts
         self._has_row_list = any(source.row_list is not None for source in sources)
         self._row_list: RowList | None = None
@@ -304,9 +307,9 @@ def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows:
     for source, first in zip(sources, firsts, strict=True):
         selected = source.selected
         if isinstance(selected, RowRuns):
-            begins, n_of_each = selected.runs
+            begins, lengths = selected.runs
             starts.append(begins + first)
-            counts.append(n_of_each)
+            counts.append(lengths)
             continue
         starts.append(np.array([first if selected is None else n_listed]))
         counts.append(np.array([len(source)]))

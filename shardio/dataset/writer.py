@@ -65,14 +65,14 @@ class GenerationWriter:
         self._parts: list[ShardSummary] = []
         self._staged: set[str] = set()
         self._shard: ShardWriter | None = None
-        self._made_root, self._n_names = False, 0
+        self._created_root, self._n_names = False, 0
 
     def __enter__(self) -> Self:
         if self._previous is None:
             if self.root.is_dir():
                 remove_leftovers(self.root)
             refuse_existing(self.root)
-            self._made_root = not self.root.exists()
+            self._created_root = not self.root.exists()
             fs.make_folder(self.root)
         else:
             recover(self.root)
@@ -86,37 +86,37 @@ class GenerationWriter:
             self._shard = ShardWriter(self.staging / self._next_name(), self.schema)
         self._shard.append(sample)
         if self._shard.n_bytes >= self._shard_bytes:
-            self.cut()
+            self.finish_shard()
 
-    def cut(self) -> None:
+    def finish_shard(self) -> None:
         """Finish the current shard, if there is one; the next sample starts a new shard."""
         if self._shard is not None:
             shard, self._shard = self._shard, None
             self._add_staged(shard.close())
 
-    def adopt(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
+    def add_copy(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
         """Copy the finished shard at `path` byte for byte, and add the copy."""
-        self.cut()
+        self.finish_shard()
         name = self._next_name()
         fs.copy(path, self.staging / name)
         fs.sync_path(self.staging / name)
         self._add_staged(dataclasses.replace(summary, name=name))
 
-    def take(self, path: str, summary: ShardSummary) -> None:
+    def add_moved(self, path: str, summary: ShardSummary) -> None:
         """Move the finished shard at `path` into the staging folder, and add it."""
-        self.cut()
+        self.finish_shard()
         name = self._next_name()
         fs.rename(path, self.staging / name)
         self._add_staged(dataclasses.replace(summary, name=name))
 
-    def keep(self, summary: ShardSummary) -> None:
+    def add_unchanged(self, summary: ShardSummary) -> None:
         """Add a shard of the previous generation. Its file stays as it is."""
-        self.cut()
+        self.finish_shard()
         self._parts.append(summary)
 
-    def follow(self, generation: Generation) -> None:
+    def set_previous(self, generation: Generation) -> None:
         """Use `generation` as the previous generation; insert its shards before all others."""
-        self.cut()
+        self.finish_shard()
         self._previous = generation
         self._parts[:0] = generation.shards
 
@@ -133,11 +133,11 @@ class GenerationWriter:
         `details` are further attributes of the generation. If no shard was added, an empty shard is
         published, because the schema is stored in shards.
         """
-        self.cut()
+        self.finish_shard()
         if not self._parts:
             with ShardWriter(self.staging / self._next_name(), self.schema) as writer:
                 self._add_staged(writer.close())
-        shards = self._placed()
+        shards = self._link_shards()
         if self._previous is None:
             return publish(self.root, schema=self.schema, shards=shards, **details)
         return publish_next(self.root, self._previous, shards=shards, **details)
@@ -146,7 +146,7 @@ class GenerationWriter:
         """Publish the previous generation with one more column, stored in the new shards."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
-        added = ColumnGroup(self.schema, ShardList.of(self._placed()))
+        added = ColumnGroup(self.schema, ShardList.of(self._link_shards()))
         groups = (*self._previous.column_groups, added)
         return publish_next(self.root, self._previous, column_groups=groups, **details)
 
@@ -158,10 +158,10 @@ class GenerationWriter:
 
     @property
     def n_written(self) -> int:
-        """The number of new shards, without shards that `keep` or `follow` added."""
+        """The number of new shards, without those that `add_unchanged` or `set_previous` added."""
         return len(self._staged)
 
-    def explain(self, error: OSError) -> None:
+    def explain_error(self, error: OSError) -> None:
         """Replace a staged file's path in `error` by the dataset's path; report a full disk."""
         path = error.filename  # a path, a descriptor or None
         if not isinstance(path, str) or not path.startswith(str(self.staging)):
@@ -174,12 +174,12 @@ class GenerationWriter:
             )
             error.args = (error.errno, error.strerror)  # `args` is what pickle stores
 
-    def _placed(self) -> tuple[ShardSummary, ...]:
-        shards = tuple(self._place(part) for part in self._parts)
+    def _link_shards(self) -> tuple[ShardSummary, ...]:
+        shards = tuple(self._link_shard(part) for part in self._parts)
         fs.sync_path(self.root)
         return shards
 
-    def _place(self, part: ShardSummary) -> ShardSummary:
+    def _link_shard(self, part: ShardSummary) -> ShardSummary:
         if part.name not in self._staged:
             return part
         while True:
@@ -203,12 +203,12 @@ class GenerationWriter:
         trace: types.TracebackType | None,
     ) -> None:
         if isinstance(error, OSError):
-            self.explain(error)
+            self.explain_error(error)
         if self._shard is not None:
             self._shard.abort()
         with contextlib.suppress(OSError):  # if this fails, the next operation removes the folder
             self._staging.remove(error)
-        if self._made_root:
+        if self._created_root:
             with contextlib.suppress(OSError):
                 fs.remove_folder(self.root)  # has no effect unless the folder is empty
 
@@ -263,7 +263,7 @@ class DatasetWriter(Publishing):
         try:
             self._output.append(sample)
         except OSError as error:
-            self._output.explain(error)
+            self._output.explain_error(error)
             raise
 
     def close(self) -> Generation:

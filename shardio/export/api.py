@@ -232,7 +232,7 @@ def _write_samples(
     progress: Callable[[ExportProgress], None] | None,
 ) -> int:
     dataset, n_samples = samples.dataset, 0
-    n_all, n_rows = len(dataset), int(dataset.starts[-1])
+    n_all, n_rows = len(dataset), int(dataset.shard_starts[-1])
     n_bytes = sum(shard.n_bytes for shard in dataset.shards) * n_all // max(1, n_rows)
     try:
         exporter.open(folder)

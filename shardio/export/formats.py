@@ -137,7 +137,7 @@ class SampleReader:
         records = [name for name in self.fields if name not in columns]
         n_bytes = sum(self.dataset.schema.columns[name].row_bytes or 0 for name in columns)
         n_rows = max(1, min(_MAX_ROWS, _MAX_BYTES // max(1, n_bytes)))
-        starts = self.dataset.starts
+        starts = self.dataset.shard_starts
         for start in range(0, len(self.dataset), n_rows):
             numbers = np.arange(start, min(start + n_rows, len(self.dataset)))
             rows = self.dataset.rows.at(numbers)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.external_lists import ShardList
-from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
+from shardio.dataset.generation import ColumnGroup, Generation, full_schema
 from shardio.dataset.manifest import load_generation
 from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import GenerationWriter
@@ -43,7 +43,7 @@ class _Column:
 
     def __call__(self, dataset: ShardDataset, k: int) -> tuple[str, ShardSummary]:
         """Write the new shard for shard k of the dataset; return its path and its summary."""
-        first = int(dataset.starts[k])
+        first = int(dataset.shard_starts[k])
         values = self._values(first, dataset.samples(k))
         return _write(self.staging, self.schema, self.path, first, values)
 
@@ -160,7 +160,7 @@ def add_column(
                     workers=workers,
                     shared_path=output.staging,
                 ):
-                    output.take(place, shard)
+                    output.add_moved(place, shard)
             operation = {"name": "add_column", "options": {"name": name}}
             published = output.publish_columns(operation=operation)
             return MaintenanceReport.of(folder, published, output.n_written)
@@ -172,7 +172,7 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
         if isinstance(field, Mapping):
             raise SchemaError(f"{name!r} is a nested record; add its fields one by one")
         added = ColumnGroup(schema, ShardList.of(()))
-        whole_schema(previous.schema, (*previous.column_groups, added))
+        full_schema(previous.schema, (*previous.column_groups, added))
     except SchemaError as error:
         raise SchemaError(f"{dataset.path}: {error}") from error
     return schema
@@ -216,12 +216,12 @@ def _add_given(
 ) -> None:
     state = ShardProgress(progress, "writing", (shard.n_bytes for shard in dataset.shards))
     for k, whole in enumerate(dataset.shards):
-        first, n = int(dataset.starts[k]), whole.n_samples
+        first, n = int(dataset.shard_starts[k]), whole.n_samples
         some = islice(values, n)
         place, shard = _write(output.staging, output.schema, dataset.path, first, some)
         if shard.n_samples < n:
             raise _wrong_number(dataset, f"only {first + shard.n_samples}")
-        output.take(place, shard)
+        output.add_moved(place, shard)
         state.done()
     if next(values, _END) is not _END:
         raise _wrong_number(dataset, "more")

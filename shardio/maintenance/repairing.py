@@ -80,7 +80,7 @@ def _plan(source: str) -> RepairPlan:
         ]
         n = len(generation.shards)
         groups = tuple(tuple(files[k::n]) for k in range(n))
-        return RepairPlan(groups, generation.whole_schema, generation, unnamed)
+        return RepairPlan(groups, generation.full_schema, generation, unnamed)
     names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
     if not names:
         raise DatasetNotFound(f"{source}: contains neither a dataset nor a shard")
@@ -298,7 +298,7 @@ def _adopt(shard: SourceShard, output: GenerationWriter, found: ShardRepair) -> 
     if shard.listed not in (None, summary):
         return False
     if n_samples:
-        output.adopt(shard.path, summary)
+        output.add_copy(shard.path, summary)
     found.n_kept = n_samples
     return True
 

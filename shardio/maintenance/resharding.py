@@ -182,7 +182,7 @@ def _compact(
             if group[0] in chosen:
                 _append_shards(dataset, group, output, progress)
             else:
-                output.keep(previous.shards[group[0]])
+                output.add_unchanged(previous.shards[group[0]])
         operation = _operation("compact", shard_bytes)
         published = output.publish(schema=dataset.schema, column_groups=(), operation=operation)
         return MaintenanceReport.of(dataset.path, published, output.n_written)
@@ -272,7 +272,7 @@ def _write_shard(
     shard = dataset.shards[k]
     if numbers is None and dataset.schema == output.schema and not dataset.column_groups:
         if shard.n_samples:
-            output.adopt(os.path.join(dataset.path, shard.name), shard)
+            output.add_copy(os.path.join(dataset.path, shard.name), shard)
         return
     for row, sample in enumerate(dataset.samples(k)):
         if numbers is not None:

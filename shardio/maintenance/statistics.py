@@ -120,7 +120,7 @@ def _count_shard(
 ) -> _Counts:
     """Return statistics of shard k: samples `ends[k]` to `ends[k + 1] - 1` of the selection."""
     found = _Counts(dataset, arrays)
-    rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.starts[k])
+    rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.shard_starts[k])
     for name, array in arrays.items() if len(rows) else ():
         for values in _values(dataset.reader(k, name), name, array, rows):
             found.add(name, values)

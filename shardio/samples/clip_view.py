@@ -133,7 +133,7 @@ class ClipView(SampleView):
     def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the sources of clips and of their audio, by the name of the stored field."""
         made = ClipSource(self.dataset, self.clip_table)
-        sounds = {n: AudioSource(self.dataset, each, made.moment) for n, each in audio.items()}
+        sounds = {n: AudioSource(self.dataset, each, made.clip_time) for n, each in audio.items()}
         return {self.video: made, **sounds}
 
     @property

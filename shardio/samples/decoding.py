@@ -47,7 +47,7 @@ class ImageSource(RecordSource):
 
     def converted(self, value: Any, chunk: IndexChunk, k: int) -> Any:
         """Return the pixels of an image; None if the image is missing."""
-        return None if value is None else self._decode(value, *chunk.places[k])
+        return None if value is None else self._decode(value, *chunk.shard_rows[k])
 
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
@@ -59,10 +59,10 @@ class ImageSource(RecordSource):
         """Decode images of varying size."""
         layout, memory = batch.layout, batch.memory
         sizes = np.zeros((batch.n_read, 3), np.int64)
-        for shard, places, local in self._by_shard(batch):
-            sizes[places] = self._sizes(shard, local)
+        for shard, batch_rows, local in self._by_shard(batch):
+            sizes[batch_rows] = self._sizes(shard, local)
         n_bytes = sizes.prod(1)
-        starts, total = batch.place(slot, n_bytes, used)
+        starts, total = batch.reserve_values(slot, n_bytes, used)
         layout.shapes(memory.bytes, slot)[: batch.n_read] = sizes
         heap = memory.bytes[layout.heap :]
         columns = starts, n_bytes.tolist(), sizes.tolist()
@@ -71,18 +71,18 @@ class ImageSource(RecordSource):
         return total
 
     def _decode_all(self, batch: BatchRows, outs: list[Pixels]) -> None:
-        for place, shard, row, record in self._records(batch):
+        for batch_row, shard, row, record in self._records(batch):
             if record is None:
-                outs[place][...] = 0
+                outs[batch_row][...] = 0
             else:
-                self._decode(record, shard, row, outs[place])
+                self._decode(record, shard, row, outs[batch_row])
 
     def _decode(self, data: Any, shard: int, row: int, out: Pixels | None = None) -> Any:
         start_ns = now_ns()
         try:
             pixels = decode_image(data, out=out)
         except (MediaError, InvalidArgument) as error:
-            raise self._placed(error, shard, row) from error
+            raise self._media_error(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
         return pixels
 
@@ -97,7 +97,7 @@ class ImageSource(RecordSource):
         for i in wrong[:1].tolist():
             height, width, _ = found[i].tolist()
             what = f"a picture of {height}x{width} pixels: expected 1 to {MAX_PIXELS} pixels"
-            raise self._placed(what, shard, int(rows[i]))
+            raise self._media_error(what, shard, int(rows[i]))
         return found
 
 
@@ -127,7 +127,7 @@ class ClipSource(FieldSource):
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return a clip and, with `times`, the times of its frames."""
-        (shard, row), code = chunk.places[k], int(chunk.start_codes[k])
+        (shard, row), code = chunk.shard_rows[k], int(chunk.start_codes[k])
         made = np.empty([n or 0 for n in self._clip.array.shape], np.uint8)
         crop = None if chunk.draws is None else chunk.draws.crop_position(k)
         self._decode(shard, row, ([(code, made)], [crop]))
@@ -140,7 +140,7 @@ class ClipSource(FieldSource):
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
         videos: dict[tuple[int, int], Wanted] = {}
         for i, code in enumerate(chunk.start_codes[part].tolist()):
-            shard, row = chunk.places[part.start + i]
+            shard, row = chunk.shard_rows[part.start + i]
             if slot.name != self.name:
                 rows[i] = self._times(shard, row, code)[slot.name]
                 continue
@@ -154,34 +154,34 @@ class ClipSource(FieldSource):
         """Return the time fields of one clip; an empty dict if the option `times` is False."""
         if not self._clip.times:
             return {}
-        times, pts = self._timed(shard, row, start_code)
+        times, pts = self._frame_times(shard, row, start_code)
         base = np.array(times.time_base.as_integer_ratio())
         return dict(zip(time_field_names(self.name), (pts, base), strict=True))
 
-    def moment(self, shard: int, row: int, start_code: int) -> tuple[Fraction, Fraction]:
+    def clip_time(self, shard: int, row: int, start_code: int) -> tuple[Fraction, Fraction]:
         """Return the time of a clip's first frame, and the clip's duration, in seconds."""
-        times, pts = self._timed(shard, row, start_code)
+        times, pts = self._frame_times(shard, row, start_code)
         length = times.length * times.time_base
         return int(pts[0]) * times.time_base, clip_seconds(
             self._clip, length, times.stream.n_frames
         )
 
-    def _timed(self, shard: int, row: int, start_code: int) -> tuple[FrameTimes, Numbers]:
+    def _frame_times(self, shard: int, row: int, start_code: int) -> tuple[FrameTimes, Numbers]:
         """Return the times of a video's frames, and the times of a clip's frames, in ticks."""
         try:
             times = self._open(shard, row)
             return times, times.pts[clip_frames(self._clips, start_code, times)]
         except (MediaError, InvalidArgument) as error:
-            raise self._placed(error, shard, row) from error
+            raise self._media_error(error, shard, row) from error
 
     def _decode(self, shard: int, row: int, wanted: Wanted) -> None:
-        start_ns, (clips, places) = now_ns(), wanted
+        start_ns, (clips, crops) = now_ns(), wanted
         try:
             times = self._open(shard, row)
             made = [(clip_frames(self._clips, code, times), out) for code, out in clips]
-            self._decoder.decode_many(times.stream, made, crop=places, pixels=self._clip.pixels)
+            self._decoder.decode_many(times.stream, made, crop=crops, pixels=self._clip.pixels)
         except (MediaError, InvalidArgument) as error:
-            raise self._placed(error, shard, row) from error
+            raise self._media_error(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
 
     def _open(self, shard: int, row: int) -> FrameTimes:
@@ -210,7 +210,7 @@ class ClipSource(FieldSource):
 
 Samples = npt.NDArray[Any]
 Span = tuple[int, int]
-Moment = Callable[[int, int, int], tuple[Fraction, Fraction]]
+ClipTime = Callable[[int, int, int], tuple[Fraction, Fraction]]
 
 _MAX_AUDIO_STREAMS: Final = 256
 """The maximum number of open audio streams. Each has its own decoder of 50 to 300 KB."""
@@ -219,12 +219,14 @@ _MAX_AUDIO_STREAMS: Final = 256
 class AudioSource(FieldSource):
     """A source of decoded audio. Owns audio decoders until `close`, and borrows the dataset.
 
-    `moment` is `ClipSource.moment` if samples are clips, else None.
+    `clip_time` is `ClipSource.clip_time` if samples are clips, else None.
     """
 
-    def __init__(self, dataset: Dataset, field: AudioField, moment: Moment | None = None) -> None:
+    def __init__(
+        self, dataset: Dataset, field: AudioField, clip_time: ClipTime | None = None
+    ) -> None:
         super().__init__(dataset, field.name, (field.name, field.span))
-        self._field, self._moment = field, moment
+        self._field, self._clip_time = field, clip_time
         self._decoder = AudioDecoder(max_streams=_MAX_AUDIO_STREAMS)
         self._streams: OrderedDict[tuple[int, int], list[EncodedStream]] = OrderedDict()
 
@@ -249,7 +251,7 @@ class AudioSource(FieldSource):
         """Write audio of varying length."""
         layout, memory, found = batch.layout, batch.memory, self._decode_all(batch)
         n_bytes = np.array([0 if each is None else each.nbytes for each in found], np.int64)
-        starts, total = batch.place(slot, n_bytes, used)
+        starts, total = batch.reserve_values(slot, n_bytes, used)
         heap, shapes = memory.bytes[layout.heap :], layout.shapes(memory.bytes, slot)
         for i, (start, samples) in enumerate(zip(starts, found, strict=True)):
             shapes[i] = 0 if samples is None else samples.shape
@@ -267,12 +269,12 @@ class AudioSource(FieldSource):
         return [samples for samples, _ in found]
 
     def _audio(self, chunk: IndexChunk, k: int) -> tuple[Samples | None, Span]:
-        shard, row = chunk.places[k]
+        shard, row = chunk.shard_rows[k]
         stream, field, start_ns = self._stream(shard, row), self._field, now_ns()
         if stream is None:
             return None, (0, 0)
         try:
-            begin, seconds = self._place(stream, shard, row, int(chunk.start_codes[k]))
+            begin, seconds = self._time_range(stream, shard, row, int(chunk.start_codes[k]))
             n = n_samples(seconds, field.rate) if field.n_samples is None else field.n_samples
             # If the stream has the right number of channels, do not mix its channels.
             channels = None if stream.width == field.channels else field.channels
@@ -282,19 +284,19 @@ class AudioSource(FieldSource):
             if found.shape[1] != field.channels:
                 raise MediaError(f"it has {found.shape[1]} channels; its index says {stream.width}")
         except (MediaError, InvalidArgument) as error:
-            raise self._placed(error, shard, row) from error
+            raise self._media_error(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
         if field.sound.dtype == "float32":
             return found, span
         scaled = np.rint(found * np.float32(32768)).clip(-32768, 32767)
         return scaled.astype(np.int16), span
 
-    def _place(
+    def _time_range(
         self, stream: EncodedStream, shard: int, row: int, start_code: int
     ) -> tuple[Fraction, Fraction]:
         """Return the time at which the audio begins, and the duration of the clip or the stream."""
-        if self._moment is not None:
-            return self._moment(shard, row, start_code)
+        if self._clip_time is not None:
+            return self._clip_time(shard, row, start_code)
         field, begin, rate = self._field, begin_of(stream), sample_rate(stream)
         if field.sound.where == "random" and field.n_samples is not None:
             n_starts = -(-stream.n_frames * field.rate // rate) - field.n_samples + 1

@@ -288,7 +288,7 @@ class Extents:
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
         """Return the ranges that are read for some rows, without the ranges of records."""
-        local = rows - self._dataset.starts.take(shards)
+        local = rows - self._dataset.shard_starts.take(shards)
         found = [each for column in self._columns for each in column.ranges(local, shards)]
         found += [each for records in self._records for each in records.tables(local, shards)]
         return joined(found)
@@ -297,7 +297,7 @@ class Extents:
         """Return the ranges of the records of some rows. Reads the index."""
         if not self._records:
             return NOTHING
-        local = rows - self._dataset.starts.take(shards)
+        local = rows - self._dataset.shard_starts.take(shards)
         return joined([each.ranges(local, shards) for each in self._records])
 
 
@@ -317,7 +317,7 @@ class ClipExtents:
 
     def ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Ranges:
         """Return the ranges that are read to decode some clips; `rows` are the videos' rows."""
-        local = rows - self._dataset.starts.take(shards)
+        local = rows - self._dataset.shard_starts.take(shards)
         found = [
             self._of_shard(shard, local[shards == shard], first_frames[shards == shard])
             for shard in np.flatnonzero(np.bincount(shards)).tolist()

@@ -71,11 +71,11 @@ class IndexChunk:
         self.shards = dataset.locate(self.rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(numbers), 3), np.int64)
         self.origins[:, 0] = numbers
-        self.origins[:, 1] = self.rows - dataset.starts.take(self.shards)
+        self.origins[:, 1] = self.rows - dataset.shard_starts.take(self.shards)
         self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
 
     @cached_property
-    def places(self) -> list[tuple[int, int]]:
+    def shard_rows(self) -> list[tuple[int, int]]:
         """The shard of each sample, and the row in the shard."""
         # Convert whole columns: reading two values of one sample from arrays takes 0.5 µs.
         return list(zip(self.shards.tolist(), self.origins[:, 1].tolist(), strict=True))
@@ -130,7 +130,7 @@ class BatchRows(NamedTuple):
             views = self.memory.views = self.layout.views(self.memory.bytes)
         return views
 
-    def place(
+    def reserve_values(
         self, slot: VaryingSlot, n_bytes: Rows, used: int, first: int = 0
     ) -> tuple[list[int], int]:
         """Reserve `n_bytes` in the heap for each value of a field, from row `first` on.
@@ -145,7 +145,7 @@ class BatchRows(NamedTuple):
         if not first or layout.heap + total > len(memory.bytes):
             memory.grow(layout.heap + total, better=layout.heap + 2 * total if first else 0)
         extents = layout.extents(memory.bytes, slot)[first : first + len(n_bytes)]
-        extents["n_bytes"], extents["place"] = n_bytes, starts
+        extents["n_bytes"], extents["offset"] = n_bytes, starts
         return starts.tolist(), total
 
 
@@ -191,18 +191,18 @@ class FieldSource(Closing):
     def present(self, batch: BatchRows, slot: PresenceSlot) -> Present:
         """Write the mask of the samples that have a value, and return it."""
         out = batch.layout.present(batch.memory.bytes, slot)
-        for shard, places, local in self._by_shard(batch):
-            out[places] = self._dataset.files.reader(shard, self.name).present(self.name, local)
+        for shard, batch_rows, local in self._by_shard(batch):
+            out[batch_rows] = self._dataset.files.reader(shard, self.name).present(self.name, local)
         return out[: batch.n_read]
 
     def _by_shard(self, batch: BatchRows) -> Iterator[tuple[int, Rows, Rows]]:
         """Yield each shard of a batch, with its samples' rows in the batch and in the shard."""
         rows, shards = batch.chunk.rows[batch.part], batch.chunk.shards[batch.part]
         for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            yield shard, places, rows[places] - self._dataset.starts[shard]
+            batch_rows = np.flatnonzero(shards == shard)
+            yield shard, batch_rows, rows[batch_rows] - self._dataset.shard_starts[shard]
 
-    def _placed(self, what: object, shard: int, row: int) -> MediaError:
+    def _media_error(self, what: object, shard: int, row: int) -> MediaError:
         path = self._dataset.files.reader(shard, self.name).path
         return MediaError(f"{path}, field {self.name!r}, sample {row}: {what}")
 
@@ -234,47 +234,47 @@ class RecordSource(FieldSource):
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
         """Decompress arrays of fixed shape."""
-        for place, _, _, record in self._records(batch):
-            out[place] = 0 if record is None else np.frombuffer(record, np.uint8)
+        for batch_row, _, _, record in self._records(batch):
+            out[batch_row] = 0 if record is None else np.frombuffer(record, np.uint8)
 
     def _records(
         self, batch: BatchRows
     ) -> Iterator[tuple[int, int, int, bytes | memoryview | None]]:
         """Yield (row in the batch, shard, row in the shard, record or None if it is missing)."""
-        for shard, places, local in self._by_shard(batch):
+        for shard, batch_rows, local in self._by_shard(batch):
             records = self._dataset.files.reader(shard, self.name).records
             entries = records.entries(self.name, local)
             absent = records.absent(self.name, local, entries)
-            columns = places.tolist(), local.tolist(), records.read(self.name, local, entries)
-            for i, (place, row, record) in enumerate(zip(*columns, strict=True)):
-                yield place, shard, row, None if i in absent else record
+            columns = batch_rows.tolist(), local.tolist(), records.read(self.name, local, entries)
+            for i, (batch_row, row, record) in enumerate(zip(*columns, strict=True)):
+                yield batch_row, shard, row, None if i in absent else record
 
     def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
         """Copy the records."""
         name, files, layout, memory = self.name, self._dataset.files, batch.layout, batch.memory
         by_shard: list[tuple[int, Rows, Rows, Entries]] = []
         n_bytes = np.zeros(batch.n_read, np.int64)
-        for shard, places, local in self._by_shard(batch):
+        for shard, batch_rows, local in self._by_shard(batch):
             entries = files.reader(shard, name).records.entries(name, local)
-            n_bytes[places] = entries["n_bytes"]
-            by_shard.append((shard, places, local, entries))
-        starts, total = batch.place(slot, n_bytes, used)
+            n_bytes[batch_rows] = entries["n_bytes"]
+            by_shard.append((shard, batch_rows, local, entries))
+        starts, total = batch.reserve_values(slot, n_bytes, used)
         heap, array = memory.bytes[layout.heap :].data, self._dataset.schema[name].array
-        for shard, places, local, entries in by_shard:
+        for shard, batch_rows, local, entries in by_shard:
             if array is not None:
                 shapes = layout.shapes(memory.bytes, slot)
                 found = self._arrays(array, shard, local, entries)
-                for place, (record, shape) in zip(places.tolist(), found, strict=True):
-                    start = starts[place]
+                for batch_row, (record, shape) in zip(batch_rows.tolist(), found, strict=True):
+                    start = starts[batch_row]
                     heap[start : start + len(record)] = record
-                    shapes[place] = 0 if shape is None else shape
+                    shapes[batch_row] = 0 if shape is None else shape
                 continue
             records = files.reader(shard, name).records
             records.absent(name, local, entries)  # raises if a missing value has a record
-            for place, record in zip(
-                places.tolist(), records.read(name, local, entries), strict=True
+            for batch_row, record in zip(
+                batch_rows.tolist(), records.read(name, local, entries), strict=True
             ):
-                start = starts[place]
+                start = starts[batch_row]
                 heap[start : start + len(record)] = record
         return total
 
@@ -284,12 +284,12 @@ class RecordSource(FieldSource):
         values: Values = [None] * batch.n_read
         if array is None:
             raise AssertionError("only arrays are collated")
-        for shard, places, local in self._by_shard(batch):
+        for shard, batch_rows, local in self._by_shard(batch):
             entries = self._dataset.files.reader(shard, name).records.entries(name, local)
             found = self._arrays(array, shard, local, entries)
-            for place, (record, shape) in zip(places.tolist(), found, strict=True):
+            for batch_row, (record, shape) in zip(batch_rows.tolist(), found, strict=True):
                 if shape is not None:
-                    values[place] = np.frombuffer(record, array.numpy).reshape(shape)
+                    values[batch_row] = np.frombuffer(record, array.numpy).reshape(shape)
         return values
 
     def _arrays(
@@ -328,7 +328,7 @@ class SampleReader(Closing):
 
     def read(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return sample k of a chunk, with its fields in the order of the sources."""
-        shard, row = chunk.places[k]
+        shard, row = chunk.shard_rows[k]
         # Do not check for truncated files here: `Filler`, in the main process, and
         # `SampleView.sample` have checked the files of the chunk.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)

@@ -31,7 +31,12 @@ from shardio.order.mixture_order import (
     MixtureSizes,
 )
 from shardio.samples.open_dataset import OpenDataset, Selection
-from shardio.samples.shard_dataset import DatasetSource, ShardDataset, groups_of, starts_of
+from shardio.samples.shard_dataset import (
+    DatasetSource,
+    ShardDataset,
+    file_groups_of,
+    shard_starts_of,
+)
 from shardio.samples.view import SELECT_HABITS, RowView
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
@@ -86,8 +91,10 @@ class Mixture(OpenDataset):
             path=path,
             root=path,
             generation=state,
-            files=DatasetFiles(files, groups_of(state), verify=verify, access=access, path=path),
-            rows=MixtureSelection(starts_of(state), rows, list(map(repr, sources))),
+            files=DatasetFiles(
+                files, file_groups_of(state), verify=verify, access=access, path=path
+            ),
+            rows=MixtureSelection(shard_starts_of(state), rows, list(map(repr, sources))),
             verify=verify,
         )
 

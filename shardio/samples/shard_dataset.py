@@ -107,7 +107,7 @@ class ShardDataset(OpenDataset):
         storage = _storage_of(path, source.remote)
         access = storage.resolve_access(source.access)
         state = _load(storage, source.generation)
-        starts, groups = starts_of(state), groups_of(state)
+        starts, groups = shard_starts_of(state), file_groups_of(state)
         selected = None if subset is None else _rows_of(state, subset, path)
         super().__init__(
             path=path,
@@ -192,7 +192,7 @@ class ShardDataset(OpenDataset):
         """
         self.check_open()
         known = _rows_of(self._generation, name, self.path)
-        if not self.rows.is_plain:
+        if not self.rows.selects_all:
             rows = self.rows.at(np.arange(len(self)))
             return self._selected(rows[known.n_below(rows + 1) > known.n_below(rows)])
         return replace(self.source, subset=name).open()
@@ -250,12 +250,12 @@ def _check_selection(rows: Any, fields: Sequence[str]) -> None:
         check_one_argument("select", "columns", rows)
 
 
-def starts_of(generation: Generation) -> Rows:
+def shard_starts_of(generation: Generation) -> Rows:
     """Return the index of each shard's first row, then the total count of rows."""
     return np.concatenate([[0], np.cumsum(generation.shards.samples, dtype=np.int64)])
 
 
-def groups_of(generation: Generation) -> list[FileGroup]:
+def file_groups_of(generation: Generation) -> list[FileGroup]:
     """Return the files of a generation: the shards, then the files of each field added later."""
     shards = FileGroup("", generation.schema, generation.shards)
     added = (FileGroup(each.name, each.schema, each.shards) for each in generation.column_groups)

@@ -256,7 +256,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def no_shards_reason(self) -> str | None:
         """Return the reason why the samples are not in shard order; None if they are."""
         rows = self.dataset.rows.row_list
-        if rows is None or rows.ascends:
+        if rows is None or rows.is_ascending:
             return None
         return "those of this selection are in another order; sort what select() receives"
 

@@ -400,7 +400,7 @@ class TokenSource(FieldSource):
         records: list[Record] = [b""] * len(rows)
         for shard in distinct(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            local = rows[places] - dataset.starts[shard]
+            local = rows[places] - dataset.shard_starts[shard]
             found = self._read_shard(shard, local, documents[places])
             for place, record in zip(places.tolist(), found, strict=True):
                 records[place] = record

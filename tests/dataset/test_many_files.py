@@ -229,7 +229,7 @@ def test_files_used_longest_ago_make_room(folder: str) -> None:
         for shard in range(MAX):
             dataset.reader(shard)
         dataset.reader(0)
-        rows = dataset.starts[1:2]
+        rows = dataset.shard_starts[1:2]
         out = np.empty((1, 8), np.uint8)
         dataset.gather("label").gather(rows, np.array([1]), out)
         dataset.reader(20)

@@ -85,7 +85,7 @@ def test_ended_leases_return_blocks_after_settling(engines: Engines, n_workers: 
         nonlocal n_settled
         n_settled += 1
 
-    engine.settle_by(settle)
+    engine.set_synchronize(settle)
     iteration = engine.iterate(_plan(0))
     engine.next(iteration)
     lease = engine.lease(iteration)
@@ -269,7 +269,7 @@ class Scripted(BatchWorker):
         self._send, self._ends = self.sent.append, ends
         source = DatasetSource("set")
         self._batch_spec = BatchSpec(source, ("x",), 1, 9, is_full_shuffle=False, seed=0, **options)
-        self._kept = ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
+        self._replies = ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _do(self, *task: int) -> tuple[int, bytes]:
         status, step = self._ends[task[4]], task[4]

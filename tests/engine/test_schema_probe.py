@@ -31,7 +31,7 @@ class Scripted(InlineWorker):
         self.script, self.given = script, list[Task]()
         self.n_at_work, self.now_s = len(script), 0.0
 
-    def give(self, worker: int, task: Task, block: object) -> None:
+    def queue_task(self, worker: int, task: Task, block: object) -> None:
         self.given.append(task)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:

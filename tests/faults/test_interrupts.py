@@ -30,8 +30,8 @@ N = 64
 PLACES: list[tuple[Any, str]] = [
     (backends.WorkerBackend, "wait"),
     (backends.InlineWorker, "wait"),
-    (backends.WorkerBackend, "give"),
-    (backends.InlineWorker, "give"),
+    (backends.WorkerBackend, "queue_task"),
+    (backends.InlineWorker, "queue_task"),
     (dispatcher.Dispatcher, "_route"),
     (dispatcher.Dispatcher, "apply_finalizers"),
     (dispatcher.Dispatcher, "assign_tasks"),

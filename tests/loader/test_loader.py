@@ -82,7 +82,7 @@ def test_every_sample_of_an_epoch_comes_once_and_as_a_direct_read_gives_it(
 ) -> None:
     seen: list[int] = []
     with _loader(folders[n_shards], shuffle=True, num_workers=num_workers) as loader:
-        starts, shards = loader.dataset.starts, loader.dataset.shards
+        starts, shards = loader.dataset.shard_starts, loader.dataset.shards
         for step, batch in enumerate(loader):
             assert list(batch) == list(EVERY_FIELD)
             assert (batch.epoch, batch.step) == (0, step)

@@ -84,7 +84,7 @@ def test_a_column_is_added_as_the_next_generation_and_all_else_stays(folder: Pat
     assert (new.lineage, new.schema, new.shards) == (old.lineage, old.schema, old.shards)
     assert (new.subsets, new.stats, new.classes) == (old.subsets, old.stats, old.classes)
     assert new.operation == {"name": "add_column", "options": {"name": "x"}}
-    assert list(new.whole_schema) == ["label", "source", "x"]
+    assert list(new.full_schema) == ["label", "source", "x"]
     assert numbers_of(folder) == list(range(N))
     assert load_generation(folder, 3) == old
     assert is_sound(folder)

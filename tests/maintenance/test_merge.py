@@ -188,7 +188,7 @@ def test_large_shards_stay_and_so_does_the_order(tmp_path: Path) -> None:
     for n in shards[1:]:  # as appending would do it
         with writer.GenerationWriter(folder, schema, previous=generation) as more:
             for shard in generation.shards:
-                more.keep(shard)
+                more.add_unchanged(shard)
             for value in values[at : at + n]:
                 more.append(value)
             generation = more.publish()

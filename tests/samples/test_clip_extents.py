@@ -45,7 +45,10 @@ def test_ranges_cover_packets_and_their_table(dataset: ShardDataset, start: int,
     def is_found(begin: int, end: int) -> bool:
         return bool(np.any((found.starts <= base + begin) & (found.ends >= base + end)))
 
-    reader, local = dataset.reader(int(shards[0]), "video"), row - int(dataset.starts[shards[0]])
+    reader, local = (
+        dataset.reader(int(shards[0]), "video"),
+        row - int(dataset.shard_starts[shards[0]]),
+    )
     stream = reader[local]["video"]
     content = Path(reader.path).read_bytes()
     places = {section.kind: section.offset for section in reader.sections}

@@ -87,7 +87,7 @@ def test_only_what_a_batch_uses_of_its_block_travels(batches: list[Batch]) -> No
 
 def test_a_claim_of_more_than_came_is_refused(batches: list[Batch]) -> None:
     head, block = pack_batch(batches[0])
-    layout = layout_text(batches[0].filled[0]).replace('"rows":5', '"rows":4000000000')
+    layout = layout_text(batches[0].filled_block[0]).replace('"rows":5', '"rows":4000000000')
     with pytest.raises(MalformedMessage, match="its layout needs"):
         unpack_batch({**head, "layout": layout}, block.tobytes())
     with pytest.raises(MalformedMessage, match="rows in a block for"):

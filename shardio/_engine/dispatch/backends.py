@@ -1,6 +1,6 @@
 """The backends that fill blocks: worker processes, worker threads, or this process.
 
-`give` queues a task, `post` sends the queued tasks, and `wait` returns results.
+`queue_task` queues a task, `send_queued` sends the queued tasks, and `wait` returns results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shardio._engine.dispatch.worker import (
     work,
 )
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
-from shardio._engine.filling.filler import LeftOut
+from shardio._engine.filling.filler import SamplesToSkip
 from shardio._engine.filling.user_functions import UserCalls
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.serialization import unpack_error
@@ -58,7 +58,7 @@ class InlineWorker:
     depth = 1
     n_workers = 1
     is_starting = False
-    goes_ahead = False
+    begins_ahead = False
 
     def __init__(self, batch_spec: BatchSpec) -> None:
         self._batch_spec, self._runner = batch_spec, TaskRunner(batch_spec)
@@ -69,7 +69,7 @@ class InlineWorker:
     ) -> None:
         # In this process, a KeyboardInterrupt means that the user pressed Ctrl-C, so the filler
         # passes the exception on. In a worker, only user code can raise this exception.
-        calls = UserCalls(passes=(KeyboardInterrupt,))
+        calls = UserCalls(reraise=(KeyboardInterrupt,))
         filler = filler_in_main(self._batch_spec, view, calls)
         self._runner.start(filler, fds[COUNTERS], 0)
 
@@ -79,16 +79,16 @@ class InlineWorker:
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
         self._runner.plans[slot] = plan
 
-    def caution(self, worker: int, left_out: LeftOut) -> None:
-        self._runner.left_out = left_out
+    def send_samples_to_skip(self, worker: int, to_skip: SamplesToSkip) -> None:
+        self._runner.to_skip = to_skip
 
     def reset_crashes(self) -> None:
         """Do nothing: there is no worker to crash."""
 
-    def give(self, worker: int, task: Task, block: Block | None) -> None:
+    def queue_task(self, worker: int, task: Task, block: Block | None) -> None:
         self._tasks.append((task, block))
 
-    def post(self) -> None:
+    def send_queued(self) -> None:
         """Do nothing: tasks are not sent."""
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
@@ -161,7 +161,7 @@ class WorkerBackend:
         self, batch_spec: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
-        self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
+        self.begins_ahead = start_method != "thread" or not batch_spec.runs_user_code
         """True if idle workers may begin the next epoch before the program requests it.
 
         False if threads would run user functions while the program does not iterate.
@@ -178,7 +178,7 @@ class WorkerBackend:
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
         self._outbox = [b""] * n_workers
-        self._kept: list[ReplyBuffer] = []
+        self._replies: list[ReplyBuffer] = []
         self._crash_loop = CrashLoop(n_workers)
         self._last_words: dict[int, str] = {}
         self._starting = set(range(n_workers))
@@ -199,9 +199,9 @@ class WorkerBackend:
         """
         self._lineage, self._fds, self._tables = view.dataset.lineage.encode(), tuple(fds), tables
         memory = mmap.mmap(fds[REPLIES], 0)
-        self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
-        for kept in self._kept:
-            kept.take()  # discard replies left in the buffer by the workers of an earlier backend
+        self._replies = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
+        for replies in self._replies:
+            replies.take()  # discard what the workers of an earlier backend have left
         for worker in range(self.n_workers):
             self._send_hello(worker)
 
@@ -220,17 +220,17 @@ class WorkerBackend:
         content, fds = pack_shared(plan)
         self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
-    def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Make a worker fill its next batch row by row, without the samples in `left_out`."""
-        self.post()
-        with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
+    def send_samples_to_skip(self, worker: int, to_skip: SamplesToSkip) -> None:
+        """Make a worker fill its next batch row by row, without the samples in `to_skip`."""
+        self.send_queued()
+        with pack_message(_message(RequestKind.SKIP_SAMPLES) + pickle.dumps(to_skip)) as parcel:
             self._pool.send(worker, *parcel)
 
     def reset_crashes(self) -> None:
         """Reset the counter of consecutive crashes: the sample that caused them will be skipped."""
         self._crash_loop.n_crashes = 0
 
-    def give(self, worker: int, task: Task, block: Block | None) -> None:
+    def queue_task(self, worker: int, task: Task, block: Block | None) -> None:
         """Queue a task: fill `block`; if `block` is None, compute schemas."""
         if block is not None and worker not in block.sent_to:
             self._blocks[block.number] = block
@@ -239,7 +239,7 @@ class WorkerBackend:
             block.sent_to.add(worker)
         self._outbox[worker] += pack(*task)
 
-    def post(self) -> None:
+    def send_queued(self) -> None:
         for worker, tasks in enumerate(self._outbox):
             if tasks:
                 # Clear the queue before sending, because a task must not be sent twice.
@@ -267,8 +267,8 @@ class WorkerBackend:
                     found.append(long)
             elif isinstance(event, WorkerExit):
                 # Read the attribute once, because another thread may close this backend.
-                kept = self._kept
-                if kept and (held_back := kept[event.worker].take()):
+                replies = self._replies
+                if replies and (held_back := replies[event.worker].take()):
                     self._crash_loop.n_crashes = 0
                     found += _answers(event.worker, held_back)
                 how = self._on_worker_exit(event)
@@ -301,7 +301,7 @@ class WorkerBackend:
         """Stop all workers, even busy ones. Idempotent."""
         self._pool.close()
         self._blocks.clear()  # otherwise this object would keep the blocks' memory in use
-        self._kept = []
+        self._replies = []
 
 
 def _message(

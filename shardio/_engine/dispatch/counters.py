@@ -89,9 +89,9 @@ class IterationCounters:
         self, iteration_ns: int, step: int, start_ns: int, end_ns: int, sums_ns: list[int]
     ) -> None:
         words, ring = self._words, self._ring
-        place = ring + _LINE * (1 + words[ring] % self._n_records)
+        start = ring + _LINE * (1 + words[ring] % self._n_records)
         for i, value in enumerate((iteration_ns, step, start_ns, end_ns, *sums_ns)):
-            words[place + i] = value
+            words[start + i] = value
         words[ring] += 1  # counted last, so that the count never includes an unfinished record
 
 
@@ -198,9 +198,8 @@ class IterationTimer:
     ) -> LoadingStats:
         """Return the figures so far.
 
-        `next_loop_step` is the step of the next batch to hand over to the loop, `row_bytes` the
-        size of a sample without its values of varying sizes, and `words` the counters of all
-        workers, summed.
+        `next_loop_step` is the step of the next batch to hand over, `row_bytes` the size of a
+        sample without its values of varying sizes, and `words` the summed counters of all workers.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         inside_ns = self.left_ns - self.entered_ns

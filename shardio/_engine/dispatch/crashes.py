@@ -36,7 +36,7 @@ class InFlightRows:
     """The index of each shard -> the rows of the samples in this shard."""
     field: str | None = None
     """The field that the worker was reading; None if it was not reading exactly one field."""
-    places: tuple[tuple[int, int], ...] = ()
+    batch_rows: tuple[tuple[int, int], ...] = ()
     """For each sample, its row in the batch and its index in the view."""
 
 
@@ -44,12 +44,12 @@ def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> 
     """Describe the work on sample `number` of the view, from which the schema is inferred."""
     rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
-    row = int(rows[0] - dataset.starts[shard])
+    row = int(rows[0] - dataset.shard_starts[shard])
     work = "ran the transform on the first sample:"
     if batch_spec.makes_batches:
         work = "built the first batch, which begins with"
-    place = f"sample {row} of shard {dataset.shards[shard].name} of {batch_spec.path}"
-    return InFlightRows(f"while it {work} {place}", {shard: [row]})
+    sample = f"sample {row} of shard {dataset.shards[shard].name} of {batch_spec.path}"
+    return InFlightRows(f"while it {work} {sample}", {shard: [row]})
 
 
 def claims_in(
@@ -74,9 +74,9 @@ def claims_in(
         named.append(f"{plural} {listed} of shard {dataset.shards[shard].name}")
     more = " and others" if len(rows) > _NAMED_SAMPLES else ""
     what = f"field {name!r} of " if name is not None else ""
-    places = tuple(zip(at.tolist(), claimed["position"].tolist(), strict=True))
+    batch_rows = tuple(zip(at.tolist(), claimed["position"].tolist(), strict=True))
     return InFlightRows(
-        f"while it worked on {what}{'; '.join(named)}{more} for", rows, name, places
+        f"while it worked on {what}{'; '.join(named)}{more} for", rows, name, batch_rows
     )
 
 
@@ -139,7 +139,7 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
     return min(rows, default=None)
 
 
-_MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
+_MAX_UNEXPLAINED: Final = 2 * MAX_CRASHES + 2
 """A step fails after this number of successive crashes without a newly skipped sample.
 
 The first crash does not identify a sample, and workers may be killed from outside.
@@ -150,27 +150,27 @@ class SuspectSamples:
     """A record of the crashes at one step."""
 
     def __init__(self) -> None:
-        self.left_out: dict[int, dict[int, str]] = {}
+        self.to_skip: dict[int, dict[int, str]] = {}
         """Samples to skip: row in the batch -> {index in the view: reason}."""
         self._n_crashes: dict[tuple[int, int], int] = {}
-        self._n_in_vain = 0
+        self._n_unexplained = 0
 
     @property
-    def is_hopeless(self) -> bool:
+    def has_too_many_crashes(self) -> bool:
         """True if workers keep crashing at the step, although no sample can be blamed for it."""
-        return self._n_in_vain >= _MAX_IN_VAIN
+        return self._n_unexplained >= _MAX_UNEXPLAINED
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:
-        """Record a crash; return True if `left_out` has a new sample."""
-        self._n_in_vain += 1
-        if len(claims.places) != 1:
+        """Record a crash; return True if `to_skip` has a new sample."""
+        self._n_unexplained += 1
+        if len(claims.batch_rows) != 1:
             return False
-        (place,) = claims.places
-        self._n_crashes[place] = self._n_crashes.get(place, 0) + 1
-        if self._n_crashes[place] < MAX_CRASHES:
+        (claimed,) = claims.batch_rows
+        self._n_crashes[claimed] = self._n_crashes.get(claimed, 0) + 1
+        if self._n_crashes[claimed] < MAX_CRASHES:
             return False
-        row, number = place
+        row, number = claimed
         why = f"{MAX_CRASHES} workers crashed on it alone; the last {end}"
-        self.left_out.setdefault(row, {})[number] = why
-        self._n_in_vain = 0
+        self.to_skip.setdefault(row, {})[number] = why
+        self._n_unexplained = 0
         return True

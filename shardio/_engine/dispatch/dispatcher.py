@@ -51,7 +51,7 @@ class Dispatcher:
         self._batch_spec, self._dataset, self._backend = batch_spec, dataset, backend
         self._iterations, self.pool = iterations, pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
-        self.settle: Callable[[], None] | None = None
+        self.synchronize: Callable[[], None] | None = None
         """A function that waits until the tensors' framework no longer reads released batches."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> DeliveredBlock | None:
@@ -59,8 +59,8 @@ class Dispatcher:
         if schedule.is_over or iteration.is_cancelled:
             self._end(iteration)
             return None
-        if iteration.held is not None:
-            self._take_back(iteration)
+        if iteration.delivered_block is not None:
+            self._free_delivered_block(iteration)
         step = schedule.next_step
         if schedule.is_low:
             self.apply_finalizers()
@@ -71,23 +71,23 @@ class Dispatcher:
                 block = schedule.deliver()
             except BaseException:
                 # If `deliver` raised the failure of a batch, the schedule is over and the state is
-                # consistent. Any other exception may have left it inconsistent.
+                # consistent. Any other exception may have left the state corrupt.
                 self._iterations.may_be_inconsistent = not schedule.is_over
                 raise
             if block is not None:
                 break
-            if not schedule.n_in_flight and not self._iterations.n_coming_back:
+            if not schedule.n_in_flight and not self._iterations.n_returning_blocks:
                 self._force_block(iteration)
             start_ns = now_ns()
             is_answered = self.take_answers(end_s)
             timer.waited_ns += now_ns() - start_ns
             if not is_answered and timeout_s is not None:
-                end_s = self.extended(end_s, timeout_s, _named(iteration, step))
+                end_s = self.extended(end_s, timeout_s, _batch_name(iteration, step))
             has_blocks = pool.n_idle or len(pool) < self._n_blocks or not schedule.wants_block
             if has_blocks or not schedule.n_in_flight:
                 self.apply_finalizers()
                 self.assign_tasks(iteration)
-        iteration.held = block
+        iteration.delivered_block = block
         return block, step, *iteration.sizes.pop(step)
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
@@ -108,11 +108,11 @@ class Dispatcher:
             for _ in range(n_wanted):
                 if schedule.wants_block and not self._find_block(iteration):
                     break
-                self._give(iteration, *schedule.assign())
+                self._send_task(iteration, *schedule.assign())
             if not n_wanted and iteration.successor is not None:
                 self._assign_ahead(iteration)
         finally:
-            self._backend.post()
+            self._backend.send_queued()
 
     def _assign_ahead(self, iteration: EpochIteration) -> None:
         ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
@@ -125,44 +125,44 @@ class Dispatcher:
                 if (found := pool.take_idle()) is None:
                     break
                 schedule.free(found)
-            self._give(ahead, *schedule.assign())
+            self._send_task(ahead, *schedule.assign())
 
     def _end(self, iteration: EpochIteration) -> None:
         """End an iteration: assign tasks of the next one, and free the block delivered last."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.apply_finalizers()
             self.assign_tasks(iteration)
-        self._take_back(iteration)
+        self._free_delivered_block(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
-        if found is None and not self._has_enough(schedule):
+        if found is None and not self._has_enough_blocks(schedule):
             # Send the queued tasks before the block is created, because creating a block takes as
             # long as filling one.
-            self._backend.post()
+            self._backend.send_queued()
             found = pool.make()
         if found is None:
             return False
         schedule.free(found)
         return True
 
-    def _give(self, iteration: EpochIteration, worker: int, step: int, number: int) -> None:
+    def _send_task(self, iteration: EpochIteration, worker: int, step: int, number: int) -> None:
         block, slot, plan = self.pool[number], iteration.slot, iteration.plan
         block.use = use = (block.use + 1) & 0xFFFFFFFF
         if worker not in iteration.sent_to:
             self._backend.send_plan(worker, slot, plan)
             iteration.sent_to.add(worker)
-        if iteration.cautions and step in iteration.cautions:
-            self._backend.caution(worker, iteration.cautions[step].left_out)
+        if iteration.suspects and step in iteration.suspects:
+            self._backend.send_samples_to_skip(worker, iteration.suspects[step].to_skip)
         words = _FILL, slot, number, plan.epoch, step, use, 0
-        self._backend.give(worker, tuple.__new__(Task, words), block)
+        self._backend.queue_task(worker, tuple.__new__(Task, words), block)
 
-    def _has_enough(self, schedule: Schedule) -> bool:
+    def _has_enough_blocks(self, schedule: Schedule) -> bool:
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
         if len(self._iterations) > 1:  # rare case: several iterations share the pool
             n_enough *= self._iterations.n_live
-            n_to_come += self._iterations.n_coming_back
+            n_to_come += self._iterations.n_returning_blocks
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
     def _force_block(self, iteration: EpochIteration) -> None:
@@ -200,7 +200,7 @@ class Dispatcher:
             for iteration in self._iterations:
                 iteration.timer.n_restarts += 1
                 iteration.sent_to.discard(answer.worker)
-                self._lose(iteration, answer)
+                self._handle_crash(iteration, answer)
             return
         status, slot, number, step, heap_bytes, use, n_rows, worker, error, _, skips = answer
         iteration = self._iterations[slot]
@@ -222,7 +222,7 @@ class Dispatcher:
         if iteration.is_cancelled:
             self._finish(iteration)
 
-    def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
+    def _handle_crash(self, iteration: EpochIteration, loss: WorkerLost) -> None:
         """Reassign the tasks of a crashed worker; fail a step at which too many workers crashed."""
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
@@ -232,17 +232,17 @@ class Dispatcher:
                 schedule.cancelled(loss.worker, step)
             self._finish(iteration)
             return
-        for step, number, claims in self._at_work(iteration, tasks):
+        for step, number, claims in self._running_task(iteration, tasks):
             clear_claims(iteration.layout, self.pool[number])
             n_crashes = iteration.crashes[step] = iteration.crashes.get(step, 0) + 1
-            where = f" {_named(iteration, step)} of {self._batch_spec.path}"
+            where = f" {_batch_name(iteration, step)} of {self._batch_spec.path}"
             where += f", at which {n_crashes} workers have crashed" if n_crashes > 1 else ""
             error = crash_error(loss.how, loss.signal, claims, where, self._dataset)
             if self._batch_spec.skips and isinstance(error, WorkerDied):
-                caution = iteration.cautions.setdefault(step, SuspectSamples())
-                if caution.record_crash(claims, loss.end):
+                suspects = iteration.suspects.setdefault(step, SuspectSamples())
+                if suspects.record_crash(claims, loss.end):
                     self._backend.reset_crashes()
-                is_reported = caution.is_hopeless
+                is_reported = suspects.has_too_many_crashes
             else:
                 is_reported = is_final(error, n_crashes)
             if is_reported:
@@ -253,13 +253,13 @@ class Dispatcher:
         found, given = [], []
         for iteration in self._iterations:
             tasks = iteration.schedule.tasks_of(worker)
-            for step, _, claims in self._at_work(iteration, tasks):
-                found.append(f"{claims.text} {_named(iteration, step)}")
+            for step, _, claims in self._running_task(iteration, tasks):
+                found.append(f"{claims.text} {_batch_name(iteration, step)}")
             for step in itertools.islice(tasks, 1):
-                given.append(f"before it began with {_named(iteration, step)}")
+                given.append(f"before it began with {_batch_name(iteration, step)}")
         return found or given
 
-    def _at_work(
+    def _running_task(
         self, iteration: EpochIteration, tasks: dict[int, int]
     ) -> Iterator[tuple[int, int, InFlightRows]]:
         """Yield the step, the block index and the samples of the task that a worker is running.
@@ -279,24 +279,24 @@ class Dispatcher:
         if self._iterations.ended:
             for iteration in self._iterations.take_ended():
                 self._finish(iteration)
-        self.pool.take_back_returned(self.settle)
+        self.pool.take_back_returned(self.synchronize)
 
     def _finish(self, iteration: EpochIteration) -> None:
         for block in iteration.schedule.release_idle_blocks():
             self.pool.give_back(block)
-        self._take_back(iteration)
+        self._free_delivered_block(iteration)
         if not iteration.schedule.n_in_flight:
             self._iterations.forget(iteration)
 
-    def _take_back(self, iteration: EpochIteration) -> None:
+    def _free_delivered_block(self, iteration: EpochIteration) -> None:
         """Free the block that was delivered last, unless it was leased to a batch."""
-        block = iteration.held
+        block = iteration.delivered_block
         if block is not None:
-            iteration.held = None
-            if self.settle is not None:
-                self.settle()
+            iteration.delivered_block = None
+            if self.synchronize is not None:
+                self.synchronize()
             self.pool.give_back(block)
 
 
-def _named(iteration: EpochIteration, step: int) -> str:
+def _batch_name(iteration: EpochIteration, step: int) -> str:
     return f"batch {step} of epoch {iteration.plan.epoch}"

@@ -57,7 +57,7 @@ from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
 """The numbers of samples to try for the schema: the first ones, then some of the whole view."""
-_ASKED = 0
+_PROBED_WORKER = 0
 """The index of the worker that computes the schema."""
 
 
@@ -70,7 +70,7 @@ class SchemaProbe:
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:
         self._batch_spec, self._view, self._backend = batch_spec, view, backend
-        self._is_asked = False
+        self._is_pending = False
         self._n_crashes = 0
         self._candidates = schema_candidates(batch_spec.n_samples) if batch_spec.skips else [0]
         self._number = 0
@@ -85,10 +85,12 @@ class SchemaProbe:
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
             return Schemas(batch_spec.sample_schema(self._view))
-        if not self._is_asked:
-            self._is_asked = True
-            self._backend.give(_ASKED, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
-            self._backend.post()
+        if not self._is_pending:
+            self._is_pending = True
+            self._backend.queue_task(
+                _PROBED_WORKER, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None
+            )
+            self._backend.send_queued()
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
@@ -114,13 +116,15 @@ class SchemaProbe:
         return known
 
     def tasks_of(self, worker: int) -> list[str]:
-        is_busy = self._is_asked and worker == _ASKED
+        is_busy = self._is_pending and worker == _PROBED_WORKER
         return [claim_of_first(self._batch_spec, self._view, self._sample).text] if is_busy else []
 
     def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
-        if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
+        if isinstance(answer, WorkerLost) and not (
+            self._is_pending and answer.worker == _PROBED_WORKER
+        ):
             return None  # the worker was not working on the request when it exited
-        self._is_asked = False
+        self._is_pending = False
         if isinstance(answer, WorkerLost):
             return self._ask_again(answer)
         if answer.error is None:
@@ -188,7 +192,7 @@ class Engine:
         self._batch_spec, self._memory_bytes, self._timeout_s = batch_spec, memory_bytes, timeout_s
         self._n_workers, self._n_blocks = n_workers, 0
         self._start_method: StartMethod = start_method
-        self._settle: Callable[[], None] | None = None
+        self._synchronize: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
         # Create the workers before anything else: they start while this process opens the dataset.
         self._backend = self._new_backend()
@@ -269,13 +273,13 @@ class Engine:
             n_blocks=self._n_blocks,
             memory_bytes=self._memory_bytes,
         )
-        self._dispatcher.settle = self._settle
+        self._dispatcher.synchronize = self._synchronize
 
-    def settle_by(self, settle: Callable[[], None]) -> None:
+    def set_synchronize(self, synchronize: Callable[[], None]) -> None:
         """Set the function that waits until tensors no longer read released batches."""
-        self._settle = settle
+        self._synchronize = synchronize
         if self._dispatcher is not None:
-            self._dispatcher.settle = settle
+            self._dispatcher.synchronize = synchronize
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
@@ -291,7 +295,9 @@ class Engine:
                 first, last = plan.partition.first_step, plan.partition.stop_step
                 schedule = Schedule(first, last, self._backend.n_workers, self._backend.depth)
                 iteration = self._iterations.begin(plan, schedule, layout)
-            self._iterations.follow(iteration, successor if self._backend.goes_ahead else None)
+            self._iterations.set_successor(
+                iteration, successor if self._backend.begins_ahead else None
+            )
             try:
                 dispatcher.assign_tasks(iteration)
             except BaseException:  # the caller gets no iteration that it could cancel
@@ -324,7 +330,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Hold the lock; set `_is_inside` and `may_be_inconsistent`. `next` does so, but faster."""
+        """Hold the lock, and set `_is_inside` and `may_be_inconsistent`, like the faster `next`."""
         with self._lock:
             self._check_usable()
             self._restart_if_inconsistent()
@@ -373,11 +379,11 @@ class Engine:
 
         Return None if the iteration, or the one begun ahead, could not continue without the block.
         """
-        block = iteration.held
+        block = iteration.delivered_block
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
         # If Ctrl-C interrupts the next lines, the block has no owner, but never two.
-        iteration.held = None
+        iteration.delivered_block = None
         return self.pool.lease(block)
 
     def _can_spare(self, iteration: EpochIteration) -> bool:
@@ -389,7 +395,7 @@ class Engine:
                 has_blocks = ahead is not None and ahead.schedule.n_circulating > 0
                 return has_blocks or dispatcher.pool.has_room
             dispatcher.assign_tasks(iteration)
-            return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
+            return iteration.schedule.n_circulating + self._iterations.n_returning_blocks > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
         """Return the figures of `iteration`, and of all iterations. Takes no lock."""

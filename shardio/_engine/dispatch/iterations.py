@@ -32,7 +32,7 @@ class EpochIteration:
     """For each ready step, the number of rows and the bytes used in the heap."""
     crashes: dict[int, int] = field(default_factory=dict)
     """The number of workers that have crashed at each step; steps without a crash have no entry."""
-    cautions: dict[int, SuspectSamples] = field(default_factory=dict)
+    suspects: dict[int, SuspectSamples] = field(default_factory=dict)
     """If samples may be skipped, a record for each step at which a worker has crashed."""
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
     """The skipped samples of each step that is ready; a step without skips has no entry."""
@@ -44,7 +44,7 @@ class EpochIteration:
     """The step of the next batch to hand over to the loop."""
     is_exhausted: bool = False
     """True once the iterator has raised StopIteration at the end of the epoch."""
-    held: int | None = None
+    delivered_block: int | None = None
     """The index of the block delivered last; None once that block is leased or freed."""
     is_cancelled: bool = False
     is_watched: bool = False
@@ -87,7 +87,7 @@ class IterationTable:
         """The iteration that was begun ahead; None once a loop takes it over or it is cancelled."""
         self._latest: EpochIteration | None = None
         """The iteration that a loop began or took over last; None once the table has dropped it."""
-        self._foreseen: EpochPlan | None = None
+        self._expected_plan: EpochPlan | None = None
         """The plan that the next iteration is expected to have; None if unknown."""
         self.counters: CounterTable
         """The shared memory of iterations; the engine creates and closes it."""
@@ -111,7 +111,7 @@ class IterationTable:
         return sum(not each.is_cancelled for each in self._by_slot.values())
 
     @property
-    def n_coming_back(self) -> int:
+    def n_returning_blocks(self) -> int:
         """The number of blocks that workers are still using for cancelled iterations."""
         each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
         return sum(each.schedule.n_in_flight for each in each_cancelled)
@@ -152,16 +152,16 @@ class IterationTable:
         iteration.schedule.set_backlog([0] * self.counters.n_workers)
         return iteration
 
-    def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
+    def set_successor(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
         """Record `iteration` as the latest one, and `successor` as the plan that will follow it.
 
         If the plan of `iteration` was not expected, no successor is begun ahead.
         """
         if self._latest is not None:
             self._latest.successor = None  # only one iteration is begun ahead
-        is_foreseen = self._foreseen is None or self._foreseen == iteration.plan
-        self._latest, self._foreseen = iteration, successor
-        iteration.successor = successor if is_foreseen else None
+        is_expected = self._expected_plan is None or self._expected_plan == iteration.plan
+        self._latest, self._expected_plan = iteration, successor
+        iteration.successor = successor if is_expected else None
 
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
         """Record that an iteration is cancelled; a finalizer may call this in any thread.
@@ -200,7 +200,7 @@ class IterationTable:
         for iteration in self:
             iteration.is_cancelled |= not iteration.is_watched
             iteration.schedule = iteration.schedule.renewed()
-            iteration.sizes, iteration.skips, iteration.held = {}, {}, None
+            iteration.sizes, iteration.skips, iteration.delivered_block = {}, {}, None
             iteration.sent_to.clear()
             if iteration.is_cancelled:
                 self.forget(iteration)

@@ -22,7 +22,7 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, receive_view
-from shardio._engine.filling.filler import Filler, LeftOut, RowByRowFiller
+from shardio._engine.filling.filler import Filler, RowByRowFiller, SamplesToSkip
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
 from shardio._workers.processes.serialization import pack_error
@@ -69,7 +69,7 @@ class RequestKind(IntEnum):
     LAYOUT = 4  # pickled Schemas follow, for the layout; a block has at most `step` bytes
     HELLO = 5  # the shared files are attached; for worker `block` of `n_rows` workers
     PLAN = 6  # a packed EpochPlan follows, for the iteration in `slot`
-    CAUTION = 7  # pickled samples to skip follow; the next task is filled row by row
+    SKIP_SAMPLES = 7  # pickled samples to skip follow; the next task is filled row by row
 
 
 class Status(IntEnum):
@@ -186,8 +186,8 @@ class TaskRunner:
         self._counters: IterationCounters | None = None
         self.layout: BlockLayout | None = None
         self.plans: dict[int, EpochPlan] = {}
-        self.left_out: LeftOut | None = None
-        """The samples that the next task skips; None if no CAUTION precedes the next task."""
+        self.to_skip: SamplesToSkip | None = None
+        """The samples that the next task skips; None if no SKIP_SAMPLES precedes the next task."""
 
     def start(self, filler: Filler, counters_fd: int, worker: int) -> None:
         self.filler = filler
@@ -204,7 +204,7 @@ class TaskRunner:
         self, slot: int, step: int, memory: BlockMap
     ) -> tuple[int, int, int, tuple[Skipped, ...]]:
         """Fill a block; return `status`, `n_rows`, `heap_bytes` and `skips` of the result."""
-        left_out, self.left_out = self.left_out, None
+        to_skip, self.to_skip = self.to_skip, None
         # Bind the attributes to names, because another thread may call `close` meanwhile.
         filler, row_by_row, counters = self.filler, self._row_by_row, self._counters
         layout = self.layout
@@ -221,7 +221,7 @@ class TaskRunner:
         if row_by_row is None:
             n_rows, heap_bytes = filler.fill(layout, memory, plan, step)
         else:
-            n_rows, heap_bytes, skips = row_by_row.fill(layout, memory, plan, step, left_out)
+            n_rows, heap_bytes, skips = row_by_row.fill(layout, memory, plan, step, to_skip)
         taken_ns = counters.add(slot, step, start_ns)
         status = _FILLED if skips or taken_ns > QUICK_NS else _QUICK
         return status, n_rows, heap_bytes, skips
@@ -258,7 +258,7 @@ class BatchWorker(Closing):
         self._runner = TaskRunner(batch_spec)
         self._blocks: dict[int, BlockMap] = {}
         self._most_bytes: int | None = None
-        self._kept: ReplyBuffer
+        self._replies: ReplyBuffer
         self._start_error: Exception | None = None
         """The error that handling HELLO raised, which is then the result of every task."""
 
@@ -290,8 +290,8 @@ class BatchWorker(Closing):
             self._blocks[task.block] = self._map(fds[0])
         elif task.ask == RequestKind.PLAN:
             runner.plans[task.slot] = unpack_shared(message[DESCRIPTOR_BYTES:], fds)
-        elif task.ask == RequestKind.CAUTION:
-            runner.left_out = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
+        elif task.ask == RequestKind.SKIP_SAMPLES:
+            runner.to_skip = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
         elif task.ask == RequestKind.LAYOUT:
             self._most_bytes = task.step
             runner.layout = self._batch_spec.lay_out(pickle.loads(message[DESCRIPTOR_BYTES:]))
@@ -314,26 +314,26 @@ class BatchWorker(Closing):
         end_ns = now_ns() + QUICK_NS
         for words in unpack_all(tasks):
             status, answer = self._do(*words)
-            if status == _QUICK and may_wait and now_ns() < end_ns and not self._kept.is_full:
-                self._kept.add(answer)
+            if status == _QUICK and may_wait and now_ns() < end_ns and not self._replies.is_full:
+                self._replies.add(answer)
                 continue
             if len(answer) > DESCRIPTOR_BYTES:
-                self._send_kept()
+                self._flush_replies()
                 self._send(answer)
             else:
-                self._send(self._kept.take() + answer)
+                self._send(self._replies.take() + answer)
             end_ns = now_ns() + QUICK_NS
-        self._send_kept()
+        self._flush_replies()
 
-    def _send_kept(self) -> None:
-        if answers := self._kept.take():
+    def _flush_replies(self) -> None:
+        if answers := self._replies.take():
             self._send(answers)
 
     def _accept_hello(
         self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int
     ) -> None:
         self._serve_stack_dumps(fds[STACKS])
-        self._kept = self._map_replies(fds[REPLIES], number)
+        self._replies = self._map_replies(fds[REPLIES], number)
         if lineage != self._dataset.lineage:
             raise DatasetCorrupt(
                 f"{self._dataset.path}: another dataset has replaced the one that the loader "

@@ -146,8 +146,8 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
 
 def shard_paths(dataset: Dataset) -> tuple[ShardPaths, dict[str, ShardPaths]]:
     groups = dataset.column_groups.items()
-    beside = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
-    return ShardPaths(dataset.path, dataset.shards), beside
+    column_paths = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
+    return ShardPaths(dataset.path, dataset.shards), column_paths
 
 
 def samples_of(view: SampleView) -> Samples:
@@ -159,7 +159,7 @@ def samples_of(view: SampleView) -> Samples:
         return view.no_shards_reason()
 
     def measure() -> tuple[int, int]:
-        n_bytes, n_samples = dataset.shards.n_bytes, int(dataset.starts[-1])
+        n_bytes, n_samples = dataset.shards.n_bytes, int(dataset.shard_starts[-1])
         if not isinstance(view, RowView):
             # The view only has the samples of the selected rows. Assume that other rows have the
             # same number of samples on average.

@@ -49,7 +49,7 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
     return end
 
 
-def reserve(
+def reserve_array(
     batch: BatchRows, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
     """Reserve an array of the whole batch in the heap; return the array and the new `used`."""
@@ -83,38 +83,38 @@ def copy_rows(source: BatchRows, batch: BatchRows, first: int = 0, used: int = 0
     layout, memory, rows = batch.layout, batch.memory, slice(first, first + source.n_rows)
     below, given = source.layout, source.memory.bytes
     for fixed in layout.fixed:
-        values = below.fixed_rows(given, _named(below.fixed, fixed.name), source.n_rows)
+        values = below.fixed_rows(given, _find_slot(below.fixed, fixed.name), source.n_rows)
         layout.fixed_rows(memory.bytes, fixed, rows.stop)[rows] = values
     for presence in layout.presence:
-        is_there = below.present(given, _named(below.presence, presence.name))
+        is_there = below.present(given, _find_slot(below.presence, presence.name))
         layout.present(memory.bytes, presence)[rows] = is_there[: source.n_rows]
     for varying in layout.varying:
-        slot = _named(below.varying, varying.name)
+        slot = _find_slot(below.varying, varying.name)
         found = below.extents(given, slot)[: source.n_rows]
-        starts, used = batch.place(varying, found["n_bytes"].astype(np.int64), used, first)
+        starts, used = batch.reserve_values(varying, found["n_bytes"].astype(np.int64), used, first)
         if varying.n_dims:
             shapes = below.shapes(given, slot)[: source.n_rows]
             layout.shapes(memory.bytes, varying)[rows] = shapes
         heap, heap_below = memory.bytes[layout.heap :].data, given[below.heap :].data
-        columns = starts, found["place"].tolist(), found["n_bytes"].tolist()
-        for start, place, size in zip(*columns, strict=True):
-            heap[start : start + size] = heap_below[place : place + size]
+        columns = starts, found["offset"].tolist(), found["n_bytes"].tolist()
+        for start, offset, size in zip(*columns, strict=True):
+            heap[start : start + size] = heap_below[offset : offset + size]
     return used
 
 
-def _named(slots: Sequence[_Slot], name: str) -> _Slot:
+def _find_slot(slots: Sequence[_Slot], name: str) -> _Slot:
     return next(slot for slot in slots if slot.name == name)
 
 
-Places = Callable[[int], str]
+DescribeRow = Callable[[int], str]
 """A function that describes the sample in a row of the batch, for messages."""
 
 
-def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Places) -> int:
+def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, describe: DescribeRow) -> int:
     """Write the values of a field into the heap as one array.
 
     Rows that pad the batch have no `values`; they repeat the samples of the batch. Raises
-    SchemaError for values that cannot be collated; in the message, `places` names their samples.
+    SchemaError for values that cannot be collated; in the message, `describe` names their samples.
     """
     n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]
@@ -124,9 +124,9 @@ def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Pl
         if value is not None:
             lengths[i] = value.shape
     if slot.join.rule.kind == "ragged":
-        return _concatenate(batch, slot, values, lengths, used, places)
-    sizes = _sizes(slot.join, values, lengths, places)
-    out, used = reserve(batch, slot.values, (n_rows, *sizes), used)
+        return _concatenate(batch, slot, values, lengths, used, describe)
+    sizes = _sizes(slot.join, values, lengths, describe)
+    out, used = reserve_array(batch, slot.values, (n_rows, *sizes), used)
     is_full = (lengths == sizes).all()
     if not is_full:
         out.fill(0)
@@ -134,18 +134,18 @@ def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Pl
         if value is not None:
             out[i][() if is_full else tuple(map(slice, value.shape))] = value
     if slot.companion is not None:
-        mask, used = reserve(batch, slot.companion, (n_rows, *sizes), used)
+        mask, used = reserve_array(batch, slot.companion, (n_rows, *sizes), used)
         _mask(mask, lengths, sizes)
     return used
 
 
 def _sizes(
-    join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
+    join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], describe: DescribeRow
 ) -> tuple[int, ...]:
     # If all values are missing, an axis has the length from the field type, or the length 0.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
-        _check_equal(join, values, 0, places)
+        _check_equal(join, values, 0, describe)
     wanted = join.rule.sizes or (None,) * len(largest)
     sizes = tuple(
         n if size is None else size for n, size in zip(largest.tolist(), wanted, strict=True)
@@ -153,14 +153,14 @@ def _sizes(
     if (largest > sizes).any():
         i = int((lengths > sizes).any(1).argmax())
         raise SchemaError(
-            f"field {join.name!r}: collate pads to {join.rule.sizes}, but the shape of {places(i)} "
-            f"is {tuple(lengths[i].tolist())}: pad to a larger shape, or to None for the largest "
-            "in the batch"
+            f"field {join.name!r}: collate pads to {join.rule.sizes}, but the shape of "
+            f"{describe(i)} is {tuple(lengths[i].tolist())}: pad to a larger shape, or to None for "
+            "the largest in the batch"
         )
     return sizes
 
 
-def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Places) -> None:
+def _check_equal(join: JoinedField, values: Values, first_axis: int, describe: DescribeRow) -> None:
     there = [(i, value.shape) for i, value in enumerate(values) if value is not None]
     for i, shape in there:
         k, first = there[0]
@@ -169,7 +169,7 @@ def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Pla
             what = "only differ in the first axis" if first_axis else "be the same"
             raise SchemaError(
                 f"field {join.name!r}: with collate={join.rule.kind!r} the shapes of a batch must "
-                f"{what}; that of {places(k)} is {first}, that of {places(i)} is {shape}: "
+                f"{what}; that of {describe(k)} is {first}, that of {describe(i)} is {shape}: "
                 f"use {ways}"
             )
 
@@ -190,17 +190,17 @@ def _concatenate(
     values: Values,
     lengths: npt.NDArray[np.int64],
     used: int,
-    places: Places,
+    describe: DescribeRow,
 ) -> int:
-    _check_equal(slot.join, values, 1, places)
+    _check_equal(slot.join, values, 1, describe)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])
-    out, used = reserve(batch, slot.values, (int(lengths[:, 0].sum()), *inner), used)
+    out, used = reserve_array(batch, slot.values, (int(lengths[:, 0].sum()), *inner), used)
     if there:
         np.concatenate(there, out=out)
     if slot.companion is None:
         return used
-    offsets, used = reserve(batch, slot.companion, (len(values) + 1,), used)
+    offsets, used = reserve_array(batch, slot.companion, (len(values) + 1,), used)
     offsets[0] = 0
     np.cumsum(lengths[:, 0], out=offsets[1:])
     return used

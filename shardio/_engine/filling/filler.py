@@ -110,7 +110,7 @@ class Filler:
             heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
             return Schemas(schema, heap_bytes=heap_bytes)
         except SchemaError as error:
-            raise error_at(error, self._transformed.place(chunk, 0)) from None
+            raise error_at(error, self._transformed.location(chunk, 0)) from None
 
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schemas of samples and, if there are batch functions, of their results.
@@ -195,7 +195,7 @@ ATTEMPTS: Final = 32
 _MAX_CHARACTERS: Final = 4000
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 
-LeftOut = Mapping[int, Mapping[int, str]]
+SamplesToSkip = Mapping[int, Mapping[int, str]]
 """Samples to skip: for each row of the batch, {index of the sample in the view: reason}."""
 
 
@@ -221,22 +221,22 @@ class RowByRowFiller:
         memory: BlockMap,
         plan: EpochPlan,
         step: int,
-        left_out: LeftOut | None = None,
+        to_skip: SamplesToSkip | None = None,
     ) -> tuple[int, int, tuple[Skipped, ...]]:
         """Fill a block; return the numbers of rows and of used heap bytes, and the skipped samples.
 
-        Raise the error of a sample for which no substitute was found. If `left_out` is None, the
+        Raise the error of a sample for which no substitute was found. If `to_skip` is None, the
         batch is first filled as a whole. Otherwise, rows are claimed and filled one by one, so that
         a further crash identifies its sample.
         """
-        if left_out is None:
+        if to_skip is None:
             try:
                 return *self._filler.fill(layout, memory, plan, step), ()
             except Exception as error:
                 if not may_skip(error):
                     raise
         found: list[Skipped] = []
-        fill = functools.partial(self._fill_rows, plan, step, left_out or {}, found)
+        fill = functools.partial(self._fill_rows, plan, step, to_skip or {}, found)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, fill)
         start, stop = plan.partition.share(step)
         # Rows from `stop - start` on pad the batch; samples that were skipped there do not count.
@@ -250,7 +250,7 @@ class RowByRowFiller:
         self,
         plan: EpochPlan,
         step: int,
-        left_out: LeftOut,
+        to_skip: SamplesToSkip,
         skips: list[Skipped],
         origins: Origins,
         batch: BatchRows,
@@ -261,7 +261,7 @@ class RowByRowFiller:
         used = 0
         for i, position in enumerate(range(*plan.partition.read(step))):
             one = one._replace(states=batch.states[i : i + 1])
-            skipped = self._find(plan, position, i, left_out.get(i, {}), origins[i], one)
+            skipped = self._find(plan, position, i, to_skip.get(i, {}), origins[i], one)
             if skipped is not None:
                 skips.append(skipped)
             used = copy_rows(one, batch, i, used)
@@ -272,7 +272,7 @@ class RowByRowFiller:
         plan: EpochPlan,
         position: int,
         i: int,
-        left_out: Mapping[int, str],
+        to_skip: Mapping[int, str],
         origin: Origins,
         one: BatchRows,
     ) -> Skipped | None:
@@ -286,7 +286,7 @@ class RowByRowFiller:
         for candidate in self._candidates(plan, position):
             chunk = self._filler.sample_at(plan, candidate)
             origin[:] = chunk.origins[0]
-            why = left_out.get(int(origin[0]))
+            why = to_skip.get(int(origin[0]))
             error = self._try(one._replace(chunk=chunk)) if why is None else WorkerDied(why)
             if error is None:
                 return found

@@ -150,9 +150,9 @@ class ReadAhead:
         files = self._extents.files
         for ranges in self._ranges(rows, shards, first_frames):
             middles = np.sort((ranges.starts + ranges.ends) // 2)
-            for number, places in files.pieces(Ranges(middles, middles)):
+            for number, parts in files.pieces(Ranges(middles, middles)):
                 with files.opened(number) as fd:
-                    for offset, _ in places:
+                    for offset, _ in parts:
                         if not (found := is_cached(fd, offset)):
                             return found
         return True
@@ -172,8 +172,8 @@ class ReadAhead:
                 self._asked.update(blocks)
                 ranges = Ranges(fresh * grain, (fresh + 1) * grain)
             n_fresh += len(ranges.starts)
-            for number, places in files.pieces(merged(ranges, grain)):
+            for number, parts in files.pieces(merged(ranges, grain)):
                 with files.opened(number) as fd:
-                    for offset, n_bytes in places:
+                    for offset, n_bytes in parts:
                         prefetch_range(fd, offset, n_bytes)
         return n_fresh

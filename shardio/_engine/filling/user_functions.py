@@ -20,12 +20,12 @@ from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas, shard_paths
 from shardio._engine.filling.collate import (
-    Places,
+    DescribeRow,
     Scratch,
     copy_rows,
     join,
     put_value,
-    reserve,
+    reserve_array,
 )
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.serialization import text_of
@@ -86,13 +86,13 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 class UserCalls:
     """A caller of user functions; the parameter `call` seeds the generators, and calls a function.
 
-    Exceptions become a TransformError, except those of the types `passes`.
+    Exceptions become a TransformError, except those of the types `reraise`.
     """
 
     def __init__(
-        self, passes: tuple[type[BaseException], ...] = (), call: Call = call_keyed
+        self, reraise: tuple[type[BaseException], ...] = (), call: Call = call_keyed
     ) -> None:
-        self._passes, self._call = passes, call
+        self._reraise, self._call = reraise, call
 
     def run(
         self,
@@ -100,28 +100,28 @@ class UserCalls:
         function: Any,
         arguments: tuple[Any, ...],
         key: int,
-        place: Callable[[], str],
+        locate: Callable[[], str],
     ) -> Any:
-        """Return the result of `function`; errors name it `what`, and its samples `place()`."""
+        """Return the result of `function`; errors name it `what`, and its samples `locate()`."""
         start_ns = now_ns()
         try:
             made = self._call(key, function, arguments)
-        except self._passes:
+        except self._reraise:
             raise
         except BaseException as error:  # sys.exit and StopIteration count as failures too
-            raise _error_of(what, error, place()) from error
+            raise _error_of(what, error, locate()) from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)
         except SchemaError as error:
-            raise error_at(error, place()) from None
+            raise error_at(error, locate()) from None
 
 
-def error_at(error: SchemaError, place: str) -> TransformError:
-    return TransformError(f"{error}\n  at {place}")
+def error_at(error: SchemaError, location: str) -> TransformError:
+    return TransformError(f"{error}\n  at {location}")
 
 
-def _error_of(what: str, error: BaseException, place: str) -> TransformError:
+def _error_of(what: str, error: BaseException, location: str) -> TransformError:
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
         frames = frames.tb_next
@@ -129,7 +129,7 @@ def _error_of(what: str, error: BaseException, place: str) -> TransformError:
     message = f"{what} raised {type(error).__name__}: {text_of(error)}"
     if what == _TRANSFORM and isinstance(error, ValueError) and "read-only" in message:
         message += _READ_ONLY
-    return TransformError(f"{message}\n  at {place}\n\n{text}")
+    return TransformError(f"{message}\n  at {location}\n\n{text}")
 
 
 class TransformRunner:
@@ -163,7 +163,7 @@ class TransformRunner:
                 for varying in layout.varying:
                     used = put_value(batch, varying, i, sample[varying.name], used)
             except SchemaError as error:
-                raise error_at(error, self.place(batch.chunk, k)) from None
+                raise error_at(error, self.location(batch.chunk, k)) from None
             states[i] = _FILLED
         return used
 
@@ -172,9 +172,8 @@ class TransformRunner:
         """The name, in messages, of sample 0, whose result usually determines the layout."""
         row = int(self._view.at(np.zeros(1, np.int64))[0])
         shard = int(self._dataset.locate(np.array([row]))[0])
-        return (
-            f"the first sample ({named(self._dataset, shard, row - self._dataset.starts[shard])})"
-        )
+        local = row - self._dataset.shard_starts[shard]
+        return f"the first sample ({sample_name(self._dataset, shard, local)})"
 
     def sample(self, chunk: IndexChunk, k: int) -> Any:
         """Run the transform on sample k of a chunk, with generators seeded for the sample."""
@@ -182,11 +181,11 @@ class TransformRunner:
         _make_read_only(sample)
         key = generators.key(chunk.keys.epoch, chunk.positions[k])
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
-        place = functools.partial(self.place, chunk, k)
-        return self._calls.run(_TRANSFORM, self._transform, arguments, key, place)
+        locate = functools.partial(self.location, chunk, k)
+        return self._calls.run(_TRANSFORM, self._transform, arguments, key, locate)
 
-    def place(self, chunk: IndexChunk, k: int) -> str:
-        name = named(self._dataset, *chunk.places[k])
+    def location(self, chunk: IndexChunk, k: int) -> str:
+        name = sample_name(self._dataset, *chunk.shard_rows[k])
         return f"{name} of {self._batch_spec.path} (position {chunk.positions[k]})"
 
 
@@ -197,7 +196,7 @@ def _make_read_only(sample: Mapping[str, Any]) -> None:
             value.flags.writeable = False
 
 
-def named(dataset: Dataset, shard: int, row: int) -> str:
+def sample_name(dataset: Dataset, shard: int, row: int) -> str:
     return f"sample {row} of shard {dataset.shards[shard].name}"
 
 
@@ -258,28 +257,30 @@ class BatchBuilder:
     def _join(self, batch: BatchRows, values_of: Callable[[str], Values], used: int) -> int:
         try:
             for slot in batch.layout.joins:
-                used = join(batch, slot, values_of(slot.join.name), used, self._places(batch))
+                values = values_of(slot.join.name)
+                used = join(batch, slot, values, used, self._row_describer(batch))
         except SchemaError as error:
             kind = SchemaError if self._batch_spec.transform is None else TransformError
-            raise kind(f"{error}\n  at {self._named(batch)}") from None
+            raise kind(f"{error}\n  at {self._batch_location(batch)}") from None
         return used
 
     def _make(self, rows: BatchRows) -> Any:
         batch_spec, block = self._batch_spec, rows.memory.bytes
         epoch, start = rows.chunk.keys.epoch, rows.chunk.positions[rows.part.start]
-        arrays, place = rows.layout.arrays(block, rows.n_rows), functools.partial(self._named, rows)
+        arrays = rows.layout.arrays(block, rows.n_rows)
+        locate = functools.partial(self._batch_location, rows)
         batch = Batch(rows.layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
         made: Any = dict(batch)
         if (collate := batch_spec.collation.function) is not None:
             key = self._collation_keys.key(epoch, start)
             samples = (_samples(batch, made),)
-            made = self._calls.run("the collate function", collate, samples, key, place)
+            made = self._calls.run("the collate function", collate, samples, key, locate)
         if (function := batch_spec.batch_transform) is not None:
             key = self._generators.key(epoch, start)
             arguments: tuple[Any, ...] = (made,)
             if self._takes_rng:
                 arguments += (self._generators.at(epoch, start),)
-            made = self._calls.run("batch_transform", function, arguments, key, place)
+            made = self._calls.run("batch_transform", function, arguments, key, locate)
         return made
 
     def first(self, samples: Schema, rows: BatchRows, fill_rows: FillRows) -> Schemas:
@@ -289,7 +290,7 @@ class BatchBuilder:
         try:
             schema, whole = infer_batch(made, rows.n_rows, rows.layout.schema)
         except SchemaError as error:
-            raise error_at(error, self._named(rows)) from None
+            raise error_at(error, self._batch_location(rows)) from None
         layout = layout_for_batches(schema, whole, rows.layout)
         heap_bytes = self._write(rows._replace(layout=layout, memory=Scratch(layout)), made)
         self._scratches.clear()  # these scratch blocks do not fit the layouts of later batches
@@ -301,7 +302,7 @@ class BatchBuilder:
             check_batch(made, batch.n_rows, layout.schema, [slot.name for slot in layout.whole])
             for slot in layout.whole:
                 value = np.asarray(made[slot.name])
-                out, used = reserve(batch, slot, value.shape, used)
+                out, used = reserve_array(batch, slot, value.shape, used)
                 out[...] = value
             for presence in layout.presence:
                 there = [value is not None for value in made[presence.name]]
@@ -310,20 +311,21 @@ class BatchBuilder:
                 for i, value in enumerate(made[varying.name]):
                     used = put_value(batch, varying, i, value, used)
         except SchemaError as error:
-            raise error_at(error, self._named(batch)) from None
+            raise error_at(error, self._batch_location(batch)) from None
         return used
 
-    def _places(self, batch: BatchRows) -> Places:
-        def place(i: int) -> str:
+    def _row_describer(self, batch: BatchRows) -> DescribeRow:
+        def describe(i: int) -> str:
             chunk, k = batch.chunk, batch.part.start + i % batch.n_read
-            return f"{named(self._dataset, *chunk.places[k])} (position {chunk.positions[k]})"
+            name = sample_name(self._dataset, *chunk.shard_rows[k])
+            return f"{name} (position {chunk.positions[k]})"
 
-        return place
+        return describe
 
-    def _named(self, batch: BatchRows) -> str:
-        places = list(map(self._places(batch), range(min(batch.n_read, _NAMED_SAMPLES))))
+    def _batch_location(self, batch: BatchRows) -> str:
+        samples = list(map(self._row_describer(batch), range(min(batch.n_read, _NAMED_SAMPLES))))
         more = ", …" if batch.n_read > _NAMED_SAMPLES else ""
-        return f"the batch of {', '.join(places)}{more} of {self._batch_spec.path}"
+        return f"the batch of {', '.join(samples)}{more} of {self._batch_spec.path}"
 
 
 def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:

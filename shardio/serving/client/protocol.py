@@ -236,7 +236,7 @@ def layout_of(content: str) -> BlockLayout:
 
 def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
     """Return the members for the head of a batch's message, and the used part of the block."""
-    layout, block, n_rows = batch.filled
+    layout, block, n_rows = batch.filled_block
     head = {
         "layout": layout_text(layout),
         "rows": n_rows,
@@ -253,9 +253,9 @@ def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
     for slot in layout.varying:
         extents = layout.extents(block, slot)[:n_rows]
         if len(extents):
-            end = max(end, int((extents["place"] + extents["n_bytes"]).max()))
-    for whole, (place, *shape) in zip(layout.whole, layout.heads(block), strict=True):
-        end = max(end, place + int(np.prod(shape, dtype=np.int64)) * whole.dtype.itemsize)
+            end = max(end, int((extents["offset"] + extents["n_bytes"]).max()))
+    for whole, (offset, *shape) in zip(layout.whole, layout.heads(block), strict=True):
+        end = max(end, offset + int(np.prod(shape, dtype=np.int64)) * whole.dtype.itemsize)
     return end
 
 
@@ -297,20 +297,20 @@ def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
             raise MalformedMessage(f"field {slot.name!r}: a presence byte that is not 0 or 1")
     for varying in layout.varying:
         _check_extents(layout, block, n_rows, varying, heap_bytes)
-    for whole, (place, *shape) in zip(layout.whole, layout.heads(block), strict=True):
+    for whole, (offset, *shape) in zip(layout.whole, layout.heads(block), strict=True):
         n_bytes = math.prod((whole.dtype.itemsize, *shape))
-        is_shape = min(place, *shape) >= 0 and math.prod(max(1, n) for n in shape) < _MAX_VALUES
-        if not is_shape or place + n_bytes > heap_bytes:
-            raise MalformedMessage(f"field {whole.name!r}: shape {shape} from byte {place} on")
+        is_shape = min(offset, *shape) >= 0 and math.prod(max(1, n) for n in shape) < _MAX_VALUES
+        if not is_shape or offset + n_bytes > heap_bytes:
+            raise MalformedMessage(f"field {whole.name!r}: shape {shape} from byte {offset} on")
 
 
 def _check_extents(
     layout: BlockLayout, block: Block, n_rows: int, slot: Any, heap_bytes: int
 ) -> None:
     extents = layout.extents(block, slot)[:n_rows]
-    places, sizes = extents["place"], extents["n_bytes"]
+    offsets, sizes = extents["offset"], extents["n_bytes"]
     limit = np.uint64(heap_bytes)
-    if bool(((places > limit) | (sizes > limit - np.minimum(places, limit))).any()):
+    if bool(((offsets > limit) | (sizes > limit - np.minimum(offsets, limit))).any()):
         raise MalformedMessage(
             f"field {slot.name!r}: a value beyond the {heap_bytes} bytes of the heap"
         )

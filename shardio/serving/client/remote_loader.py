@@ -331,7 +331,7 @@ class RemoteIteration:
         self._n_bytes += arrived.n_bytes
         self._n_skipped += len(batch.skipped)
         if self._adapter is not None:
-            batch = batch.of(self._adapter.wrap)
+            batch = batch.map_arrays(self._adapter.wrap)
         # Set the state last: from now on, the batch counts as taken.
         self.state = arrived.state
         return batch

@@ -137,7 +137,7 @@ class Inspection:
         ((summary, _),) = samples.files.files_of_shard(shard, name)
         path = os.path.join(samples.path, summary.name)
         reader = self.attempt(path, partial(samples.reader, shard, name))
-        return reader, path, number - int(samples.starts[shard])
+        return reader, path, number - int(samples.shard_starts[shard])
 
     def note(self, path: str, error: Exception, **where: Any) -> None:
         """Record damage of the data at `path`, once; `where` has a field and a row of the shard."""
