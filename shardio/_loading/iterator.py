@@ -92,7 +92,7 @@ class BatchAssembler:
 
         Each block has its own values; but if tensors are copies, one set serves all blocks.
         """
-        lanes = self._engine.pool.kept
+        lanes = self._engine.pool.view_cache
         if self._adapter is not None and not self._adapter.aliases:
             arrays, adapter = layout.arrays(block, n_rows), self._adapter
             shapes = [array.shape for array in arrays.values()] if layout.whole else None

@@ -149,7 +149,7 @@ class BlockPool:
         # The callback is a method of the deque. A method of the pool would keep the pool alive as
         # long as there is a lease, and a function in Python could be interrupted by Ctrl-C.
         self._end_lease = self._returned.append
-        self.kept: dict[tuple[int, int], Any] = {}
+        self.view_cache: dict[tuple[int, int], Any] = {}
         """A cache of arrays or tensors over the blocks; the code that creates them fills it."""
         self._leases: dict[int, _Lease] = {}
         self.n_copies = 0  # the number of calls of `copy`
@@ -255,4 +255,4 @@ class BlockPool:
             os.close(block.fd)
         self._blocks = []
         self.n_bytes = 0
-        self.kept.clear()
+        self.view_cache.clear()
