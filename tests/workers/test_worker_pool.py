@@ -113,7 +113,7 @@ def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
 
     before = _open_fds()
     pool = WorkerPool(1, give)
-    assert select.select([pool._held.workers[0].end], [], [], PATIENCE_S)[0]
+    assert select.select([pool._held.workers[0].socket], [], [], PATIENCE_S)[0]
     pool._held._receive(pool._held.workers[0])
     pool.close()
     assert _open_fds() == before

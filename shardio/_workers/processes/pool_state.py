@@ -93,25 +93,25 @@ Event = Message | Failed | WorkerExit
 class WorkerHandle:
     """The main process's side of one worker process; a restart creates a new handle."""
 
-    def __init__(self, index: int, end: socket.socket) -> None:
+    def __init__(self, index: int, own_socket: socket.socket) -> None:
         self.index = index
-        self.end = end
+        self.socket = own_socket
         # An endless iterator of (index, result of `recvmsg`).
-        received = map(end.recvmsg, *map(repeat, _RECEIVE_NOW))
+        received = map(own_socket.recvmsg, *map(repeat, _RECEIVE_NOW))
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
         # `outgoing` has the messages for which the socket had no room, as arguments of `sendmsg`.
-        # If the first n of them were sent since, `sent` has n results of `sendmsg`.
+        # If the first n of them were sent since, `send_results` has n results of `sendmsg`.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
-        self.sent: list[int] = []
+        self.send_results: list[int] = []
         self.failure: str | None = None
-        self.ended: WorkerExit | None = None
+        self.exit: WorkerExit | None = None
 
     def close(self) -> None:
         """Close the main process's descriptors for this worker; the worker is not affected."""
-        self.end.close()
+        self.socket.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
@@ -132,7 +132,7 @@ class PoolState:
         self.epoll.register(self.wakeup, _READABLE)
         self.own_fds: list[int] = []  # the file with the function, then the fds for the workers
         self.replies: deque[Received] = deque()  # replies of the zygote that are not handled yet
-        self.intake: list[Arrival] = []  # messages of workers that are not returned yet
+        self.received: list[Arrival] = []  # messages of workers that are not returned yet
         self.exited: list[WorkerHandle] = []  # exited workers that are not reported yet
         self.is_closing = False
         self.is_closed = False
@@ -146,19 +146,19 @@ class PoolState:
         self.epoll.register(zygote_pidfd, _READABLE)
 
     def add(self, worker: WorkerHandle) -> None:
-        self._by_fd[worker.end.fileno()] = worker
-        self.epoll.register(worker.end, _READABLE)
+        self._by_fd[worker.socket.fileno()] = worker
+        self.epoll.register(worker.socket, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Wait for events and return them; the caller must then clear `intake` and `exited`."""
+        """Wait for events and return them; the caller must then clear `received` and `exited`."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             if self.replies:
                 self._handle_replies()
-            if self.intake or self.exited:
+            if self.received or self.exited:
                 if events := self._events():
                     return events
-                self.intake.clear()
+                self.received.clear()
             try:
                 ready = self.epoll.poll(timeout_s, 64)
             except (OSError, ValueError):
@@ -196,7 +196,7 @@ class PoolState:
     def queue(self, worker: WorkerHandle, message: bytes, fds: Sequence[int]) -> None:
         """Queue a message for which the socket had no room; duplicate its descriptors `fds`."""
         if not worker.outgoing:
-            self.epoll.modify(worker.end, _READABLE | _WRITABLE)
+            self.epoll.modify(worker.socket, _READABLE | _WRITABLE)
         copies = array.array("i", map(os.dup, fds))
         worker.outgoing_fds.extend(copies)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, copies)] if copies else []
@@ -206,22 +206,22 @@ class PoolState:
         try:
             # `extend` stores the result of each send before the next send. Therefore no message is
             # sent twice, even after Ctrl-C.
-            unsent = worker.outgoing[len(worker.sent) :]
-            worker.sent.extend(starmap(worker.end.sendmsg, unsent))
+            unsent = worker.outgoing[len(worker.send_results) :]
+            worker.send_results.extend(starmap(worker.socket.sendmsg, unsent))
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker's exit will be reported
-        self.epoll.modify(worker.end, _READABLE)
+        self.epoll.modify(worker.socket, _READABLE)
         done_fds = worker.outgoing_fds
-        worker.outgoing, worker.outgoing_fds, worker.sent = [], [], []
+        worker.outgoing, worker.outgoing_fds, worker.send_results = [], [], []
         for fd in done_fds:
             os.close(fd)
 
     def _receive(self, worker: WorkerHandle) -> None:
         # A single call in C receives the message and stores it: no signal handler runs in between.
         try:
-            self.intake.extend(islice(worker.arrivals, 1))
+            self.received.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
             return  # the kernel reports a reset once; queued messages can be received afterwards
 
@@ -233,7 +233,7 @@ class PoolState:
         """Convert everything received so far into events; a second call returns the same events."""
         events: list[Event] = []
         workers = self.workers
-        for index, (data, ancillary, flags, _) in self.intake:
+        for index, (data, ancillary, flags, _) in self.received:
             if data:
                 fds = unpack_fds(ancillary, flags) if ancillary or flags & LOST_FDS else ()
                 events.append(tuple.__new__(Message, (index, data, fds)))
@@ -242,10 +242,10 @@ class PoolState:
             else:
                 self._stop_listening(workers[index])
         for worker in self.exited:
-            if worker.ended is not None:
-                if worker.ended.pid is None and worker.failure is not None:
+            if worker.exit is not None:
+                if worker.exit.pid is None and worker.failure is not None:
                     events.append(Failed(worker.index, worker.failure))
-                events.append(worker.ended)
+                events.append(worker.exit)
         return events
 
     def _handle_replies(self) -> None:
@@ -286,7 +286,7 @@ class PoolState:
         if exit_code and all(worker.pid is None for worker in self.workers):
             raise zygote.unsuitable(f"with exit code {exit_code} before it could start a worker")
         for worker in self.workers:
-            if worker.ended is None:
+            if worker.exit is None:
                 _await_end(worker)
                 self._on_worker_exit(
                     worker, WorkerExit(worker.index, worker.pid, int(signal.SIGKILL), None)
@@ -298,28 +298,28 @@ class PoolState:
 
     def _on_worker_exit(self, worker: WorkerHandle, died: WorkerExit) -> None:
         """Receive everything that an exited worker has sent, then record its exit."""
-        if worker.ended is not None:
+        if worker.exit is not None:
             return
-        intake = self.intake
-        while worker.end.fileno() in self._by_fd:
+        received = self.received
+        while worker.socket.fileno() in self._by_fd:
             try:
-                intake.extend(islice(worker.arrivals, 1))
+                received.extend(islice(worker.arrivals, 1))
             except ConnectionResetError:
                 continue
             # The socket is empty, but a process that the worker has started keeps it open.
             except BlockingIOError:
                 break
-            _, (data, ancillary, _, _) = intake[-1]
+            _, (data, ancillary, _, _) = received[-1]
             if not data and not ancillary:
                 break
         self._stop_listening(worker)
         if worker not in self.exited:
             self.exited.append(worker)
-        worker.ended = died
+        worker.exit = died
 
     def _stop_listening(self, worker: WorkerHandle) -> None:
-        self._ignore(worker.end)
-        self._by_fd.pop(worker.end.fileno(), None)
+        self._ignore(worker.socket)
+        self._by_fd.pop(worker.socket.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
         """Stop watching a descriptor; a close is not enough if a fork has a copy."""
@@ -346,7 +346,7 @@ class PoolState:
 
     def _shut_sockets(self) -> None:
         """Shut down all sockets to end `wait`; closing is not enough while a fork has copies."""
-        ends = [(worker.end, socket.SHUT_RDWR) for worker in self.workers]
+        ends = [(worker.socket, socket.SHUT_RDWR) for worker in self.workers]
         if self.session is not None:
             ends.append((self.session, socket.SHUT_WR))  # the zygote must still report the exits
         for end, how in ends:
@@ -411,12 +411,12 @@ class PoolState:
         for worker in self.workers:
             worker.close()
         # Close the descriptors of messages that `wait` has not returned.
-        for _, (_, ancillary, flags, _) in self.intake:
+        for _, (_, ancillary, flags, _) in self.received:
             for fd in unpack_fds(ancillary, flags):
                 os.close(fd)
         for fd in self.own_fds:
             os.close(fd)
-        self.intake, self.exited, self.own_fds = [], [], []
+        self.received, self.exited, self.own_fds = [], [], []
         if self.session is not None:
             # The zygote then kills workers whose start it has not reported yet.
             with contextlib.suppress(OSError):
@@ -433,7 +433,7 @@ def _await_end(worker: WorkerHandle) -> None:
     # The zygote exited before it reported the start of this worker, so there is no pidfd. Only the
     # channel shows the exit of the worker.
     poll = select.poll()
-    poll.register(worker.end, 0)
+    poll.register(worker.socket, 0)
     poll.poll(1000)
 
 

@@ -92,7 +92,7 @@ class WorkerPool(Closing):
         self._check_usable()
         worker = held.workers[index]
         check_message(message, fds)
-        if worker.ended is not None:
+        if worker.exit is not None:
             if worker in held.exited:
                 return
             raise WorkerDied(f"worker {index} has died and was not restarted")
@@ -101,9 +101,9 @@ class WorkerPool(Closing):
             return
         try:
             if fds:
-                socket.send_fds(worker.end, [message], list(fds))
+                socket.send_fds(worker.socket, [message], list(fds))
             else:
-                worker.end.send(message)
+                worker.socket.send(message)
         except BlockingIOError:
             held.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
@@ -113,7 +113,7 @@ class WorkerPool(Closing):
         """Send a signal to worker `index`; return False if its process is not running."""
         with self._held.lock:  # another thread may close the pool, and thus the pidfd
             worker = self._held.workers[index]
-            if worker.pidfd is None or worker.ended is not None:
+            if worker.pidfd is None or worker.exit is not None:
                 return False
             try:
                 signal.pidfd_send_signal(worker.pidfd, number)
@@ -144,7 +144,7 @@ class WorkerPool(Closing):
         if not events:
             self._check_usable()  # another thread or a signal handler may have closed the pool
         # No function is called from here on, so no KeyboardInterrupt can lose the events.
-        held.intake, held.exited = [], []
+        held.received, held.exited = [], []
         return events
 
     def restart(self, index: int) -> None:
@@ -152,7 +152,7 @@ class WorkerPool(Closing):
         held = self._held
         self._check_usable()
         worker = held.workers[index]
-        if worker.ended is None or worker in held.exited:
+        if worker.exit is None or worker in held.exited:
             raise InvalidArgument(f"worker {index} was not reported dead; it cannot be restarted")
         with held.lock, interrupts_held():
             worker.close()
