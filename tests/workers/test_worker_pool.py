@@ -113,8 +113,8 @@ def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
 
     before = _open_fds()
     pool = WorkerPool(1, give)
-    assert select.select([pool._held.workers[0].socket], [], [], PATIENCE_S)[0]
-    pool._held._receive(pool._held.workers[0])
+    assert select.select([pool._state.workers[0].socket], [], [], PATIENCE_S)[0]
+    pool._state._receive(pool._state.workers[0])
     pool.close()
     assert _open_fds() == before
 
@@ -285,7 +285,7 @@ def _pidfds(pool: WorkerPool) -> list[int]:
     while None in pool.pids():
         assert time.monotonic() < end_s, f"workers are still unknown: {pool.pids()}"
         pool.wait(0.01)
-    return [os.dup(worker.pidfd) for worker in pool._held.workers if worker.pidfd is not None]
+    return [os.dup(worker.pidfd) for worker in pool._state.workers if worker.pidfd is not None]
 
 
 def _all_ended(pidfds: list[int]) -> bool:

@@ -27,8 +27,8 @@ PATIENCE_S = 30.0
 def warm_zygote() -> Iterator[int]:
     """Keep one pool open, so that the others find a zygote that is running; gives its pidfd."""
     with WorkerPool(1, lambda channel: channel.recv()) as pool:
-        assert pool._held.zygote is not None
-        yield pool._held.zygote.pidfd
+        assert pool._state.zygote is not None
+        yield pool._state.zygote.pidfd
 
 
 def _asked(
@@ -167,9 +167,9 @@ def test_functions_and_classes_of_a_module_that_is_not_on_the_path_arrive(tmp_pa
 def test_one_zygote_serves_all_crews_and_is_gone_with_the_last() -> None:
     first = WorkerPool(1, lambda channel: channel.recv())
     second = WorkerPool(1, lambda channel: channel.recv())
-    zygote = first._held.zygote
+    zygote = first._state.zygote
     assert zygote is not None
-    assert second._held.zygote is zygote
+    assert second._state.zygote is zygote
     pidfd = os.dup(zygote.pidfd)
     first.close()
     assert not select.select([pidfd], [], [], 0)[0]
@@ -203,7 +203,7 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
             for index in range(2):
                 pool.send(index, b"x")
             assert answers(pool) == {Message(0, b"x"), Message(1, b"x")}
-            zygote = pool._held.zygote
+            zygote = pool._state.zygote
             assert zygote is not None
             os.kill(zygote.pid, signal.SIGKILL)
             deaths = {(e.worker, e.signal) for e in answers(pool) if isinstance(e, WorkerExit)}

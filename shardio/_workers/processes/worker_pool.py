@@ -56,30 +56,30 @@ class WorkerPool(Closing):
             raise InvalidArgument(f"{len(fds)} fds; a pool can be given at most {MAX_FDS - 2}")
         self._preload = tuple(preload)
         self._action = EXECUTE if start == "spawn" else FORK
-        self._held = PoolState()
-        self._finalizer = Finalizer(self, self._held.end)
+        self._state = PoolState()
+        self._finalizer = Finalizer(self, self._state.end)
         try:
             with interrupts_held():
                 self._acquire_zygote()
-            self._held.own_fds.append(pack(target))
-            self._held.own_fds.extend(map(os.dup, fds))
+            self._state.own_fds.append(pack(target))
+            self._state.own_fds.extend(map(os.dup, fds))
             with interrupts_held():
                 for index in range(n_workers):
-                    self._held.workers.append(self._start(index))
+                    self._state.workers.append(self._start(index))
         except BaseException:
             self.close()
             raise
 
     def __len__(self) -> int:
-        return len(self._held.workers)
+        return len(self._state.workers)
 
     def fileno(self) -> int:
         """Return a descriptor to poll, which is readable if there may be events for `wait`."""
-        return self._held.epoll.fileno()
+        return self._state.epoll.fileno()
 
     def pids(self) -> list[int | None]:
         """Return the process id of each worker; None until `wait` has seen the process start."""
-        return [worker.pid for worker in self._held.workers]
+        return [worker.pid for worker in self._state.workers]
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
@@ -88,16 +88,16 @@ class WorkerPool(Closing):
         message to a worker that has exited is dropped; once `wait` has returned the WorkerExit,
         WorkerDied is raised instead.
         """
-        held = self._held
+        state = self._state
         self._check_usable()
-        worker = held.workers[index]
+        worker = state.workers[index]
         check_message(message, fds)
         if worker.exit is not None:
-            if worker in held.exited:
+            if worker in state.exited:
                 return
             raise WorkerDied(f"worker {index} has died and was not restarted")
         if worker.outgoing:
-            held.queue(worker, message, fds)
+            state.queue(worker, message, fds)
             return
         try:
             if fds:
@@ -105,14 +105,14 @@ class WorkerPool(Closing):
             else:
                 worker.socket.send(message)
         except BlockingIOError:
-            held.queue(worker, message, fds)
+            state.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
             return  # `wait` reports the worker's exit
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; return False if its process is not running."""
-        with self._held.lock:  # another thread may close the pool, and thus the pidfd
-            worker = self._held.workers[index]
+        with self._state.lock:  # another thread may close the pool, and thus the pidfd
+            worker = self._state.workers[index]
             if worker.pidfd is None or worker.exit is not None:
                 return False
             try:
@@ -129,7 +129,7 @@ class WorkerPool(Closing):
 
     def nudge(self) -> None:
         """Make the current or next `wait` return the events so far; callable in any thread."""
-        self._held.wakeup.ring()
+        self._state.wakeup.ring()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return them; after `timeout_s` or a `nudge`, there may be none.
@@ -137,62 +137,62 @@ class WorkerPool(Closing):
         All messages of a worker come before its WorkerExit. Raises ClosedError if the pool is
         closed meanwhile.
         """
-        held = self._held
+        state = self._state
         self._check_usable()
-        with held.lock:
-            events = [] if held.is_closing else held.gather(timeout_s)
+        with state.lock:
+            events = [] if state.is_closing else state.gather(timeout_s)
         if not events:
             self._check_usable()  # another thread or a signal handler may have closed the pool
         # No function is called from here on, so no KeyboardInterrupt can lose the events.
-        held.received, held.exited = [], []
+        state.received, state.exited = [], []
         return events
 
     def restart(self, index: int) -> None:
         """Start a new process for a worker whose WorkerExit was returned by `wait`."""
-        held = self._held
+        state = self._state
         self._check_usable()
-        worker = held.workers[index]
-        if worker.exit is None or worker in held.exited:
+        worker = state.workers[index]
+        if worker.exit is None or worker in state.exited:
             raise InvalidArgument(f"worker {index} was not reported dead; it cannot be restarted")
-        with held.lock, interrupts_held():
+        with state.lock, interrupts_held():
             worker.close()
-            if held.zygote is None:
+            if state.zygote is None:
                 self._acquire_zygote()
-            held.workers[index] = self._start(index)
+            state.workers[index] = self._start(index)
 
     def close(self) -> None:
         """End all workers, even busy ones; wait for their exits. Idempotent, and thread-safe."""
         with interrupts_held():
-            self._held.end()  # if another thread is closing the pool, wait for that thread
+            self._state.end()  # if another thread is closing the pool, wait for that thread
             self._finalizer.detach()
 
     def _check_usable(self) -> None:
-        held = self._held
-        if this_process.pid != held.owner_pid:
+        state = self._state
+        if this_process.pid != state.owner_pid:
             raise ClosedError(
-                f"these workers belong to process {held.owner_pid}; this is process "
+                f"these workers belong to process {state.owner_pid}; this is process "
                 f"{this_process.pid}, a fork of it, which needs a loader of its own"
             )
-        if held.is_closing:
+        if state.is_closing:
             raise ClosedError("the workers were stopped by close()")
 
     def _acquire_zygote(self) -> None:
-        zygote = self._held.zygote = acquire()
-        self._held.add_session(zygote.open_session(self._preload), zygote.pidfd)
+        zygote = self._state.zygote = acquire()
+        self._state.add_session(zygote.open_session(self._preload), zygote.pidfd)
 
     def _start(self, index: int) -> WorkerHandle:
-        held = self._held
+        state = self._state
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        target_fd, *given = held.own_fds
+        target_fd, *given = state.own_fds
         with theirs:
-            if held.session is not None:
+            if state.session is not None:
                 request = [theirs.fileno(), target_fd, *given]
                 try:
                     asked = REQUEST.pack(index, self._action)
-                    socket.send_fds(held.session, [asked], request)
+                    socket.send_fds(state.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the zygote has exited; `wait` will notice, because it polls the pidfd
         worker = WorkerHandle(index, ours)
-        held.add(worker)
+        state.add(worker)
         return worker
