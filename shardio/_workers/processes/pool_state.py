@@ -32,7 +32,7 @@ from shardio._workers.processes.zygote import EXITED, GRACE_S, REPLY, STARTED, Z
 from shardio.errors import UnsupportedEnvironment
 
 # The maximum time to wait, after SIGKILL, until the kernel has ended the processes.
-_PATIENCE_S = 0.8
+_KILL_TIMEOUT_S = 0.8
 
 Arrival = tuple[int, Received]  # the worker's index, and the result of `recvmsg`
 Rights = list[tuple[int, int, "array.array[int]"]]  # descriptors, as an argument of `sendmsg`
@@ -149,7 +149,7 @@ class PoolState:
         self._by_fd[worker.socket.fileno()] = worker
         self.epoll.register(worker.socket, _READABLE)
 
-    def gather(self, timeout_s: float | None) -> list[Event]:
+    def wait_for_events(self, timeout_s: float | None) -> list[Event]:
         """Wait for events and return them; the caller must then clear `received` and `exited`."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -190,7 +190,7 @@ class PoolState:
         if self.session is not None and fd == self.session.fileno():
             self._receive_reply(self.session)
         else:
-            self._lose_zygote()
+            self._on_zygote_exit()
         return False
 
     def queue(self, worker: WorkerHandle, message: bytes, fds: Sequence[int]) -> None:
@@ -270,7 +270,7 @@ class PoolState:
                     self._on_worker_exit(worker, WorkerExit(index, None, None, None))
             self.replies.popleft()
 
-    def _lose_zygote(self) -> None:
+    def _on_zygote_exit(self) -> None:
         """Record the exit of every worker: the kernel kills all workers when the zygote exits."""
         zygote = self.zygote
         if zygote is None or self.session is None:
@@ -287,7 +287,7 @@ class PoolState:
             raise zygote.unsuitable(f"with exit code {exit_code} before it could start a worker")
         for worker in self.workers:
             if worker.exit is None:
-                _await_end(worker)
+                _await_exit(worker)
                 self._on_worker_exit(
                     worker, WorkerExit(worker.index, worker.pid, int(signal.SIGKILL), None)
                 )
@@ -332,19 +332,19 @@ class PoolState:
         if os.getpid() != self.owner_pid:
             return
         self.is_closing = True
-        self._shut_sockets()
+        self._shut_down_sockets()
         with self.lock:
             if self.is_closed:
                 return
             self.is_closed = True
             try:
-                # An OSError means that no descriptor is available; `_let_go` kills the workers.
+                # OSError: no descriptor is available; `_release_all` then kills the workers.
                 with contextlib.suppress(OSError):
                     self._release_zygote()
             finally:  # even if a second Ctrl-C interrupts the wait
-                self._let_go()
+                self._release_all()
 
-    def _shut_sockets(self) -> None:
+    def _shut_down_sockets(self) -> None:
         """Shut down all sockets to end `wait`; closing is not enough while a fork has copies."""
         ends = [(worker.socket, socket.SHUT_RDWR) for worker in self.workers]
         if self.session is not None:
@@ -359,19 +359,19 @@ class PoolState:
             return
         zygote_pidfd = os.dup(zygote.pidfd)  # `release` below may close the original
         try:
-            if not self._is_over(zygote_pidfd, GRACE_S):
+            if not self._await_session_end(zygote_pidfd, GRACE_S):
                 self._kill()
             self.zygote = None
             release(zygote)
-            give_up_s = time.monotonic() + _PATIENCE_S
-            self._is_over(zygote_pidfd, _PATIENCE_S)
+            give_up_s = time.monotonic() + _KILL_TIMEOUT_S
+            self._await_session_end(zygote_pidfd, _KILL_TIMEOUT_S)
             for worker in self.workers:
                 if worker.pidfd is not None:
                     has_ended(worker.pidfd, give_up_s - time.monotonic())
         finally:
             os.close(zygote_pidfd)
 
-    def _is_over(self, zygote_pidfd: int, timeout_s: float) -> bool:
+    def _await_session_end(self, zygote_pidfd: int, timeout_s: float) -> bool:
         """Wait until the zygote ends the session after the last worker; return False on timeout."""
         if self.session is None:
             return True
@@ -400,7 +400,7 @@ class PoolState:
             if worker.pidfd is not None:
                 end_process(worker.pidfd)
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         # The error, reported already, means that this process has too many open files.
         with contextlib.suppress(UnsupportedEnvironment):
             self._handle_replies()  # for the pidfds of workers that were started meanwhile
@@ -426,7 +426,7 @@ class PoolState:
         self.epoll.close()
 
 
-def _await_end(worker: WorkerHandle) -> None:
+def _await_exit(worker: WorkerHandle) -> None:
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
         return

@@ -140,7 +140,7 @@ class WorkerPool(Closing):
         state = self._state
         self._check_usable()
         with state.lock:
-            events = [] if state.is_closing else state.gather(timeout_s)
+            events = [] if state.is_closing else state.wait_for_events(timeout_s)
         if not events:
             self._check_usable()  # another thread or a signal handler may have closed the pool
         # No function is called from here on, so no KeyboardInterrupt can lose the events.
