@@ -227,9 +227,9 @@ def _unit_after_crash(
         return unit
     if position is None:
         raise WorkerDied(
-            f"{MAX_CRASHES} workers crashed while finishing {unit.title}; the last {died.end}"
+            f"{MAX_CRASHES} workers crashed while finishing {unit.title}; the last {died.cause}"
         )
-    reason = f"{MAX_CRASHES} processes crashed while reading it; the last {died.end}"
+    reason = f"{MAX_CRASHES} processes crashed while reading it; the last {died.cause}"
     if died.signal == CPU_LIMIT_SIGNAL and job.step_s is not None:
         seconds = cpu_limit_s(job.step_s, unit.inputs[position])
         reason = f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"

@@ -272,7 +272,7 @@ class WorkerBackend:
                     self._crash_loop.n_crashes = 0
                     found += _answers(event.worker, held_back)
                 how = self._on_worker_exit(event)
-                found.append(WorkerLost(event.worker, how, event.signal, event.end))
+                found.append(WorkerLost(event.worker, how, event.signal, event.cause))
             else:
                 self._last_words[event.worker] = event.text
         return found
@@ -282,7 +282,7 @@ class WorkerBackend:
         return self._pool.named_stacks(self._fds[STACKS:]) if self._fds else []
 
     def _on_worker_exit(self, died: WorkerExit) -> str:
-        how = died.manner
+        how = died.description
         if text := self._last_words.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
         self._crash_loop.count(how)

@@ -72,7 +72,7 @@ class WorkerExit(NamedTuple):
     exit_code: int | None
 
     @property
-    def end(self) -> str:
+    def cause(self) -> str:
         if self.signal is not None:
             known = self.signal in set(signal.Signals)  # most real-time signals have no name
             name = f" ({signal.Signals(self.signal).name})" if known else ""
@@ -82,9 +82,9 @@ class WorkerExit(NamedTuple):
         return "could not be started"
 
     @property
-    def manner(self) -> str:
+    def description(self) -> str:
         process = "" if self.pid is None else f" (process {self.pid})"
-        return f"worker {self.worker}{process} {self.end}"
+        return f"worker {self.worker}{process} {self.cause}"
 
 
 Event = Message | Failed | WorkerExit

@@ -170,7 +170,7 @@ class SampleStream(Closing):
             sender = self._going[self._crash.worker]
             detail = f":\n\n{sender.last_words}" if sender.last_words else ""
             n = sender.n_arrived
-            raise WorkerDied(f"{self._crash.manner}, after {n} samples of it{detail}")
+            raise WorkerDied(f"{self._crash.description}, after {n} samples of it{detail}")
         return message
 
     def _open(self, message: bytes) -> Any:

@@ -334,7 +334,7 @@ class TaskPool(Closing):
 
     def _on_worker_exit(self, died: WorkerExit) -> None:
         """Replace a worker that has exited; assign its unanswered items again, or give them up."""
-        worker, how = died.worker, died.manner
+        worker, how = died.worker, died.description
         step, part = self._step_files.take(worker)
         if text := self._last_words.pop(worker, ""):
             raise TransformError(f"{self._name} cannot be loaded in a worker; {how}:\n\n{text}")
