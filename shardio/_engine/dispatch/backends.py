@@ -180,7 +180,7 @@ class WorkerBackend:
         self._outbox = [b""] * n_workers
         self._replies: list[ReplyBuffer] = []
         self._crash_loop = CrashLoop(n_workers)
-        self._last_words: dict[int, str] = {}
+        self._failure_texts: dict[int, str] = {}
         self._starting = set(range(n_workers))
         self._start_end_s = time.monotonic() + STARTING_S
 
@@ -274,7 +274,7 @@ class WorkerBackend:
                 how = self._on_worker_exit(event)
                 found.append(WorkerLost(event.worker, how, event.signal, event.cause))
             else:
-                self._last_words[event.worker] = event.text
+                self._failure_texts[event.worker] = event.text
         return found
 
     def worker_stacks(self) -> list[tuple[str, str]]:
@@ -283,7 +283,7 @@ class WorkerBackend:
 
     def _on_worker_exit(self, died: WorkerExit) -> str:
         how = died.description
-        if text := self._last_words.pop(died.worker, ""):
+        if text := self._failure_texts.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
         self._crash_loop.count(how)
         for block in self._blocks.values():

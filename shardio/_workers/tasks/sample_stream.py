@@ -70,7 +70,7 @@ class _Sender:
         self.n_arrived = 0  # the number of samples that were handed over to the loop or skipped
         self.n_skipped = 0
         self.n_owed = 0  # the bytes that were handed over, and for which no credit was sent yet
-        self.last_words = ""
+        self.failure_text = ""
 
 
 class SampleStream(Closing):
@@ -168,7 +168,7 @@ class SampleStream(Closing):
         message = self._saved.popleft() if self._saved else self._receiver.take()
         if message is None and self._crash is not None:
             sender = self._going[self._crash.worker]
-            detail = f":\n\n{sender.last_words}" if sender.last_words else ""
+            detail = f":\n\n{sender.failure_text}" if sender.failure_text else ""
             n = sender.n_arrived
             raise WorkerDied(f"{self._crash.description}, after {n} samples of it{detail}")
         return message
@@ -290,7 +290,7 @@ class SampleStream(Closing):
             if sender is None:  # the worker has already finished
                 continue
             if isinstance(event, Failed):
-                sender.last_words = event.text
+                sender.failure_text = event.text
             elif not isinstance(event, WorkerExit):  # the worker requests a block
                 self._block_lender.ask(event.worker)
             elif not self._has_come_to_its_end(event.worker):

@@ -140,7 +140,7 @@ class TaskPool(Closing):
         self._resumed: deque[tuple[int, int]] = deque()  # (worker, step) of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
-        self._last_words: dict[int, str] = {}
+        self._failure_texts: dict[int, str] = {}
         self._has_ended = False
         target = partial(call_for_main, function, budget, name)
         with ExitStack() as resources, files_explained():
@@ -249,7 +249,7 @@ class TaskPool(Closing):
                 self._crash_loop.n_crashes = 0
                 self._take_answer(event.worker, unpack_message(event.data, event.fds))
             elif isinstance(event, Failed):
-                self._last_words[event.worker] = event.text
+                self._failure_texts[event.worker] = event.text
             else:
                 self._on_worker_exit(event)
         self._send_waiting()
@@ -336,7 +336,7 @@ class TaskPool(Closing):
         """Replace a worker that has exited; assign its unanswered items again, or give them up."""
         worker, how = died.worker, died.description
         step, part = self._step_files.take(worker)
-        if text := self._last_words.pop(worker, ""):
+        if text := self._failure_texts.pop(worker, ""):
             raise TransformError(f"{self._name} cannot be loaded in a worker; {how}:\n\n{text}")
         if step is None:  # a crash on an item is counted below, for the item
             self._crash_loop.count(how)
