@@ -295,7 +295,7 @@ class InlinePool(Closing):
         except BaseException as raised:  # noqa: BLE001  # even sys.exit, as in a worker
             error = as_failure(raised, self._name)
             add_note(error, f"in this process, item {number} ({shortened(item)})")
-            if not self.error_budget.forgives(error):
+            if not self.error_budget.allows_skip(error):
                 raise error  # noqa: B904  # `as_failure` sets the cause
             self.error_budget.skip(number, item, error)
             return None

@@ -13,41 +13,42 @@ from shardio._workers.processes.serialization import shortened, text_of
 from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, UnsupportedEnvironment
 
 MAX_CRASHES: Final = 2
-_NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
+_NEVER_SKIPPED: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
 
 
 class CrashLoop:
     """A counter of the crashes since any worker last completed a task."""
 
     def __init__(self, n_workers: int) -> None:
-        self._most = 2 * n_workers + MAX_CRASHES
+        self._max_crashes = 2 * n_workers + MAX_CRASHES
         self.n_crashes = 0  # the owner sets this to 0 when a worker completes a task
 
     def count(self, how: str) -> None:
         """Count a crash, described by `how`; raise UnsupportedEnvironment if there are too many."""
         self.n_crashes += 1
-        if self.n_crashes > self._most:
+        if self.n_crashes > self._max_crashes:
             raise UnsupportedEnvironment(f"workers crash before they do anything: {how}")
 
 
 class ErrorBudget:
-    """The items that were skipped, at most `most`; None allows no skips."""
+    """The items that were skipped, at most `max_skips`; None allows no skips."""
 
-    def __init__(self, most: int | None) -> None:
-        self.most = most
+    def __init__(self, max_skips: int | None) -> None:
+        self.max_skips = max_skips
         self.skipped: list[SkippedItem] = []
 
-    def forgives(self, error: BaseException) -> bool:
-        is_its_own = isinstance(error, Exception) and not isinstance(error, _NOT_OF_AN_ITEM)
-        return self.most is not None and is_its_own
+    def allows_skip(self, error: BaseException) -> bool:
+        is_of_item = isinstance(error, Exception) and not isinstance(error, _NEVER_SKIPPED)
+        return self.max_skips is not None and is_of_item
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Record that an item is skipped; raise TooManySkipped after more than `most` skips."""
+        """Record that an item is skipped; raise TooManySkipped after too many skips."""
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)
-        if self.most is not None and n_skipped > self.most:
+        if self.max_skips is not None and n_skipped > self.max_skips:
             raise TooManySkipped(
-                f"{n_skipped} item{'s' * (n_skipped > 1)} failed; max_skips allows {self.most}; "
-                f"the last is item {index} ({found.item}): {found.error}: {found.text}"
+                f"{n_skipped} item{'s' * (n_skipped > 1)} failed; max_skips allows "
+                f"{self.max_skips}; the last is item {index} ({found.item}): {found.error}: "
+                f"{found.text}"
             ) from error

@@ -269,7 +269,7 @@ class PipelineRunner(Closing):
 
     def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
         """Return the error to raise for a failed call; None if its item is skipped."""
-        if job.stage is self._source or not self._error_budget.forgives(failure):
+        if job.stage is self._source or not self._error_budget.allows_skip(failure):
             return failure
         try:
             self._error_budget.skip(job.origin.last, job.item, failure)

@@ -107,7 +107,7 @@ class SampleStream(Closing):
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
         self._is_over = False
         try:
-            may_skip = error_budget.most is not None
+            may_skip = error_budget.max_skips is not None
             target = functools.partial(
                 send_all, dataset, n_workers, most_bytes // n_workers, may_skip
             )
@@ -221,7 +221,7 @@ class SampleStream(Closing):
 
     def _skip(self, worker: int, error: BaseException) -> None:
         """Skip the next sample of a worker, or raise `error`, the error of this sample."""
-        if not self._error_budget.forgives(error):
+        if not self._error_budget.allows_skip(error):
             raise error
         sender = self._going[worker]
         number = sender.n_arrived

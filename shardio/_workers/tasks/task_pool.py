@@ -326,7 +326,7 @@ class TaskPool(Closing):
     def _fail(self, worker: int, step: int, error: BaseException) -> None:
         call = self._calls[step]
         call.give_back(self._blocks)
-        if self.error_budget.forgives(error):
+        if self.error_budget.allows_skip(error):
             call.error = error
             self._schedule.done(worker, step)
         else:
