@@ -74,8 +74,8 @@ class ResumePosition(NamedTuple):
         """Return the position after a result of `origin`; if `origin` is None, return the start."""
         if origin is None:
             return cls()
-        if origin.n_given:  # the item went to a generator function, which may yield more results
-            return cls(origin.last, origin.n_given, origin.before)
+        if origin.n_yielded:  # the item went to a generator function, which may yield more results
+            return cls(origin.last, origin.n_yielded, origin.before)
         return cls(origin.last + 1, 0, origin.after)
 
 

@@ -200,7 +200,7 @@ def run_in_workers(
                         raise event
                     yield event
                 if pool.has_more(item):
-                    pool.go_on(item)
+                    pool.resume(item)
                 else:
                     del running[item]
 

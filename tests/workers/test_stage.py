@@ -65,11 +65,11 @@ def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
                 taken.append(stage.out.popleft()[1])
             case (_, job):
                 running.remove(job)
-                if job.n_given == job.item % 3:
+                if job.n_yielded == job.item % 3:
                     stage.finish(job)
                 else:
-                    stage.give(job, (job.item, job.n_given))
-                    if stage.may_go_on(job):
+                    stage.give(job, (job.item, job.n_yielded))
+                    if stage.may_continue(job):
                         running.append(job)
     return taken + _values(stage)
 
@@ -110,7 +110,7 @@ def test_behind_a_failure_no_generator_goes_on() -> None:
     first, second = _begin_two(stage, 2)
     for value in range(2):
         stage.give(first, value)
-    assert not stage.may_go_on(first)
+    assert not stage.may_continue(first)
     stage.fail(second, ValueError("x"))
     assert _values(stage) == [0, 1]
     assert (stage.is_over, stage.has_work, stage.begin()) == (True, False, None)

@@ -201,7 +201,7 @@ def test_a_generator_waiting_for_memory_outlives_its_worker(tmp_path: Path) -> N
         flow.put(1)
         while not (tmp_path / "1").exists():
             flow.wait(0.001)
-        flow.go_on(0)
+        flow.resume(0)
         os.kill(portion[0][1], signal.SIGKILL)
         _bury_one(flow)
         (tmp_path / "go").touch()
@@ -210,7 +210,7 @@ def test_a_generator_waiting_for_memory_outlives_its_worker(tmp_path: Path) -> N
             number, portion = _taken(flow)
             found[number] += [n for n, _ in portion]
             if flow.has_more(number):
-                flow.go_on(number)
+                flow.resume(number)
     assert found == {0: [*range(100)], 1: [*range(100)]}
 
 

@@ -127,7 +127,7 @@ class CallRequest(IntEnum):
     CALL = 1  # call the function with the item that follows the header
     BLOCK = 2  # receive a block, whose descriptor is attached
     HELLO = 3  # receive the file for Python stacks, whose descriptor is attached
-    GO_ON = 4  # send more results of a suspended generator
+    RESUME = 4  # send more results of a suspended generator
 
 
 class CallOutcome(IntEnum):
@@ -189,7 +189,7 @@ class _Caller:
         request_kind, _, number, step, n_passed_over, _ = HEADER.unpack_from(message)
         start_ns = now_ns()
         try:
-            if request_kind == CallRequest.GO_ON:
+            if request_kind == CallRequest.RESUME:
                 value: Any = self._suspended.pop(step)
             else:
                 request = pickle.loads(memoryview(message)[DESCRIPTOR_BYTES:])

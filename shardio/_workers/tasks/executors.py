@@ -146,7 +146,7 @@ class ThreadExecutor(StageExecutor):
         start_ns = now_ns()
         try:
             if call.yields_many:
-                self._go_on(job)
+                self._run_generator(job)
                 return
             value = call.checked(job.item)
         except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
@@ -154,7 +154,7 @@ class ThreadExecutor(StageExecutor):
         else:
             runner.finish(job, (value,), now_ns() - start_ns)
 
-    def _go_on(self, job: StageJob) -> None:
+    def _run_generator(self, job: StageJob) -> None:
         """Run a generator until it ends, or until the pipeline has no room for more results."""
         start_ns = now_ns()
         if job.results is None:
@@ -238,7 +238,7 @@ class AsyncExecutor(StageExecutor):
         try:
             result: Any = call.function(job.item)
             if call.yields_many:
-                await self._go_on(job, result)
+                await self._run_generator(job, result)
                 return
             value = await result
         except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
@@ -249,7 +249,7 @@ class AsyncExecutor(StageExecutor):
             self._runner.finish(job, (value,), now_ns() - start_ns)
         self._begin()
 
-    async def _go_on(self, job: StageJob, results: Any) -> None:
+    async def _run_generator(self, job: StageJob, results: Any) -> None:
         """Run an async generator to its end; wait while the pipeline has no room for results."""
         start_ns = now_ns()
         async for value in results:
@@ -343,7 +343,7 @@ class ProcessExecutor(StageExecutor):
                 self._runner.pass_on_to(self._stage)
         for job in jobs:
             if job.results is not None:
-                task_pool.go_on(job.results)
+                task_pool.resume(job.results)
                 continue
             try:
                 # `put` returns the item's index, by which more results are requested.
@@ -361,7 +361,7 @@ class ProcessExecutor(StageExecutor):
         if not task_pool.has_more(number):
             _conclude(self._runner, self._jobs.pop(number), value, busy_ns)
         elif self._runner.give(job, value, busy_ns):
-            task_pool.go_on(number)
+            task_pool.resume(number)
 
     def _fail(self, number: int, error: BaseException) -> None:
         self._runner.fail(self._jobs.pop(number), error, 0)

@@ -230,10 +230,10 @@ class PipelineRunner(Closing):
                 else:
                     stage.give(job, value)
             self._pass_on(self._index_of[stage])
-            return stage.may_go_on(job)
+            return stage.may_continue(job)
 
     def _supply(self, job: StageJob, value: Any) -> None:
-        index = self._n_items_before + job.n_given
+        index = self._n_items_before + job.n_yielded
         before, after = index, index + 1
         if type(value) is SourcePosition:
             before, after, value = value

@@ -112,16 +112,16 @@ class SourceItem(NamedTuple):
     """The items of the source from which a result was made; used in messages, and to resume.
 
     The items have the indices `first` to `last`. To resume after the result, the source continues
-    from the state `after`. If a generator function made the result (`n_given` is not 0), the source
-    continues from `before`, and the generator's first `n_given` results are skipped. For the job of
-    the source itself, `first` is -1, and `last` is the index of the source's first item.
+    from the state `after`. If a generator function made the result (`n_yielded` is not 0), the
+    source continues from `before`, and the generator's first `n_yielded` results are skipped. For
+    the job of the source itself, `first` is -1, and `last` is the index of the source's first item.
     """
 
     first: int
     last: int
     before: Any
     after: Any
-    n_given: int = 0
+    n_yielded: int = 0
 
     def __str__(self) -> str:
         if self.first == self.last:
@@ -140,7 +140,7 @@ class StageJob:
     item: Any
     # A generator, the event that resumes an async generator, or an item's index in a TaskPool.
     results: Any = None
-    n_given: int = 0
+    n_yielded: int = 0
     began_ns: int = 0
     thread_id: int = 0
     is_suspended: bool = False
@@ -148,7 +148,7 @@ class StageJob:
     @property
     def named(self) -> str:
         if self.origin.first < 0:
-            return f"{self.stage.name}, item {self.origin.last + self.n_given}"
+            return f"{self.stage.name}, item {self.origin.last + self.n_yielded}"
         return f"{self.stage.name}, {self.origin} ({shortened(self.item)})"
 
 
@@ -240,17 +240,17 @@ class Stage:
 
     def give(self, job: StageJob, value: Any) -> None:
         """Accept a result of a job; the result None means that the item is dropped."""
-        job.n_given += 1
+        job.n_yielded += 1
         origin = job.origin
         if value is None:
             self.n_dropped += 1
         elif not self.call.yields_many:
             self._add(job.step, (origin, value))
-        elif job.step or job.n_given > self.n_passed_over:
-            self._add(job.step, (origin._replace(n_given=job.n_given), value))
+        elif job.step or job.n_yielded > self.n_passed_over:
+            self._add(job.step, (origin._replace(n_yielded=job.n_yielded), value))
 
     def supply(self, job: StageJob, entry: Entry) -> None:
-        job.n_given += 1
+        job.n_yielded += 1
         self.n_supplied += 1
         self._add(job.step, entry)
 
@@ -261,7 +261,7 @@ class Stage:
         else:
             self._held.setdefault(step, []).append(entry)
 
-    def may_go_on(self, job: StageJob) -> bool:
+    def may_continue(self, job: StageJob) -> bool:
         """Return True if a job may yield another result; otherwise suspend it until `begin`."""
         if self._may_give(job.step, is_next=True):
             return True

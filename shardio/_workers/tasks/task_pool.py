@@ -51,7 +51,7 @@ class PendingCall:
         self.worker: int | None = None
         self.is_begun = False  # True if the item was sent to its worker
         self.is_suspended = False  # True if a generator waits until more results are requested
-        self.n_given = 0  # the number of results of the generator that have arrived
+        self.n_received = 0  # the number of results of the generator that have arrived
 
     @property
     def named(self) -> str:
@@ -62,7 +62,7 @@ class PendingCall:
         chunk = PendingCall(self.step, self.item, b"")
         chunk.block, chunk.n_bytes, chunk.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
-        self.n_given += n_results
+        self.n_received += n_results
         self.is_suspended = True
         return chunk
 
@@ -98,7 +98,7 @@ class TaskPool(Closing):
 
     Args:
         function: a function of an item, pickled once. If it returns `ResultChunks`, each chunk is a
-            separate value; see `has_more` and `go_on`.
+            separate value; see `has_more` and `resume`.
         most_items: the maximum number of items in the pool, from `put` to the last `take`; by
             default two per worker, plus two.
         depth: the number of items that a worker has at a time. A quick worker (see `schedule`) has
@@ -137,7 +137,7 @@ class TaskPool(Closing):
         self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
         self._chunks: deque[PendingCall] = deque()  # chunks of generators that have more results
-        self._resumed: deque[tuple[int, int]] = deque()  # (worker, step) of generators to resume
+        self._to_resume: deque[tuple[int, int]] = deque()  # (worker, step) of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
         self._failure_texts: dict[int, str] = {}
@@ -225,12 +225,12 @@ class TaskPool(Closing):
         """Return True if further values of the item will follow those that were taken."""
         return step in self._calls
 
-    def go_on(self, step: int) -> None:
+    def resume(self, step: int) -> None:
         """Request the next value of an item for which `has_more` is True."""
         call = self._calls[step]
         call.is_suspended = False
         if call.worker is not None:  # if the worker has exited, another worker gets the item
-            self._resumed.append((call.worker, step))
+            self._to_resume.append((call.worker, step))
             self._send_waiting()
 
     def _delivered(self) -> int | None:
@@ -276,12 +276,12 @@ class TaskPool(Closing):
     def _send_waiting(self) -> None:
         """Send waiting items to workers with room, as long as there are blocks."""
         schedule = self._schedule
-        while self._resumed or (schedule.n_wanted and not schedule.wants_block):
+        while self._to_resume or (schedule.n_wanted and not schedule.wants_block):
             block = self._blocks.take()
             if block is None:
                 return
-            if self._resumed:
-                worker, step = self._resumed.popleft()
+            if self._to_resume:
+                worker, step = self._to_resume.popleft()
             else:
                 worker, step, _ = schedule.assign()
             call = self._calls[step]
@@ -296,10 +296,10 @@ class TaskPool(Closing):
             self._pool.send(worker, pack_call(CallRequest.BLOCK, block.number), [block.fd])
             block.sent_to.add(worker)
         if call.is_begun:
-            self._pool.send(worker, pack_call(CallRequest.GO_ON, block.number, step))
+            self._pool.send(worker, pack_call(CallRequest.RESUME, block.number, step))
             return
         call.is_begun = True
-        head = pack_call(CallRequest.CALL, block.number, step, call.n_given)
+        head = pack_call(CallRequest.CALL, block.number, step, call.n_received)
         with pack_message(head + call.request) as parcel:
             self._pool.send(worker, *parcel)
 
@@ -357,7 +357,7 @@ class TaskPool(Closing):
             call = self._calls[each]
             call.give_back(self._blocks)
             call.worker, call.is_begun = None, False
-        self._resumed = deque(each for each in self._resumed if each[0] != worker)
+        self._to_resume = deque(each for each in self._to_resume if each[0] != worker)
         self._schedule.lost(worker)
         self._blocks.forget(worker)
         self._n_restarts += 1
