@@ -25,7 +25,7 @@ from shardio._workers.tasks.stage import (
     SourceItem,
     TaskExecutor,
     UserCall,
-    checked_where,
+    check_executor,
     user_call,
 )
 from shardio.errors import ClosedError, InvalidArgument
@@ -137,7 +137,7 @@ def _piped(
     call = user_call(argument, function)
     if not isinstance(name, str | None):
         raise InvalidArgument(f"name must be a string; found {shortened(name)}")
-    if checked_where(executor) is not None and call.is_async:
+    if check_executor(executor) is not None and call.is_async:
         raise InvalidArgument(
             f"{argument} is async, and runs in an event loop; found executor={executor!r}"
         )

@@ -23,8 +23,8 @@ def _stage(concurrency: int = 2, function: Any = abs, **options: Any) -> Stage:
 
 def _values(stage: Stage) -> list[Any]:
     """Take what is out of a stage."""
-    found = [value for _, value in stage.out]
-    stage.out.clear()
+    found = [value for _, value in stage.outputs]
+    stage.outputs.clear()
     return found
 
 
@@ -48,7 +48,7 @@ def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
             events.append("end")
         if stage.has_work:
             events.append("begin")
-        if stage.out:
+        if stage.outputs:
             events.append("take")
         events += [("go on", job) for job in running]
         match draw(st.sampled_from(events)):
@@ -62,13 +62,13 @@ def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
                 assert job is not None
                 running.append(job)
             case "take":
-                taken.append(stage.out.popleft()[1])
+                taken.append(stage.outputs.popleft()[1])
             case (_, job):
                 running.remove(job)
                 if job.n_yielded == job.item % 3:
                     stage.finish(job)
                 else:
-                    stage.give(job, (job.item, job.n_yielded))
+                    stage.add_result(job, (job.item, job.n_yielded))
                     if stage.may_continue(job):
                         running.append(job)
     return taken + _values(stage)
@@ -95,12 +95,12 @@ def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() 
     slow = stage.begin()
     n_done = 0
     while (job := stage.begin()) is not None:
-        stage.give(job, job.item)
+        stage.add_result(job, job.item)
         stage.finish(job)
         n_done += 1
     assert (n_done, _values(stage)) == (3, [])
     assert slow is not None
-    stage.give(slow, slow.item)
+    stage.add_result(slow, slow.item)
     stage.finish(slow)
     assert _values(stage) == [0, 1, 2, 3]
 
@@ -109,7 +109,7 @@ def test_behind_a_failure_no_generator_goes_on() -> None:
     stage = _stage(2, function=_many)
     first, second = _begin_two(stage, 2)
     for value in range(2):
-        stage.give(first, value)
+        stage.add_result(first, value)
     assert not stage.may_continue(first)
     stage.fail(second, ValueError("x"))
     assert _values(stage) == [0, 1]

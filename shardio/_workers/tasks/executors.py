@@ -148,7 +148,7 @@ class ThreadExecutor(StageExecutor):
             if call.yields_many:
                 self._run_generator(job)
                 return
-            value = call.checked(job.item)
+            value = call.invoke(job.item)
         except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             runner.fail(job, error, now_ns() - start_ns)
         else:
@@ -165,7 +165,7 @@ class ThreadExecutor(StageExecutor):
             except StopIteration:
                 self._runner.finish(job, (), now_ns() - start_ns)
                 return
-            if not self._runner.give(job, (value,), now_ns() - start_ns):
+            if not self._runner.add_results(job, (value,), now_ns() - start_ns):
                 if self._runner.is_closed:
                     job.results = None  # closes the generator, in this thread
                 return
@@ -253,7 +253,7 @@ class AsyncExecutor(StageExecutor):
         """Run an async generator to its end; wait while the pipeline has no room for results."""
         start_ns = now_ns()
         async for value in results:
-            if not self._runner.give(job, (value,), now_ns() - start_ns):
+            if not self._runner.add_results(job, (value,), now_ns() - start_ns):
                 # `_begin` runs in this thread, too, so it cannot resume the job before this line.
                 job.results = asyncio.Event()
                 await job.results.wait()
@@ -360,7 +360,7 @@ class ProcessExecutor(StageExecutor):
         busy_ns = int(task_pool.stats.calling_s * 1e9) - self._stage.busy_ns
         if not task_pool.has_more(number):
             _conclude(self._runner, self._jobs.pop(number), value, busy_ns)
-        elif self._runner.give(job, value, busy_ns):
+        elif self._runner.add_results(job, value, busy_ns):
             task_pool.resume(number)
 
     def _fail(self, number: int, error: BaseException) -> None:
@@ -429,7 +429,7 @@ def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -
 def _in_one(call: UserCall, name: str, item: Any) -> Any:
     """Return the result of a call; for a generator, a list of its results, or a `FailedCall`."""
     if not call.yields_many:
-        return call.checked(item)
+        return call.invoke(item)
     found: list[Any] = []
     try:
         found.extend(call.function(item))
@@ -440,5 +440,5 @@ def _in_one(call: UserCall, name: str, item: Any) -> Any:
 
 def _in_chunks(call: UserCall, name: str, item: Any) -> Any:
     if not call.yields_many:
-        return call.checked(item)
+        return call.invoke(item)
     return ResultChunks(iter(call.function(item)), name)

@@ -214,7 +214,7 @@ class PipelineRunner(Closing):
 
     # Called by executors:
 
-    def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
+    def add_results(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
 
         After False, `Stage.begin` returns the job again later, unless the runner is closed.
@@ -228,7 +228,7 @@ class PipelineRunner(Closing):
                 if stage is self._source:
                     self._supply(job, value)
                 else:
-                    stage.give(job, value)
+                    stage.add_result(job, value)
             self._pass_on(self._index_of[stage])
             return stage.may_continue(job)
 
@@ -247,7 +247,7 @@ class PipelineRunner(Closing):
                 return
             stage.busy_ns += busy_ns
             for value in values:
-                stage.give(job, value)
+                stage.add_result(job, value)
             stage.finish(job)
             self._pass_on(self._index_of[stage])
 
@@ -263,7 +263,7 @@ class PipelineRunner(Closing):
                 return
             stage.busy_ns += busy_ns
             for value in values:
-                stage.give(job, value)
+                stage.add_result(job, value)
             stage.fail(job, self._refusal(job, failure))
             self._pass_on(self._index_of[stage])
 
@@ -287,8 +287,8 @@ class PipelineRunner(Closing):
         """Pass results of stage `index` on, as far as the consumer has room; wake executors."""
         stage, consumer = self._stages[index], self._consumers[index]
         has_moved = False
-        while stage.out and consumer.has_room:
-            consumer.put(stage.out.popleft())
+        while stage.outputs and consumer.has_room:
+            consumer.put(stage.outputs.popleft())
             has_moved = True
         has_ended = not stage.has_reported_end and stage.is_over
         if has_ended:

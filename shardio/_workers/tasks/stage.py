@@ -30,7 +30,7 @@ class UserCall(NamedTuple):
     yields_many: bool = False
     is_async: bool = False  # calls run in an event loop
 
-    def checked(self, item: Any) -> Any:
+    def invoke(self, item: Any) -> Any:
         """Return the result of the function; raise TransformError if the result is a coroutine."""
         value = self.function(item)
         if type(value) is CoroutineType:
@@ -67,7 +67,7 @@ TaskExecutor = Literal["process"] | Executor | None
 """The place where calls run: threads of the pipeline, worker processes, or a given executor."""
 
 
-def checked_where(executor: Any) -> TaskExecutor:
+def check_executor(executor: Any) -> TaskExecutor:
     """Return `executor`; raise InvalidArgument if it is not None, "process" or an Executor."""
     if executor is None or executor == "process" or isinstance(executor, Executor):
         return executor  # type: ignore[no-any-return]
@@ -103,7 +103,7 @@ class SourcePosition(NamedTuple):
 
 _AHEAD: Final = 16
 """The number of results that a generator may yield before earlier inputs are finished."""
-_MAX_OUT: Final = 2
+_MAX_OUTPUTS: Final = 2
 """A generator is suspended while this number of results waits for the next stage."""
 _S_PER_NS: Final = 1e-9
 
@@ -161,9 +161,9 @@ class Stage:
     n_workers: int = 1  # the number of jobs that can run at the same time
     n_passed_over: int = 0  # results of the first job that an earlier iteration has delivered
     inputs: deque[Entry] = field(default_factory=deque)
-    out: deque[Entry] = field(default_factory=deque)  # results that the next stage has not taken
+    outputs: deque[Entry] = field(default_factory=deque)  # results that the consumer has not taken
     running: dict[int, StageJob] = field(default_factory=dict)
-    error: Exception | None = None  # if set, the stage has failed, and `out` has the last results
+    error: Exception | None = None  # if set, the stage has failed; `outputs` has the last results
     has_reported_end: bool = False
     n_in: int = 0
     n_supplied: int = 0
@@ -175,9 +175,9 @@ class Stage:
     _n_begun: int = 0
     _next_step: int = 0  # the step whose results are due; if not in order, the number of ended jobs
     # The steps that finished before their turn, each with its error or None.
-    _done: dict[int, Exception | None] = field(default_factory=dict)
+    _finished_jobs: dict[int, Exception | None] = field(default_factory=dict)
     _suspended: dict[int, StageJob] = field(default_factory=dict)
-    _held: dict[int, list[Entry]] = field(default_factory=dict)
+    _early_results: dict[int, list[Entry]] = field(default_factory=dict)
     _is_ended: bool = False
     _has_failed: bool = False
     end_error: Exception | None = None
@@ -190,7 +190,7 @@ class Stage:
     @property
     def is_over(self) -> bool:
         """True if all results were taken, and no more will follow."""
-        if self.out:
+        if self.outputs:
             return False
         return self.error is not None or (self._is_ended and self._next_step >= self.n_in)
 
@@ -209,7 +209,7 @@ class Stage:
 
     @property
     def _may_begin(self) -> bool:
-        if not self.inputs or self.out or self._has_failed:
+        if not self.inputs or self.outputs or self._has_failed:
             return False
         # Jobs may start up to 2 * concurrency steps ahead of the step that is due, so that a slow
         # job does not stop the others.
@@ -220,7 +220,7 @@ class Stage:
         """Return the step of a suspended generator that may resume."""
         if not self._suspended or self.error is not None:
             return None
-        return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
+        return next((s for s in self._suspended if self._may_yield(s, is_next=False)), None)
 
     def begin(self) -> StageJob | None:
         """Return a suspended job to resume, else a new job; None if there is none."""
@@ -238,7 +238,7 @@ class Stage:
         self.running[step] = job = StageJob(self, step, origin, item, began_ns=now)
         return job
 
-    def give(self, job: StageJob, value: Any) -> None:
+    def add_result(self, job: StageJob, value: Any) -> None:
         """Accept a result of a job; the result None means that the item is dropped."""
         job.n_yielded += 1
         origin = job.origin
@@ -257,24 +257,24 @@ class Stage:
     def _add(self, step: int, entry: Entry) -> None:
         self.n_out += 1
         if not self.in_order or step == self._next_step:
-            self.out.append(entry)
+            self.outputs.append(entry)
         else:
-            self._held.setdefault(step, []).append(entry)
+            self._early_results.setdefault(step, []).append(entry)
 
     def may_continue(self, job: StageJob) -> bool:
         """Return True if a job may yield another result; otherwise suspend it until `begin`."""
-        if self._may_give(job.step, is_next=True):
+        if self._may_yield(job.step, is_next=True):
             return True
         self._suspended[job.step] = job
         job.is_suspended = True
         return False
 
-    def _may_give(self, step: int, *, is_next: bool) -> bool:
+    def _may_yield(self, step: int, *, is_next: bool) -> bool:
         if self.in_order and step != self._next_step:
-            return len(self._held.get(step, ())) < _AHEAD
+            return len(self._early_results.get(step, ())) < _AHEAD
         # Resume a suspended job only after all results were taken. Waking a thread takes longer
         # than most items, so a thread is woken for several items rather than for each.
-        return len(self.out) < (_MAX_OUT if is_next else 1)
+        return len(self.outputs) < (_MAX_OUTPUTS if is_next else 1)
 
     def fail(self, job: StageJob, error: Exception | None) -> None:
         """Record that a job has failed; with `error`, the stage fails after the job's results."""
@@ -284,17 +284,17 @@ class Stage:
         self.finish(job, error)
 
     def finish(self, job: StageJob, error: Exception | None = None) -> None:
-        """Record the end of a job, and move to `out` the results that are next in order."""
+        """Record the end of a job, and move to `outputs` the results that are next in order."""
         del self.running[job.step]
-        self._done[job.step] = error
-        while self.error is None and self._done:
-            step = self._next_step if self.in_order else next(iter(self._done))
-            if step not in self._done:
+        self._finished_jobs[job.step] = error
+        while self.error is None and self._finished_jobs:
+            step = self._next_step if self.in_order else next(iter(self._finished_jobs))
+            if step not in self._finished_jobs:
                 return
-            self.error = self._done.pop(step)
+            self.error = self._finished_jobs.pop(step)
             if self.error is None:
                 self._next_step += 1
-                self.out.extend(self._held.pop(self._next_step, ()))
+                self.outputs.extend(self._early_results.pop(self._next_step, ()))
 
     def take_suspended(self) -> list[Any]:
         """Remove and return the suspended generators; they end when the caller drops them."""
@@ -305,8 +305,10 @@ class Stage:
 
     def clear(self) -> None:
         """Drop all objects of user code, and all errors: tracebacks refer to such objects."""
-        for each in (self.inputs, self.out, self.running, self._suspended, self._held, self._done):
-            each.clear()
+        for entries in (self.inputs, self.outputs):
+            entries.clear()
+        for jobs in (self.running, self._suspended, self._early_results, self._finished_jobs):
+            jobs.clear()
         self.error = self.end_error = None
         self._next_step = self.n_in
 
@@ -334,30 +336,30 @@ class BatchQueue:
     def __init__(self, step: BatchStep, consumer: Consumer) -> None:
         self._n, self._drop_last = step
         self._consumer = consumer
-        self._gathered: list[Entry] = []
+        self._batch: list[Entry] = []
 
     @property
     def has_room(self) -> bool:
         """True if another item may be added; a full list needs room in the consumer."""
-        return len(self._gathered) < self._n - 1 or self._consumer.has_room
+        return len(self._batch) < self._n - 1 or self._consumer.has_room
 
     def put(self, entry: Entry) -> None:
-        self._gathered.append(entry)
-        if len(self._gathered) == self._n:
+        self._batch.append(entry)
+        if len(self._batch) == self._n:
             self._pass_on()
 
     def end(self, error: Exception | None) -> None:
-        if self._gathered and not self._drop_last and error is None:
+        if self._batch and not self._drop_last and error is None:
             self._pass_on()
         self._consumer.end(error)
 
     def _pass_on(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        first, last = gathered[0][0], gathered[-1][0]
-        self._consumer.put((last._replace(first=first.first), [item for _, item in gathered]))
+        batch, self._batch = self._batch, []
+        first, last = batch[0][0], batch[-1][0]
+        self._consumer.put((last._replace(first=first.first), [item for _, item in batch]))
 
     def clear(self) -> None:
-        self._gathered.clear()
+        self._batch.clear()
         self._consumer.clear()
 
 
