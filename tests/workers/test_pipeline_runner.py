@@ -12,7 +12,7 @@ from shardio.errors import ClosedError
 from tests.loading import PATIENCE_S
 
 
-@pytest.mark.parametrize("how", ["break_down", "close"])
+@pytest.mark.parametrize("how", ["record_internal_error", "close"])
 def test_the_end_of_a_line_between_a_look_at_it_and_the_wait_is_seen(how: str) -> None:
     held = threading.Event()
 
@@ -27,7 +27,7 @@ def test_the_end_of_a_line_between_a_look_at_it_and_the_wait_is_seen(how: str) -
         look()
         looks.append(1)
         if len(looks) == 2:  # the last one before it waits
-            line.close() if how == "close" else line.break_down(ValueError("broken"))
+            line.close() if how == "close" else line.record_internal_error(ValueError("broken"))
 
     line._check_open = look_and_end  # type: ignore[method-assign]
     try:

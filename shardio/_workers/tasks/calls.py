@@ -55,15 +55,16 @@ _END: Final = object()
 class FailedCall:
     """The last results of a generator that has raised, and the exception with its traceback."""
 
-    def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
-        self.found, self.error, self._name = found, error, name
+    def __init__(self, results: list[Any], error: BaseException, name: str) -> None:
+        self.results, self.error, self._name = results, error, name
 
     def __reduce__(self) -> Any:
-        return _unpacked_failed_call, (self.found, pack_failure(self.error, self._name), self._name)
+        failure = pack_failure(self.error, self._name)
+        return _unpacked_failed_call, (self.results, failure, self._name)
 
 
-def _unpacked_failed_call(found: list[Any], failure: bytes, name: str) -> FailedCall:
-    return FailedCall(found, unpack_failure(failure, "a worker"), name)
+def _unpacked_failed_call(results: list[Any], failure: bytes, name: str) -> FailedCall:
+    return FailedCall(results, unpack_failure(failure, "a worker"), name)
 
 
 class _Pickled:

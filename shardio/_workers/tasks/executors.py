@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardio._workers.tasks.pipeline_runner import PipelineRunner
 
 SOURCE: Final = "source"
-_PATIENCE_S: Final = 5.0  # the maximum time to wait for the stacks of workers
+_STACKS_TIMEOUT_S: Final = 5.0  # the maximum time to wait for the stacks of workers
 
 
 class StageExecutor(ABC):
@@ -76,12 +76,12 @@ class ThreadExecutor(StageExecutor):
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
-        self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
+        self._runner, self._stages, self._n_not_started = runner, stages[::-1], n_threads
         # Each idle thread waits on a lock. The thread that became idle last is woken first. With a
         # Condition instead, 100,000 quick calls take 10 % more CPU time.
         self._idle: list[threading.Lock] = []
         self._is_waking = self._is_closed = False
-        self._left: list[Any] = []
+        self._generators: list[Any] = []
 
     def wake(self) -> None:
         if self._is_waking or not any(stage.has_work for stage in self._stages):
@@ -89,16 +89,16 @@ class ThreadExecutor(StageExecutor):
         if self._idle:
             self._is_waking = True
             self._idle.pop().release()
-        elif self._n_left:
+        elif self._n_not_started:
             self._is_waking = True
-            self._n_left -= 1
+            self._n_not_started -= 1
             name = f"shardio {self._stages[-1].name}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
         with self._runner.lock:
             # Leave suspended generators to a thread, because closing them may take long.
-            self._left = [each for stage in self._stages for each in stage.take_suspended()]
+            self._generators = [each for stage in self._stages for each in stage.take_suspended()]
             self._is_closed = True
             for bell in self._idle:
                 bell.release()
@@ -114,14 +114,14 @@ class ThreadExecutor(StageExecutor):
                 if job is not None:
                     self._perform(job)
                 elif self._is_closed:
-                    self._left = []
+                    self._generators = []
                     return
                 else:
                     bell.acquire()
                 is_woken = job is None
                 del job  # an idle thread must not keep the user's objects alive
         except BaseException as error:  # noqa: BLE001  # `runner.take` raises this internal error
-            self._runner.break_down(error)
+            self._runner.record_internal_error(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
         """Return the next job, if any; after None, `wake` or `close` releases `bell` later."""
@@ -202,7 +202,7 @@ class AsyncExecutor(StageExecutor):
             loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
         except BaseException as error:  # noqa: BLE001  # `runner.take` raises this internal error
-            self._runner.break_down(error)
+            self._runner.record_internal_error(error)
         finally:
             loop.close()
 
@@ -231,7 +231,7 @@ class AsyncExecutor(StageExecutor):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._runner.break_down(error)  # `runner.take` raises this internal error
+            self._runner.record_internal_error(error)  # `runner.take` raises this internal error
 
     async def _perform(self, job: StageJob) -> None:
         call, start_ns = job.stage.call, now_ns()
@@ -271,7 +271,7 @@ class ProcessExecutor(StageExecutor):
         self._task_pool: TaskPool | None = None
         self._jobs: dict[int, StageJob] = {}  # by the item's index in the task pool
         self._has_thread = self._is_waking = False
-        self._asked: Future[list[str]] | None = None
+        self._stacks_request: Future[list[str]] | None = None
 
     def wake(self) -> None:
         if self._is_waking or not self._stage.has_work:
@@ -290,14 +290,14 @@ class ProcessExecutor(StageExecutor):
                 self._task_pool.nudge()
 
     def stacks(self) -> list[str]:
-        asked: Future[list[str]] = Future()
+        request: Future[list[str]] = Future()
         with self._runner.lock:
             if self._task_pool is None:
                 return []
-            self._asked = asked
+            self._stacks_request = request
             self._task_pool.nudge()
         with contextlib.suppress(TimeoutError):
-            return asked.result(_PATIENCE_S)
+            return request.result(_STACKS_TIMEOUT_S)
         return []
 
     def _work(self) -> None:
@@ -319,17 +319,17 @@ class ProcessExecutor(StageExecutor):
                     with self._runner.lock:
                         self._task_pool = None
         except BaseException as error:  # noqa: BLE001  # `runner.take` raises the error
-            self._runner.break_down(error)
+            self._runner.record_internal_error(error)
 
     def _drive(self, task_pool: TaskPool) -> None:
         while not self._runner.is_closed:
-            if (asked := self._asked) is not None:
-                self._asked = None
-                asked.set_result(task_pool.stacks())
+            if (request := self._stacks_request) is not None:
+                self._stacks_request = None
+                request.set_result(task_pool.stacks())
             self._put_all(task_pool)
             found = task_pool.take()
             if found is not None:
-                self._hand_on(task_pool, *found)
+                self._report_value(task_pool, *found)
                 del found  # otherwise the arrays of the value would keep a block in use
             elif not self._stage.has_work:
                 task_pool.wait()
@@ -355,11 +355,11 @@ class ProcessExecutor(StageExecutor):
             else:
                 self._jobs[job.results] = job
 
-    def _hand_on(self, task_pool: TaskPool, number: int, value: Any) -> None:
+    def _report_value(self, task_pool: TaskPool, number: int, value: Any) -> None:
         job = self._jobs[number]
         busy_ns = int(task_pool.stats.calling_s * 1e9) - self._stage.busy_ns
         if not task_pool.has_more(number):
-            _conclude(self._runner, self._jobs.pop(number), value, busy_ns)
+            _report_end(self._runner, self._jobs.pop(number), value, busy_ns)
         elif self._runner.add_results(job, value, busy_ns):
             task_pool.resume(number)
 
@@ -410,18 +410,18 @@ class FutureExecutor(ThreadExecutor):
         except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             runner.fail(job, error, busy_ns)
         else:
-            _conclude(runner, job, value, busy_ns)
+            _report_end(runner, job, value, busy_ns)
         with runner.lock:
             if not runner.is_closed:
                 self.wake()
 
 
-def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
+def _report_end(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
     """Report the end of a job; `value` is the result of `_in_one`, or the last chunk of results."""
     if not job.stage.call.yields_many:
         runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):
-        runner.fail(job, value.error, busy_ns, value.found)
+        runner.fail(job, value.error, busy_ns, value.results)
     else:
         runner.finish(job, value, busy_ns)
 

@@ -45,7 +45,7 @@ from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 _NAMED: Final = 4  # the maximum number of calls in an error report
 
 
-def _late(
+def _late_result_error(
     number: int, timeout_s: float | None, jobs: Iterable[StageJob], stacks: Sequence[str]
 ) -> BatchTimeout:
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
@@ -94,8 +94,8 @@ class PipelineRunner(Closing):
         n_passed_over: int = 0,
     ) -> None:
         self.lock = threading.Lock()
-        self._turn = threading.RLock()
-        self.is_closed = self._is_through = False
+        self._take_lock = threading.RLock()
+        self.is_closed = self._is_exhausted = False
         self._pid = this_process.pid
         self._error_budget = ErrorBudget(most_skips)
         self._n_items_before = n_items_before
@@ -116,7 +116,7 @@ class PipelineRunner(Closing):
         self._index_of = {stage: index for index, stage in enumerate(self._stages)}
         self._began_ns, self._waited_ns = now_ns(), 0
         self._final_stats: PipelineStats | None = None
-        self._breakdown: Exception | None = None
+        self._internal_error: Exception | None = None
         self._executors = create_executors(
             self, dict(zip(self._stages, [None, *pipes], strict=True))
         )
@@ -129,12 +129,12 @@ class PipelineRunner(Closing):
 
     def take(self, timeout_s: float | None) -> Entry | None:
         """Return the next result and its source items; None at the end. Thread-safe."""
-        if not self._is_through:
+        if not self._is_exhausted:
             # Check before locking: in a fork, the lock may be held by a thread that exists only in
             # the parent.
             self._check_open()
-        with self._turn:
-            return None if self._is_through else self._take(timeout_s)
+        with self._take_lock:
+            return None if self._is_exhausted else self._take(timeout_s)
 
     def _take(self, timeout_s: float | None) -> Entry | None:
         start_ns = now_ns()
@@ -149,33 +149,34 @@ class PipelineRunner(Closing):
                     return entry
                 if self._results.is_over:
                     break
-                if self.is_closed or self._breakdown is not None:  # changed since `_check_open`
-                    continue  # `wait` could wait forever: check again instead
+                if self.is_closed or self._internal_error is not None:
+                    # This has changed since `_check_open`, and `wait` could wait forever.
+                    continue
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
-                raise self._overdue(timeout_s)
+                raise self._timeout_error(timeout_s)
         error, self._results.error = self._results.error, None
         if error is None:
-            self._is_through = True
+            self._is_exhausted = True
             return None
         try:
             raise error
         finally:
             del error  # breaks the reference cycle of error, traceback and frame
 
-    def _overdue(self, timeout_s: float | None) -> BatchTimeout:
+    def _timeout_error(self, timeout_s: float | None) -> BatchTimeout:
         stacks = [each for stage in self._stages for each in self._executors[stage].stacks()]
         with self.lock:
             jobs = (job for stage in self._stages for job in stage.running.values())
-            return _late(self._results.n_taken, timeout_s, jobs, stacks)
+            return _late_result_error(self._results.n_taken, timeout_s, jobs, stacks)
 
     def _check_open(self) -> None:
         if self._pid != this_process.pid:
             raise ClosedError(
                 "the iteration was begun before this process was forked; begin another one here"
             )
-        if self._breakdown is not None:
-            raise self._breakdown
+        if self._internal_error is not None:
+            raise self._internal_error
         if self.is_closed:
             raise ClosedError("the iteration was closed; begin another one")
 
@@ -206,10 +207,10 @@ class PipelineRunner(Closing):
         else:
             self.close()
 
-    def break_down(self, error: BaseException) -> None:
+    def record_internal_error(self, error: BaseException) -> None:
         """Record an internal error, which `take` then raises."""
         with self.lock:
-            self._breakdown = as_failure(error, "a thread of the pipeline")
+            self._internal_error = as_failure(error, "a thread of the pipeline")
             self._results.ring()
 
     # Called by executors:
@@ -264,10 +265,10 @@ class PipelineRunner(Closing):
             stage.busy_ns += busy_ns
             for value in values:
                 stage.add_result(job, value)
-            stage.fail(job, self._refusal(job, failure))
+            stage.fail(job, self._error_to_raise(job, failure))
             self._pass_on(self._index_of[stage])
 
-    def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
+    def _error_to_raise(self, job: StageJob, failure: Exception) -> Exception | None:
         """Return the error to raise for a failed call; None if its item is skipped."""
         if job.stage is self._source or not self._error_budget.allows_skip(failure):
             return failure
