@@ -286,12 +286,12 @@ def _missing_call(call: str, found: str) -> UnsupportedEnvironment:
 
 
 class WakeupEvent(Closing):
-    """A kernel event that can be polled; `ring` and `close` may be called in any thread."""
+    """A kernel event that can be polled; `set` and `close` may be called in any thread."""
 
     def __init__(self) -> None:
         with files_explained():
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Without the lock, another thread could call `close` just before `ring` writes; `ring`
+        # Without the lock, another thread could call `close` just before `set` writes; `set`
         # would then write to a file that was opened meanwhile and got the same descriptor number.
         self._lock = threading.Lock()
         self._is_closed = False
@@ -299,7 +299,7 @@ class WakeupEvent(Closing):
     def fileno(self) -> int:
         return self._fd
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the thread that polls the event; do nothing after `close`."""
         with self._lock:
             if not self._is_closed:

@@ -129,7 +129,7 @@ class WorkerPool(Closing):
 
     def nudge(self) -> None:
         """Make the current or next `wait` return the events so far; callable in any thread."""
-        self._state.wakeup.ring()
+        self._state.wakeup.set()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return them; after `timeout_s` or a `nudge`, there may be none.

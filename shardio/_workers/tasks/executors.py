@@ -100,31 +100,31 @@ class ThreadExecutor(StageExecutor):
             # Leave suspended generators to a thread, because closing them may take long.
             self._generators = [each for stage in self._stages for each in stage.take_suspended()]
             self._is_closed = True
-            for bell in self._idle:
-                bell.release()
+            for wakeup_lock in self._idle:
+                wakeup_lock.release()
             self._idle.clear()
 
     def _work(self) -> None:
-        bell = threading.Lock()
-        bell.acquire()
+        wakeup_lock = threading.Lock()
+        wakeup_lock.acquire()
         is_woken = True
         try:
             while True:
-                job = self._next_job(bell, is_woken=is_woken)
+                job = self._next_job(wakeup_lock, is_woken=is_woken)
                 if job is not None:
                     self._perform(job)
                 elif self._is_closed:
                     self._generators = []
                     return
                 else:
-                    bell.acquire()
+                    wakeup_lock.acquire()
                 is_woken = job is None
                 del job  # an idle thread must not keep the user's objects alive
         except BaseException as error:  # noqa: BLE001  # `runner.take` raises this internal error
             self._runner.record_internal_error(error)
 
-    def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job, if any; after None, `wake` or `close` releases `bell` later."""
+    def _next_job(self, wakeup_lock: threading.Lock, *, is_woken: bool) -> StageJob | None:
+        """Return the next job; after None, `wake` or `close` releases `wakeup_lock` later."""
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -137,7 +137,7 @@ class ThreadExecutor(StageExecutor):
                     runner.pass_on_to(stage)
                     self.wake()
                     return job
-            self._idle.append(bell)
+            self._idle.append(wakeup_lock)
             return None
 
     def _perform(self, job: StageJob) -> None:

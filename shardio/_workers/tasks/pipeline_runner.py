@@ -194,7 +194,7 @@ class PipelineRunner(Closing):
                 return
             self._final_stats = self._stats()
             self.is_closed = True
-            self._results.ring()
+            self._results.notify()
         for executor in {id(each): each for each in self._executors.values()}.values():
             executor.close()
         for each in (self._source, *self._consumers):  # no thread reads their queues any more
@@ -211,7 +211,7 @@ class PipelineRunner(Closing):
         """Record an internal error, which `take` then raises."""
         with self.lock:
             self._internal_error = as_failure(error, "a thread of the pipeline")
-            self._results.ring()
+            self._results.notify()
 
     # Called by executors:
 

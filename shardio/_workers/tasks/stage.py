@@ -374,8 +374,8 @@ class OutputQueue:
         self._most = most
         self._is_awaited = False
         # Use a plain lock: its `acquire` is written in C, so Ctrl-C cannot interrupt it half-way.
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup_lock = threading.Lock()
+        self._wakeup_lock.acquire()
 
     @property
     def has_room(self) -> bool:
@@ -384,12 +384,12 @@ class OutputQueue:
     def put(self, entry: Entry) -> None:
         self.entries.append(entry)
         self.waiting_ns -= now_ns()
-        self.ring()
+        self.notify()
 
     def end(self, error: Exception | None) -> None:
         """Declare that no more results follow; `error`, if any, is raised after the last result."""
         self.is_over, self.error = True, error
-        self.ring()
+        self.notify()
 
     def take(self) -> Entry | None:
         """Return a result, or None if there is none; `wait` then waits for a result or the end."""
@@ -400,15 +400,15 @@ class OutputQueue:
         self.n_taken += 1
         return self.entries.popleft()
 
-    def ring(self) -> None:
-        # If Ctrl-C interrupted an earlier `ring`, the lock may already be released.
-        if self._is_awaited and self._bell.locked():
-            self._bell.release()
+    def notify(self) -> None:
+        # If Ctrl-C interrupted an earlier `notify`, the lock may already be released.
+        if self._is_awaited and self._wakeup_lock.locked():
+            self._wakeup_lock.release()
         self._is_awaited = False
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for `ring`; return False after the timeout. Called without the pipeline's lock."""
-        return self._bell.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+        """Wait for `notify`; return False after the timeout. Called without the pipeline's lock."""
+        return self._wakeup_lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
     def clear(self) -> None:
         self.entries.clear()
