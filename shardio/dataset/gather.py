@@ -92,9 +92,9 @@ class ColumnGather:
             if rows is not None:
                 rows.detach(shard)  # Ctrl-C in an earlier call may have left the shard attached
                 rows.attach(shard, reader, section)
-        start, mark_of = self._mark_starts[shard], reader.units.mark_of
-        self._block_shift[shard] = start + mark_of(Kind.COLUMN_HASHES, name)
-        self._mark_shift[shard] = start + mark_of(Kind.COLUMN, name)
+        start, first_mark = self._mark_starts[shard], reader.units.first_mark
+        self._block_shift[shard] = start + first_mark(Kind.COLUMN_HASHES, name)
+        self._mark_shift[shard] = start + first_mark(Kind.COLUMN, name)
         self._row_mark_shift[shard] = self._mark_shift[shard] - self._starts[shard]
         self._is_open[shard] = True
 

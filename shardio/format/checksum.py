@@ -77,7 +77,7 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
     return np.fromiter(hashes, "<u8").tobytes()
 
 
-def show_hashes(expected: int, found: int) -> dict[str, Any]:
+def format_hashes(expected: int, found: int) -> dict[str, Any]:
     """Return two hashes in hex, as arguments of ShardCorrupt."""
     return {"expected": f"{expected:016x}", "found": f"{found:016x}"}
 

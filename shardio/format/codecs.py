@@ -101,7 +101,7 @@ class CodecSpec:
         code: the stable code in schemas, and in the index entries of compressed records.
         compress, decompress: None if records are stored unchanged.
         max_ratio: the maximum compression ratio.
-        others: the codes that records of a field may have, besides `code` and raw.
+        other_codes: the codes that records of a field may have, besides `code` and raw.
         has_dictionary: True if each field with this codec has a section with a dictionary.
         required_by_field, required_by_record: the features that a reader needs for a field with
             this codec, and for a record with this code.
@@ -112,13 +112,13 @@ class CodecSpec:
     compress: Compress | None = None
     decompress: Decompress | None = None
     max_ratio: int = 1
-    others: tuple[int, ...] = ()
+    other_codes: tuple[int, ...] = ()
     has_dictionary: bool = False
     required_by_field: Required = Required(0)
     required_by_record: Required = Required(0)
 
 
-_plain = _Contexts()
+_PLAIN_CONTEXTS = _Contexts()
 
 cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
 """Return the Dictionary with the given content; creating one takes 0.2 ms."""
@@ -178,7 +178,7 @@ def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
 
 def _compress(record: memoryview, dictionary: Dictionary | None) -> tuple[int, memoryview]:
     code = Codec.ZSTD if dictionary is None else Codec.ZSTD_DICTIONARY
-    contexts = _plain if dictionary is None else dictionary.contexts
+    contexts = _PLAIN_CONTEXTS if dictionary is None else dictionary.contexts
     return code, memoryview(contexts.compressor.compress(record))
 
 
@@ -225,7 +225,7 @@ for _spec in (
         "zstd",
         Codec.ZSTD,
         lambda record, _: _compress(record, None),
-        lambda stored, n_bytes, _: _decompress(stored, n_bytes, _plain),
+        lambda stored, n_bytes, _: _decompress(stored, n_bytes, _PLAIN_CONTEXTS),
         max_ratio=ZSTD_MAX_RATIO,
         required_by_record=Required.ZSTD,
     ),
@@ -235,7 +235,7 @@ for _spec in (
         _compress,
         _decompress_with_dictionary,
         max_ratio=ZSTD_MAX_RATIO,
-        others=(Codec.ZSTD,),
+        other_codes=(Codec.ZSTD,),
         has_dictionary=True,
         required_by_field=Required.ZSTD_DICTIONARY,
     ),

@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
-from shardio.format.checksum import content_id, hash_bytes, show_hashes
+from shardio.format.checksum import content_id, format_hashes, hash_bytes
 
 PAGE: Final = 4096
 MAGIC: Final = b"\x89SHD\r\n\x1a\n"
@@ -181,7 +181,7 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
         )
     (stored,) = HEADER_HASH.unpack_from(page, HEADER.size)
     if (found := hash_bytes(page[: HEADER.size])) != stored:
-        what, hashes = "the header does not match its hash", show_hashes(stored, found)
+        what, hashes = "the header does not match its hash", format_hashes(stored, found)
         raise corrupt(what, code="header_hash", offset=offset + HEADER.size, **hashes)
     padding = HEADER.size + HEADER_HASH.size
     if page.count(0, padding) != PAGE - padding:
@@ -209,7 +209,7 @@ def check_required(required: int, path: str) -> None:
     )
 
 
-def check_place(header: Header, actual_size: int, path: str) -> None:
+def check_header_fits(header: Header, actual_size: int, path: str) -> None:
     """Raise ShardCorrupt if the file size or table position in the header does not fit the file."""
     corrupt = functools.partial(
         ShardCorrupt, path=path, section="header", expected=header.file_size
@@ -232,12 +232,12 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
 
 
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
-    """Unpack and validate the section table; `check_place` must have accepted the header."""
+    """Unpack and validate the section table; `check_header_fits` must have accepted the header."""
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     at = header.table_offset
     if (found := hash_bytes(table)) != header.table_hash:
         what = "the section table does not match its hash"
-        raise corrupt(what, code="table_hash", offset=at, **show_hashes(header.table_hash, found))
+        raise corrupt(what, code="table_hash", offset=at, **format_hashes(header.table_hash, found))
     if (id_ := content_id(table)) != header.id:
         what = "the id is not that of the section table"
         raise corrupt(what, code="id", offset=at, expected=header.id.hex(), found=id_.hex())

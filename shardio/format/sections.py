@@ -1,7 +1,8 @@
 """The sections of a shard: their plan, and the entries of the payload's index.
 
-`plan` returns the sections that a shard must have. The writer writes them in this order, except
-that one section of data may come first. A reader accepts other sections only of optional kinds.
+`plan_sections` returns the sections that a shard must have. The writer writes them in this order,
+except that one section of data may come first. A reader accepts other sections only of optional
+kinds.
 
 The *payload* is the section of all records. A sample has a record for each field that is not a
 column. With m such fields, the record of the k-th field in row r has the index entry r * m + k.
@@ -63,7 +64,7 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
     bad = ~raw
-    for code in {spec.code, *spec.others} - {Codec.RAW}:
+    for code in {spec.code, *spec.other_codes} - {Codec.RAW}:
         here = kinds == np.uint64(code)
         bad &= ~here
         bad |= here & (entries["n_bytes"] > stored * np.uint64(BY_CODE[code].max_ratio))
@@ -128,7 +129,7 @@ class SectionSpec(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)  # many shards of a dataset have the same number of samples
-def plan(
+def plan_sections(
     schema: Schema, n_samples: int, counts: tuple[tuple[Key, int], ...] = ()
 ) -> tuple[SectionSpec, ...]:
     """Return the sections of a shard with n_samples, in the order in which they are in the file.
@@ -197,7 +198,7 @@ def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
     for n in distinct(n_samples).tolist():
         found[n_samples == n] = sum(
             n_items + HASH_SECTION_UNITS[kind]
-            for (kind, _, _), n_items, _ in plan(schema, n)
+            for (kind, _, _), n_items, _ in plan_sections(schema, n)
             if kind in HASH_SECTION_UNITS
         )
     n_streams = sum(field.is_streamed for field in schema.records.values())

@@ -37,7 +37,7 @@ from shardio.format.layout import (
     Header,
     Kind,
     Section,
-    check_place,
+    check_header_fits,
     unpack_header,
     unpack_table,
 )
@@ -238,7 +238,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
             continue
         try:
             # Pass the size in the header: the actual size differs if the file is truncated.
-            check_place(header, header.file_size, path)
+            check_header_fits(header, header.file_size, path)
             if header.table_offset + header.table_size > len(content):
                 raise ShardCorrupt(
                     "the file is truncated, and its section table is lost: the data cannot be "

@@ -307,7 +307,7 @@ class RecordSource(FieldSource):
                 shape = array.shape_of(dims[i], len(record))
             except ShardCorrupt as error:
                 offset = records.offset + int(entries["offset"][i])
-                records.placed(error, self.name, int(local[i]), offset)
+                records.add_location(error, self.name, int(local[i]), offset)
                 raise
             yield record, shape
 

@@ -429,7 +429,7 @@ class TokenSource(FieldSource):
             what = "the stored shape, or the length at opening, does not account for the bytes"
             error = ShardCorrupt(what, code="shape", found=int(n_bytes[i]))
             place = records.offset + int(entries["offset"][i])
-            raise records.placed(error, name, int(local[i]), place)
+            raise records.add_location(error, name, int(local[i]), place)
 
     def _mask(self, out: npt.NDArray[np.bool_], parts: WindowParts) -> None:
         """Set the mask to False in padding and where a target is missing or in another document."""

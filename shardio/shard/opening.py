@@ -11,7 +11,7 @@ import functools
 from typing import Any, Final
 
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
-from shardio.format.checksum import hash_bytes, show_hashes
+from shardio.format.checksum import format_hashes, hash_bytes
 from shardio.format.codecs import MAX_DICTIONARY_BYTES, RECORD_FEATURES
 from shardio.format.layout import (
     FIRST_OPTIONAL_KIND,
@@ -24,12 +24,12 @@ from shardio.format.layout import (
     Kind,
     Required,
     Section,
-    check_place,
+    check_header_fits,
     unpack_header,
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.sections import VARIABLE_COUNT_STRIDES, Sections, plan
+from shardio.format.sections import VARIABLE_COUNT_STRIDES, Sections, plan_sections
 from shardio.storage.content import Content
 
 _KINDS: Final = frozenset(Kind)
@@ -37,7 +37,7 @@ _KINDS: Final = frozenset(Kind)
 _SCHEMA_FEATURES: Final = SUPPORTED & ~RECORD_FEATURES
 """The features that depend only on the schema."""
 
-_parsed = functools.lru_cache(maxsize=64)(Schema.from_json)
+_parse_schema = functools.lru_cache(maxsize=64)(Schema.from_json)
 """Parse a schema. The result is cached, because all shards of a dataset have the same schema."""
 
 
@@ -51,7 +51,7 @@ def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections
         raise ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
     first_page = bytes(content[:PAGE])
     header = unpack_header(first_page, path)
-    check_place(header, size, path)
+    check_header_fits(header, size, path)
     last = size - PAGE
     if (last_page := bytes(content[last:size])) != first_page:
         at = next(i for i in range(PAGE) if last_page[i] != first_page[i])
@@ -91,10 +91,10 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     raw = bytes(content[section.offset : section.offset + section.size])
     corrupt = functools.partial(ShardCorrupt, path=path, section="schema", offset=section.offset)
     if (found := hash_bytes(raw)) != section.hash:
-        what, hashes = "the schema does not match its hash", show_hashes(section.hash, found)
+        what, hashes = "the schema does not match its hash", format_hashes(section.hash, found)
         raise corrupt(what, code="schema_hash", **hashes)
     try:
-        return _parsed(raw)
+        return _parse_schema(raw)
     except ShardUnsupported as error:
         raise ShardUnsupported(f"{path}: {error}") from error
     except SchemaError as error:
@@ -124,7 +124,7 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
     counts = tuple(
         (key, each.count) for key, each in sections.items() if each.kind in VARIABLE_COUNT_STRIDES
     )
-    planned = plan(schema, header.n_samples, counts)
+    planned = plan_sections(schema, header.n_samples, counts)
     for key, n_items, stride in planned:
         if key not in sections:
             kind = Section(*key, 0, 0, 0, 0, 0).name

@@ -50,7 +50,7 @@ class ShardReader(Closing):
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
-        self._wholes: dict[str, npt.NDArray[Any]] = {}
+        self._mapped_columns: dict[str, npt.NDArray[Any]] = {}
         """Columns of which a row was read, as views of the map."""
         self._absolute = os.path.abspath(path)  # still valid after a chdir
         found: Content
@@ -116,7 +116,7 @@ class ShardReader(Closing):
             self.check_length()
         sample: dict[str, Any] = {}
         for name in names:
-            whole = self._wholes.get(name)
+            whole = self._mapped_columns.get(name)
             if whole is None or name in self._optional:
                 sample[name] = self._value(name, row)
             else:  # the common case is handled here, because `_value` takes five times as long
@@ -134,12 +134,12 @@ class ShardReader(Closing):
         if field.optional and not self.records.present(name, rows)[0]:
             return None
         self.units.check_row(name, row)
-        whole = self._wholes.get(name)
+        whole = self._mapped_columns.get(name)
         if whole is not None:
             return whole[row]
         column = self._column(name)
         if self.access == "mmap":
-            self._wholes[name] = column.whole()
+            self._mapped_columns[name] = column.all_rows()
         return column.row(row)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -172,7 +172,7 @@ class ShardReader(Closing):
         column = self._column(name)
         self.check_length()
         if rows is None:
-            whole = column.whole()
+            whole = column.all_rows()
             if self._verify == "always":
                 self.units.check_column(name, np.arange(len(self)))
                 self._check_absent(name, whole)
@@ -240,5 +240,5 @@ class ShardReader(Closing):
 
     def close(self) -> None:
         """Release the content; a mapped file is unmapped with the last view. Idempotent."""
-        self._wholes.clear()
+        self._mapped_columns.clear()
         self.units.release()

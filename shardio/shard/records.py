@@ -130,7 +130,7 @@ class Records:
                     record = decode(stored, codec, n_bytes, dictionary)
                     PHASE_TIMES.sums_ns[DECODE] += TIMED_EVERY * (now_ns() - start_ns)
             except ShardCorrupt as error:
-                self.placed(error, name, row, offset)
+                self.add_location(error, name, row, offset)
                 raise
             yield record
 
@@ -144,7 +144,7 @@ class Records:
             try:
                 self._dictionaries[name] = cached_dictionary(content) if content else None
             except ShardCorrupt as error:
-                self.placed(error, name, None, section.offset)
+                self.add_location(error, name, None, section.offset)
                 raise
         return self._dictionaries[name]
 
@@ -183,11 +183,11 @@ class Records:
             try:
                 value = field.decode(record, field.shape_of(dims[i], n_bytes))
             except ShardCorrupt as error:
-                self.placed(error, name, int(rows[i]), offset)
+                self.add_location(error, name, int(rows[i]), offset)
                 raise
             except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
                 broken = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
-                raise self.placed(broken, name, int(rows[i]), offset) from error
+                raise self.add_location(broken, name, int(rows[i]), offset) from error
             for array in value if isinstance(value, list) else [value]:
                 if isinstance(array, np.ndarray):
                     array.flags.writeable = False
@@ -209,10 +209,12 @@ class Records:
             what = "a sample lacks the field but has a record, or has the field but no record"
             error = ShardCorrupt(what, code="validity", found=int(entries["n_bytes"][i]))
             offset = self.offset + int(entries["offset"][i])
-            raise self.placed(error, name, int(rows[i]), offset)
+            raise self.add_location(error, name, int(rows[i]), offset)
         return frozenset(np.flatnonzero(is_absent).tolist())
 
-    def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
+    def add_location(
+        self, error: ShardCorrupt, field: str, row: int | None, offset: int
+    ) -> ShardCorrupt:
         """Add path, field, sample and offset to `error`, and return it."""
         return error.at(path=self.units.path, field=field, sample=row, offset=offset)
 
@@ -272,7 +274,7 @@ class Records:
                 what, found = error.what, error.found
             place: Any = {"field": name, "sample": row, "offset": whole.offset}
             raise self.units.corrupt(what, code="parameters", **place, found=found) from error
-        extradata, data = bytes(head[n_parameters:]), replace(whole, skipped=len(head))
+        extradata, data = bytes(head[n_parameters:]), replace(whole, n_head_bytes=len(head))
         time_base = Fraction(int(line["numerator"]), int(line["denominator"]))
         numbers = (int(line[key]) for key in ("n_frames", "width", "height", "duration"))
         return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
@@ -308,7 +310,7 @@ class StreamData:
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
         first_chunk: the index of the record's first chunk among all chunks of the field.
-        skipped: the size of the parameters and the extradata, to skip before the packets.
+        n_head_bytes: the size of the parameters and the extradata, to skip before the packets.
     """
 
     units: VerifiedUnits
@@ -317,10 +319,10 @@ class StreamData:
     offset: int
     n_bytes: int
     first_chunk: int
-    skipped: int = 0
+    n_head_bytes: int = 0
 
     def __len__(self) -> int:
-        return self.n_bytes - self.skipped
+        return self.n_bytes - self.n_head_bytes
 
     def __getitem__(self, part: slice) -> memoryview:
         """Return the bytes from `part.start` to `part.stop`, verified and read-only."""
@@ -331,12 +333,12 @@ class StreamData:
         if stop <= start:
             return memoryview(b"")
         try:
-            return self._checked(content, self.skipped + start, self.skipped + stop)
+            return self._read_verified(content, self.n_head_bytes + start, self.n_head_bytes + stop)
         except ShardChanged as error:
             error.at(field=self.name, sample=self.row)
             raise
 
-    def _checked(self, content: Content, start: int, stop: int) -> memoryview:
+    def _read_verified(self, content: Content, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop` of the record, verified.
 
         Without a map, bytes are read only once, so that the verified and the returned bytes are the
@@ -344,13 +346,13 @@ class StreamData:
         """
         units, base = self.units, self.offset
         first, last = start // CHUNK_BYTES, n_chunks(stop)
-        fresh = units.fresh_chunks(self.name, self.first_chunk + first, last - first)
-        if not len(fresh):
+        unverified = units.unverified_chunks(self.name, self.first_chunk + first, last - first)
+        if not len(unverified):
             return content[base + start : base + stop]
         begin, end = first * CHUNK_BYTES, min(last * CHUNK_BYTES, self.n_bytes)
         read = content[base + begin : base + end]
-        hashes = units.items(Kind.CHUNK_HASHES, self.name, HASH_DTYPE, fresh).tolist()
-        for chunk, expected in zip(fresh.tolist(), hashes, strict=True):
+        hashes = units.items(Kind.CHUNK_HASHES, self.name, HASH_DTYPE, unverified).tolist()
+        for chunk, expected in zip(unverified.tolist(), hashes, strict=True):
             at = (chunk - self.first_chunk) * CHUNK_BYTES
             stored = read[at - begin : at - begin + CHUNK_BYTES]
             units.check_chunk(self.name, self.row, chunk, base + at, stored, expected)

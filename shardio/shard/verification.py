@@ -20,9 +20,9 @@ from shardio.format.checksum import (
     BLOCK_BYTES,
     blocks_touched,
     distinct,
+    format_hashes,
     hash_bytes,
     rows_per_unit,
-    show_hashes,
 )
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
@@ -35,7 +35,7 @@ Rows = npt.NDArray[np.int64]
 HASH_DTYPE: Final = np.dtype("<u8")
 
 
-_HASHED_BY: Final[dict[int, int]] = {
+_HASHED_KINDS: Final[dict[int, int]] = {
     Kind.COLUMN_HASHES: Kind.COLUMN,
     Kind.INDEX: Kind.PAYLOAD,
     Kind.CHUNK_HASHES: Kind.PAYLOAD,
@@ -67,7 +67,7 @@ class VerifiedUnits:
         self._n_samples, self._verify = n_samples, verify
         self.corrupt = functools.partial(ShardCorrupt, path=path)
         self._n_records = len(schema.records)
-        self._marks_at: dict[tuple[int, int], int] = {}
+        self._first_marks: dict[tuple[int, int], int] = {}
         """The index of the mark of a section's first unit, by kind and field: (PAYLOAD, NO_FIELD)
         for the records, (PAYLOAD, field) for a field's chunks. The mark before that of an index
         section's first block is the mark of the section with the blocks' hashes."""
@@ -75,8 +75,8 @@ class VerifiedUnits:
         for (_, field, of_kind), hashes in sections.items():
             if hashes.kind in HASH_SECTION_UNITS:
                 self.n_marks += HASH_SECTION_UNITS[hashes.kind]
-                kind = of_kind or _HASHED_BY[hashes.kind]
-                self._marks_at[kind, field] = self.n_marks
+                kind = of_kind or _HASHED_KINDS[hashes.kind]
+                self._first_marks[kind, field] = self.n_marks
                 self.n_marks += hashes.count
         self._columns: dict[str, tuple[int, int, int, int, int]] = {}
         """For each column: the index of its first mark, its offset, the size of a row, the stride,
@@ -84,9 +84,9 @@ class VerifiedUnits:
         for name, column in schema.columns.items():
             offset = sections[Kind.COLUMN, schema.field_id(name), 0].offset
             row_bytes, stride = column.row_bytes or 0, column.stride
-            place = self.mark_of(Kind.COLUMN, name), offset
+            place = self.first_mark(Kind.COLUMN, name), offset
             self._columns[name] = *place, row_bytes, stride, rows_per_unit(row_bytes, stride)
-        self._records_mark = self._marks_at.get((Kind.PAYLOAD, NO_FIELD), 0)
+        self._first_record_mark = self._first_marks.get((Kind.PAYLOAD, NO_FIELD), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
         """A loader replaces this array by one in shared memory."""
 
@@ -101,20 +101,20 @@ class VerifiedUnits:
         """Release the content; every later read raises ClosedError."""
         self._content = None
 
-    def mark_of(self, kind: Kind, name: str) -> int:
+    def first_mark(self, kind: Kind, name: str) -> int:
         """Return the index of the first mark of a field's column, index section or chunks."""
-        return self._marks_at[kind, self.schema.field_id(name)]
+        return self._first_marks[kind, self.schema.field_id(name)]
 
     def is_checked(self, name: str, unit: int) -> bool:
         """Return True if unit `unit` of a column has been verified."""
-        return bool(self.marks[self.mark_of(Kind.COLUMN, name) + unit])
+        return bool(self.marks[self.first_mark(Kind.COLUMN, name) + unit])
 
     def check_column(self, name: str, rows: Rows) -> None:
         """Verify the units of a column that contain `rows`."""
         if self._verify == "off" or not len(rows):
             return
         mark, column_offset, row_bytes, stride, per_unit = self._columns[name]
-        units = self._unmarked(mark, rows // per_unit)
+        units = self._unverified(mark, rows // per_unit)
         if not len(units):
             return
         content, expected = self.content, self.column_hashes(name, units)
@@ -153,7 +153,7 @@ class VerifiedUnits:
         """
         if self._verify != "first":
             return self._verify == "off"
-        return bool(self.marks[self._records_mark + rows * self._n_records + k].all())
+        return bool(self.marks[self._first_record_mark + rows * self._n_records + k].all())
 
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
@@ -164,7 +164,7 @@ class VerifiedUnits:
         """
         if self._verify == "off":
             return
-        mark = self._records_mark + row * self._n_records + k
+        mark = self._first_record_mark + row * self._n_records + k
         if self._verify == "first" and self.marks[mark]:
             return
         if row % TIMED_EVERY:
@@ -177,12 +177,12 @@ class VerifiedUnits:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[mark] = 1
 
-    def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
+    def unverified_chunks(self, name: str, first: int, n: int) -> Rows:
         """Return which of `n` chunks, from the field's chunk `first` on, must be verified."""
         chunks = np.arange(first, first + n)
         if self._verify == "off":
             return chunks[:0]
-        return self._unmarked(self.mark_of(Kind.PAYLOAD, name), chunks)
+        return self._unverified(self.first_mark(Kind.PAYLOAD, name), chunks)
 
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
@@ -193,7 +193,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
-        self.marks[self.mark_of(Kind.PAYLOAD, name) + chunk] = 1
+        self.marks[self.first_mark(Kind.PAYLOAD, name) + chunk] = 1
 
     def items(self, kind: Kind, name: str, dtype: np.dtype[Any], numbers: Rows) -> npt.NDArray[Any]:
         """Return verified copies of the items `numbers` of an index section of a field.
@@ -203,7 +203,7 @@ class VerifiedUnits:
         content, size = self.content, dtype.itemsize  # raises ClosedError after `release`
         number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
         self.check_blocks(kind, number, numbers * size, size)
-        return _take(content, self.sections[kind, number, 0], dtype, numbers, name)
+        return _copy_items(content, self.sections[kind, number, 0], dtype, numbers, name)
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
         """Verify the blocks of an index section that contain the items at the offsets `starts`.
@@ -212,12 +212,12 @@ class VerifiedUnits:
         """
         if self._verify == "off" or not len(starts):
             return
-        mark = self._marks_at[kind, field]
+        mark = self._first_marks[kind, field]
         if self._verify == "first":  # a short test for the common case: all marks are 1
             marks, lasts = self.marks[mark:], starts + (n_bytes - 1)
             if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
                 return
-        blocks = self._unmarked(mark, blocks_touched(starts, n_bytes))
+        blocks = self._unverified(mark, blocks_touched(starts, n_bytes))
         if not len(blocks):
             return
         section, start_ns = self.sections[kind, field, 0], now_ns()
@@ -225,7 +225,7 @@ class VerifiedUnits:
         if self._verify == "always" or not self.marks[mark - 1]:
             self._check_bytes(table, table.offset, table.offset + table.size, table.hash)
             self.marks[mark - 1] = 1
-        stored = _take(self.content, table, HASH_DTYPE, blocks, self._field_of(table))
+        stored = _copy_items(self.content, table, HASH_DTYPE, blocks, self._field_of(table))
         for block, expected in zip(blocks.tolist(), stored.tolist(), strict=True):
             start = section.offset + block * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, section.offset + section.size)
@@ -240,7 +240,7 @@ class VerifiedUnits:
             return bytes(self.read(section, section.offset, end))
         return bytes(self._check_bytes(section, section.offset, end, section.hash))
 
-    def _unmarked(self, mark: int, units: Rows) -> Rows:
+    def _unverified(self, mark: int, units: Rows) -> Rows:
         """Return those of `units` that must be verified; `mark` is the index of unit 0's mark."""
         if self._verify == "always":
             return distinct(units)
@@ -285,11 +285,11 @@ class VerifiedUnits:
             field=field,
             sample=row,
             offset=offset,
-            **show_hashes(expected, found),
+            **format_hashes(expected, found),
         )
 
 
-def _take(
+def _copy_items(
     content: Content, section: Section, dtype: np.dtype[Any], numbers: Rows, field: str | None
 ) -> npt.NDArray[Any]:
     """Return copies of the items `numbers` of an index section, unverified."""

@@ -22,7 +22,13 @@ from shardio._base.classes import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.format.sections import DIMENSION, VARIABLE_COUNT_STRIDES, Key, SectionSpec, plan
+from shardio.format.sections import (
+    DIMENSION,
+    VARIABLE_COUNT_STRIDES,
+    Key,
+    SectionSpec,
+    plan_sections,
+)
 from shardio.format.types import EncodedImage, Field
 from shardio.format.types.field import Content
 from shardio.format.types.streams import EncodedStream, Record
@@ -261,10 +267,11 @@ class ShardWriter(Publishing):
             for key, buffer in buffers.items()
             if key[0] in VARIABLE_COUNT_STRIDES
         )
-        planned = [s for s in plan(self.schema, self.n_samples, counts) if s.key in buffers]
+        planned = plan_sections(self.schema, self.n_samples, counts)
+        specs = [spec for spec in planned if spec.key in buffers]
         # The streamed section comes first, because it is in the file already. The sort is stable:
         # the other sections keep their order.
-        for spec in sorted(planned, key=lambda spec: buffers[spec.key] is not self._streamed):
+        for spec in sorted(specs, key=lambda spec: buffers[spec.key] is not self._streamed):
             self._add(table, spec, buffers)
         required = self._payload.required | self.schema.required
         return table.close(self.n_samples, int(required))

@@ -84,7 +84,7 @@ class PreadFile:
         if self.nbytes == 0:
             raise ShardIncomplete(f"{path}: the file is empty: its writer did not finish")
         self._head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
-        self._keep(descriptor)
+        self._register_descriptor(descriptor)
 
     def __getitem__(self, part: slice) -> memoryview:
         """Return a part of the file, which is read into new memory."""
@@ -94,7 +94,7 @@ class PreadFile:
         try:
             found = os.pread(descriptor.fd, n_bytes, start)
         except OSError as error:
-            self._allow_reopen(error)
+            self._drop_stale_descriptor(error)
             found = b""
         if len(found) == n_bytes:
             return memoryview(found)
@@ -111,13 +111,13 @@ class PreadFile:
         per row.
         """
         if len(rows):
-            lines = np.argsort(rows, kind="stable")
-            self.read_ascending(offset, stride, rows[lines], out, lines)
+            out_rows = np.argsort(rows, kind="stable")
+            self.read_ascending(offset, stride, rows[out_rows], out, out_rows)
 
     def read_ascending(
-        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], out_rows: Rows
     ) -> None:
-        """Read row `rows[i]`, as `read_rows` does, into `out[lines[i]]`.
+        """Read row `rows[i]`, as `read_rows` does, into `out[out_rows[i]]`.
 
         `rows` has at least one index, and the indices ascend. Rows of 2 KiB and more that follow
         each other in the file are read by one call, directly into `out`. Smaller rows that are
@@ -126,11 +126,11 @@ class PreadFile:
         n_bytes = out.shape[1]
         try:
             if n_bytes < _SMALL_ROW_BYTES:
-                self._read_small(offset, stride, rows, out, lines)
+                self._read_small(offset, stride, rows, out, out_rows)
             elif stride == n_bytes and len(rows) > 1 and (rows[1:] - rows[:-1] == 1).any():
-                self._read_sequences(offset, rows, out, lines)
+                self._read_sequences(offset, rows, out, out_rows)
             else:
-                self._read_each(offset + rows * stride, out, lines)
+                self._read_each(offset + rows * stride, out, out_rows)
         except ShardChanged as error:
             if error.offset is None:
                 raise
@@ -139,11 +139,11 @@ class PreadFile:
             raise
 
     def _read_small(
-        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], out_rows: Rows
     ) -> None:
         span = int(rows[-1] - rows[0]) * stride
         if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
-            self._read_span(offset, stride, rows, out, lines)
+            self._read_span(offset, stride, rows, out, out_rows)
             return
         is_far = (rows[1:] - rows[:-1]) * stride > _GAP_BYTES
         is_far |= np.diff(rows * stride // _SPAN_BYTES) != 0
@@ -153,32 +153,32 @@ class PreadFile:
         for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
             if size >= _MIN_ROWS_IN_SPAN:
                 part = slice(end - size, end)
-                self._read_span(offset, stride, rows[part], out, lines[part])
-        self._read_each(offset + rows[is_alone] * stride, out, lines[is_alone])
+                self._read_span(offset, stride, rows[part], out, out_rows[part])
+        self._read_each(offset + rows[is_alone] * stride, out, out_rows[is_alone])
 
     def _read_span(
-        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], out_rows: Rows
     ) -> None:
         first, size = int(rows[0]), out.shape[1]
         n_rows = int(rows[-1]) - first + 1
         span = np.empty((n_rows, stride), np.uint8)
         needed = (n_rows - 1) * stride + size
         self.read_into(span.reshape(-1).data[:needed], offset + first * stride)
-        out[lines] = (span if stride == size else span[:, :size])[rows - first]
+        out[out_rows] = (span if stride == size else span[:, :size])[rows - first]
 
-    def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
+    def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], out_rows: Rows) -> None:
         size, flat = out.shape[1], out.reshape(-1).data
-        for start, offset in zip((lines * size).tolist(), offsets.tolist(), strict=True):
+        for start, offset in zip((out_rows * size).tolist(), offsets.tolist(), strict=True):
             self._read_all([flat[start : start + size]], size, offset)
 
     def _read_sequences(
-        self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+        self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], out_rows: Rows
     ) -> None:
         """Read rows whose stride is the width of `out`; read consecutive rows by one call."""
         size, flat = out.shape[1], out.reshape(-1).data
         ends = [*(np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise([0, *ends]):
-            start, numbers = offset + int(rows[begin]) * size, lines[begin:end].tolist()
+            start, numbers = offset + int(rows[begin]) * size, out_rows[begin:end].tolist()
             if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
                 whole = flat[numbers[0] * size : (numbers[-1] + 1) * size]
                 self._read_all([whole], len(numbers) * size, start)
@@ -194,7 +194,7 @@ class PreadFile:
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
         except OSError as error:
-            self._allow_reopen(error)
+            self._drop_stale_descriptor(error)
             n_read = 0
         if n_read == n_bytes:
             return
@@ -213,14 +213,14 @@ class PreadFile:
                 rest = view[done:] if done else view
                 n_read = os.preadv(descriptor.fd, [rest], offset + done)
             except OSError as error:
-                self._allow_reopen(error, n_failures)
+                self._drop_stale_descriptor(error, n_failures)
                 n_failures += 1
                 continue
             if n_read == 0:
-                raise self._cut_short(offset + done, descriptor)
+                raise self._truncation_error(offset + done, descriptor)
             done += n_read
 
-    def _cut_short(self, offset: int, descriptor: _Descriptor) -> ShardChanged:
+    def _truncation_error(self, offset: int, descriptor: _Descriptor) -> ShardChanged:
         found = os.fstat(descriptor.fd).st_size
         error = resized_error(self.path, self.nbytes, found)
         if found >= self.nbytes:
@@ -228,7 +228,7 @@ class PreadFile:
             error = ShardChanged(what, code="changed", path=self.path)
         return error.at(offset=offset)
 
-    def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
+    def _drop_stale_descriptor(self, error: OSError, n_failures: int = 0) -> None:
         """Drop the descriptor after the first ESTALE, by which a network file system rejects it.
 
         Raise any other error again, with the path.
@@ -253,10 +253,10 @@ class PreadFile:
                 expected=f"{self.nbytes} bytes, header {self._head.hex()}",
                 found=f"{now.n_bytes} bytes, header {head.hex()}",
             )
-        self._keep(descriptor)
+        self._register_descriptor(descriptor)
         return descriptor
 
-    def _keep(self, descriptor: _Descriptor) -> None:
+    def _register_descriptor(self, descriptor: _Descriptor) -> None:
         self._descriptor = descriptor
         _files_with_descriptor.append(weakref.ref(self))
         most = _max_open()
@@ -323,7 +323,7 @@ class StoredColumn(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    def whole(self) -> npt.NDArray[Any]:
+    def all_rows(self) -> npt.NDArray[Any]:
         """Return all rows as a read-only array: a view if the file is mapped, otherwise a copy."""
         if not isinstance(self.content, memoryview):
             return _read_only(self.rows(np.arange(self.n_rows)))
@@ -334,7 +334,7 @@ class StoredColumn(NamedTuple):
     def rows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return copies of the rows at the indices `numbers`."""
         if isinstance(self.content, memoryview):
-            found: npt.NDArray[Any] = self.whole()[numbers]
+            found: npt.NDArray[Any] = self.all_rows()[numbers]
             return found
         n_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
         out = np.empty((len(numbers), n_bytes), np.uint8)
@@ -348,7 +348,7 @@ class StoredColumn(NamedTuple):
     def row(self, number: int) -> Any:
         """Return the row at the index `number`, read-only; a NumPy scalar if the shape is ()."""
         if isinstance(self.content, memoryview):
-            return self.whole()[number]
+            return self.all_rows()[number]
         return _read_only(self.rows(np.array([number])))[0]
 
 

@@ -33,7 +33,7 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 
-_NO_FILE: Final = {errno.ELOOP: "is a link that leads to itself", errno.ENXIO: "is a socket"}
+_NOT_A_FILE: Final = {errno.ELOOP: "is a link that leads to itself", errno.ENXIO: "is a socket"}
 
 
 class FileState(NamedTuple):
@@ -42,7 +42,7 @@ class FileState(NamedTuple):
     device: int
     inode: int
     n_bytes: int
-    written_ns: int
+    modified_ns: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileState:
@@ -100,8 +100,8 @@ def open_shard(path: str, name: str = "") -> int:
     except FileNotFoundError as error:
         raise ShardNotFound(f"{name}: there is no such shard") from error
     except OSError as error:
-        if error.errno in _NO_FILE:
-            raise ShardNotFound(f"{name}: {_NO_FILE[error.errno]}; a shard is a file") from error
+        if error.errno in _NOT_A_FILE:
+            raise ShardNotFound(f"{name}: {_NOT_A_FILE[error.errno]}; a shard is a file") from error
         raise
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -169,8 +169,8 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
-_ANONYMOUS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-_FAILED: Final = ctypes.c_void_p(-1).value
+_ANONYMOUS_FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def map_file(path: str) -> tuple[memoryview, FileState]:
@@ -208,7 +208,7 @@ def max_maps() -> int:
         return 65530  # the default of vm.max_map_count
 
 
-def map_over(address: int, n_bytes: int, fd: int) -> None:
+def replace_map(address: int, n_bytes: int, fd: int) -> None:
     """Map the start of a file to `address`, for reading and writing, in place of the map there."""
     flags = mmap.MAP_SHARED | _MAP_FIXED
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
@@ -222,12 +222,12 @@ def disable_readahead(view: memoryview) -> None:
 
 def reserve(n_bytes: int) -> int:
     """Reserve a range of `n_bytes` addresses, which takes no memory; return the first address."""
-    return _mmap(None, n_bytes, _PROT_NONE, _ANONYMOUS, -1, 0, "")
+    return _mmap(None, n_bytes, _PROT_NONE, _ANONYMOUS_FLAGS, -1, 0, "")
 
 
 def clear_reserved(address: int, n_bytes: int) -> None:
     """Unmap the files that are mapped to reserved addresses, which stay reserved."""
-    _mmap(address, n_bytes, _PROT_NONE, _ANONYMOUS | _MAP_FIXED, -1, 0, "")
+    _mmap(address, n_bytes, _PROT_NONE, _ANONYMOUS_FLAGS | _MAP_FIXED, -1, 0, "")
 
 
 def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
@@ -247,7 +247,7 @@ def disable_readahead_at(address: int, n_bytes: int) -> None:
 
 def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
     """Return an array of `n_bytes` zeros; each page of it takes memory only after it is written."""
-    return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=_ANONYMOUS), np.uint8)[:n_bytes]
+    return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=_ANONYMOUS_FLAGS), np.uint8)[:n_bytes]
 
 
 def _libc() -> ctypes.CDLL:
@@ -268,7 +268,7 @@ def _mmap(
 ) -> int:
     """Call mmap(2) and return the address; `path` is for messages, and "" if it is unknown."""
     found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
-    if found != _FAILED and found is not None:
+    if found != _MAP_FAILED and found is not None:
         return int(found)
     code = ctypes.get_errno()
     if code != errno.ENOMEM:

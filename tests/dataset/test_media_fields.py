@@ -119,7 +119,7 @@ def chunks_checked(reader: ShardReader, row: int) -> list[int]:
     entry = reader.records.entries("video", np.array([row]))
     first = int(reader.records.stream_table("video", np.array([row]), entry)["first_chunk"][0])
     n = -(-int(entry["n_bytes"][0]) // CHUNK_BYTES)
-    marks = reader.units.marks[reader.units.mark_of(Kind.PAYLOAD, "video") :]
+    marks = reader.units.marks[reader.units.first_mark(Kind.PAYLOAD, "video") :]
     return np.flatnonzero(marks[first : first + n]).tolist()
 
 

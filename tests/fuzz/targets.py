@@ -31,7 +31,7 @@ from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
 from shardio.format.codecs import Codec, decode
-from shardio.format.sections import plan
+from shardio.format.sections import plan_sections
 from shardio.format.types import Field
 from shardio.maintenance import Finding, repair, survey_shard, verify_dataset
 from shardio.maintenance.verify.shard import verify_bytes
@@ -240,7 +240,7 @@ def feed_schema(content: bytes) -> str:
         schema = Schema.from_json(content)
     except ShardioError as error:
         return outcome_of(error)
-    plan(schema, 1 << 48)
+    plan_sections(schema, 1 << 48)
     if schema.to_json() != content:
         raise PromiseBroken("a schema in another than its canonical form was accepted")
     return "sound"

@@ -16,7 +16,7 @@ from shardio import Array, EncodedStream, Schema, ShardReader, Text
 from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import PAGE
-from shardio.format.sections import DIMENSION, plan
+from shardio.format.sections import DIMENSION, plan_sections
 from shardio.format.types import DType, EncodedImage
 from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.maintenance import verify_dataset, verify_shard
@@ -253,7 +253,7 @@ def test_offsets_beyond_4_gib_are_read(tmp_path: Path) -> None:
         file.seek(PAGE + n_rows * row_bytes)  # a hole: 4.4 GB of zeros that take no space
         table = SectionTable(file)
         whole = hash_bytes(hashes)
-        column, records, column_hashes, _, index, _, last = plan(schema, n_rows)
+        column, records, column_hashes, _, index, _, last = plan_sections(schema, n_rows)
         table.add_entry(column, n_rows * row_bytes, whole)
         table.add(records, payload.data.chunks(), payload.hash.intdigest())
         table.add_with_block_hashes(column_hashes, [memoryview(hashes)])

@@ -150,7 +150,7 @@ def test_a_block_is_mapped_without_the_number_of_maps(monkeypatch: pytest.Monkey
     def refuse(*_: object) -> NoReturn:
         raise InsufficientMemory("no address range is left in this process")
 
-    monkeypatch.setattr(shared_memory, "map_over", refuse)
+    monkeypatch.setattr(shared_memory, "replace_map", refuse)
     block = Block(0, 2 * LARGE_BYTES)
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, 2 * LARGE_BYTES - 1) == b"\7"

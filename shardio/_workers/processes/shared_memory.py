@@ -25,7 +25,7 @@ from shardio._base.statistics import now_ns
 from shardio._workers.processes.limits import available_bytes, require
 from shardio._workers.processes.linux import file_limit_explained, memory_file
 from shardio.errors import InsufficientMemory
-from shardio.storage.file_access import map_over
+from shardio.storage.file_access import replace_map
 
 LARGE_BYTES: Final = 2 << 20  # the size of a large page if small pages have 4 KiB
 # The bytes per MADV_COLLAPSE. Each call interrupts all CPUs, so few calls are made.
@@ -97,7 +97,7 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
     memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     first = -address % LARGE_BYTES
-    map_over(address + first, n_bytes, fd)
+    replace_map(address + first, n_bytes, fd)
     return memory, first
 
 

@@ -115,7 +115,8 @@ def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     )
     if not fits:
         raise SchemaError(
-            f"field {name!r}: expected shape {_show(field.shape)}, found {_show(found.shape)}"
+            f"field {name!r}: expected shape {_format_shape(field.shape)}, "
+            f"found {_format_shape(found.shape)}"
         )
     whole: npt.NDArray[Any] = np.ascontiguousarray(found).reshape(found.shape)
     # An array of bool can contain other bytes than 0 and 1 if it is a view of other memory.
@@ -124,7 +125,7 @@ def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     return whole
 
 
-def _show(shape: tuple[int | None, ...]) -> str:
+def _format_shape(shape: tuple[int | None, ...]) -> str:
     return "(" + ", ".join("any" if d is None else str(d) for d in shape) + ")"
 
 
@@ -152,7 +153,7 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
             f"field {name!r}: expected dtype {field.dtype}, found {format_dtype(found.dtype)}"
         )
     try:
-        return _converted(np.asarray(value), field)
+        return _cast_numbers(np.asarray(value), field)
     except MemoryError:
         raise
     except Exception as error:  # a class may raise anything in __array__
@@ -171,7 +172,7 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
         raise SchemaError(f"field {name!r}: {cast.dtype} cannot hold {value} exactly")
 
 
-def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
+def _cast_numbers(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
     """Convert an array that NumPy made of Python numbers to the field's dtype.
 
     Raises OverflowError for a number out of range, and TypeError for another kind of number.

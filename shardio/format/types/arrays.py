@@ -35,7 +35,7 @@ from shardio.format.types.field import (
     FieldType,
     check_options,
     look_up,
-    refuse,
+    type_mismatch,
 )
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
-_COPIED_BYTES: Final = 4 << 10
+_MAX_COPIED_BYTES: Final = 4 << 10
 """Copying fewer bytes is faster than creating a view."""
-_NUMBERS: Final[dict[str, tuple[type, str]]] = {
+_SCALAR_FORMATS: Final[dict[str, tuple[type, str]]] = {
     **{"bool": (bool, "<?"), "float32": (float, "<f"), "float64": (float, "<d")},
     **{f"int{8 << i}": (int, f"<{letter}") for i, letter in enumerate("bhiq")},
     **{f"uint{8 << i}": (int, f"<{letter}") for i, letter in enumerate("BHIQ")},
@@ -250,12 +250,12 @@ class Array(Field):
         Rows of fewer than ROW_HASH_MIN bytes are copies; others may be views.
         """
         if (self.row_bytes or 0) >= ROW_HASH_MIN:
-            return self._large_rows(name)
+            return self._large_row_encoder(name)
         wanted, shape, optional = self.numpy, self.shape, self.optional
         is_bool = self.dtype == "bool"
         # `tobytes` of a NumPy scalar returns bytes in native order; shards are little-endian.
         scalar = wanted.type if wanted.isnative and not shape else None
-        number, layout = _NUMBERS.get(self.dtype, (None, "<")) if not shape else (None, "<")
+        number, layout = _SCALAR_FORMATS.get(self.dtype, (None, "<")) if not shape else (None, "<")
         pack = struct.Struct(layout).pack
 
         def encode(value: Any) -> Content | None:
@@ -278,7 +278,7 @@ class Array(Field):
 
         return encode
 
-    def _large_rows(self, name: str) -> Callable[[Any], Content | None]:
+    def _large_row_encoder(self, name: str) -> Callable[[Any], Content | None]:
         wanted, shape, optional = self.numpy, self.shape, self.optional
         is_bool = self.dtype == "bool"
 
@@ -306,7 +306,7 @@ class Array(Field):
                 type(value) is np.ndarray
                 and value.dtype == wanted
                 and value.ndim == n_dims
-                and 0 < value.nbytes < _COPIED_BYTES
+                and 0 < value.nbytes < _MAX_COPIED_BYTES
                 and not is_bool
             ):
                 shape = value.shape
@@ -383,7 +383,7 @@ class List(Field):
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         if not isinstance(value, list | tuple):
-            raise refuse(name, "a list of arrays", value)
+            raise type_mismatch(name, "a list of arrays", value)
         arrays = [encode_array(f"{name}[{i}]", self.element, each) for i, each in enumerate(value)]
         record = pack_list(self.element, arrays)
         if len(record) > MAX_RECORD_BYTES:
@@ -404,7 +404,7 @@ class List(Field):
         if self.element.dtype != "bool":
             return
         # Compare the bytes, because NumPy reads the invalid bool 2 as True.
-        place, _ = _head(self.element, record)
+        place, _ = _unpack_head(self.element, record)
         if (np.frombuffer(record[place:], np.uint8) > 1).any():
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
 
@@ -423,7 +423,7 @@ def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[Any]]:
     """Return the arrays in the record of a list, as views; raise ShardCorrupt, without a path."""
-    place, dims = _head(element, record)
+    place, dims = _unpack_head(element, record)
     arrays = []
     for varying in dims:
         shape, n_left = element.filled_shape(varying), len(record) - place
@@ -439,7 +439,7 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
     return arrays
 
 
-def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[np.uint64]]:
+def _unpack_head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[np.uint64]]:
     """Return the offset of the first array, and the varying dimensions: a row for each array."""
     if len(record) < RECORD_ALIGNMENT:
         raise _corrupt("a list of arrays has no head", RECORD_ALIGNMENT, len(record))

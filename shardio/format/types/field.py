@@ -209,7 +209,7 @@ def check_options(codec: object, optional: object) -> None:
         raise SchemaError(f"optional must be True or False; found {optional!r}")
 
 
-def refuse(name: str, expected: str, value: object) -> SchemaError:
+def type_mismatch(name: str, expected: str, value: object) -> SchemaError:
     """Return the error for a value of a wrong class."""
     return SchemaError(f"field {name!r}: expected {expected}, found {type(value).__name__}")
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.layout import Required
-from shardio.format.types.field import Content, Dims, Field, FieldType, check_options, refuse
+from shardio.format.types.field import Content, Dims, Field, FieldType, check_options, type_mismatch
 
 MAX_PICTURE_SIDE: Final = (1 << 31) - 1
 """The maximum height and width in pixels: PNG's limit, which no other format exceeds."""
@@ -84,7 +84,7 @@ class Image(EncodedMedia):
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         if not isinstance(value, EncodedImage):
-            raise refuse(name, "a picture's bytes", value)
+            raise type_mismatch(name, "a picture's bytes", value)
         if not value or not is_picture(*value.shape):
             raise SchemaError(
                 f"field {name!r}: no picture has {len(value)} bytes, height {value.height}, width "

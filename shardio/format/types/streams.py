@@ -24,7 +24,7 @@ import numpy.typing as npt
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Required
-from shardio.format.types.field import MAX_RECORD_BYTES, Content, FieldType, refuse
+from shardio.format.types.field import MAX_RECORD_BYTES, Content, FieldType, type_mismatch
 from shardio.format.types.images import EncodedMedia
 from shardio.format.types.text import canonical_json, check_json
 
@@ -58,7 +58,9 @@ STREAM_DTYPE: Final = np.dtype(
 Streams = npt.NDArray[np.void]
 MAX_PARAMETER_BYTES: Final = 1 << 20
 
-_OF_STREAM: Final = [name for name in STREAM_DTYPE.names or () if not name.startswith("first")]
+_ZERO_WITHOUT_STREAM: Final = [
+    name for name in STREAM_DTYPE.names or () if not name.startswith("first")
+]
 """The numbers of a line that must be 0 if the sample has no stream."""
 PIECE_BYTES: Final = 16 * CHUNK_BYTES
 """The number of bytes that are hashed and written at a time."""
@@ -195,7 +197,7 @@ def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Streams(EncodedMedia):
+class _StreamField(EncodedMedia):
     is_streamed: ClassVar[bool] = True
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
@@ -205,7 +207,7 @@ class _Streams(EncodedMedia):
         if value is None and self.optional:
             return StreamRecord(b"", b"", StreamTables())
         if not isinstance(value, EncodedStream):
-            raise refuse(name, "an EncodedStream", value)
+            raise type_mismatch(name, "an EncodedStream", value)
         try:
             parameters = dict(value.parameters)
             check_parameters(parameters)
@@ -225,7 +227,7 @@ class _Streams(EncodedMedia):
 
 
 @dataclass(frozen=True, slots=True)
-class Video(_Streams):
+class Video(_StreamField):
     """A field of videos. Each value is the packets of one video stream.
 
     Any span of packets can be read and verified without other packets. See `Array` for `optional`.
@@ -238,7 +240,7 @@ class Video(_Streams):
 
 
 @dataclass(frozen=True, slots=True)
-class Audio(_Streams):
+class Audio(_StreamField):
     """A field of audio. A value is the packets of one audio stream. See `Array` for `optional`."""
 
     code: ClassVar[int] = FieldType.AUDIO
@@ -337,7 +339,7 @@ def invalid_streams(
     for name in ("numerator", "denominator", "width", "height", "parameter_bytes"):
         bad |= is_there & (streams[name] == 0)
     bad |= is_there & (np.gcd(streams["numerator"], streams["denominator"]) != 1)
-    for name in _OF_STREAM:
+    for name in _ZERO_WITHOUT_STREAM:
         bad |= ~is_there & (streams[name] != 0)
     found: npt.NDArray[np.bool_] = bad
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.types.field import Content, Dims, FieldType, RecordField, refuse
+from shardio.format.types.field import Content, Dims, FieldType, RecordField, type_mismatch
 
 if TYPE_CHECKING:
     from shardio.format.types.streams import Record
@@ -34,7 +34,7 @@ class Bytes(RecordField):
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise refuse(name, "bytes", value)
+            raise type_mismatch(name, "bytes", value)
         return memoryview(bytes(value)), ()
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
@@ -64,7 +64,7 @@ class Text(RecordField):
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         if not isinstance(value, str):
-            raise refuse(name, "str", value)
+            raise type_mismatch(name, "str", value)
         try:
             return memoryview(value.encode("utf-8")), ()
         except UnicodeEncodeError as error:

@@ -23,7 +23,7 @@ from shardio.format.layout import (
     Header,
     Kind,
     Section,
-    check_place,
+    check_header_fits,
     unpack_header,
     unpack_table,
 )
@@ -206,7 +206,7 @@ def _verify_headers(content: ShardWindows, findings: Findings) -> Header | None:
     last_offset = size - PAGE
     if first is not None and first.file_size != size:
         with findings.catching():
-            check_place(first, size, path)
+            check_header_fits(first, size, path)
         if first.file_size > size or first.file_size < 2 * PAGE:
             return None
         last_offset = first.file_size - PAGE
@@ -226,7 +226,7 @@ def _verify_headers(content: ShardWindows, findings: Findings) -> Header | None:
         return None
     n_before = findings.n_found
     with findings.catching():
-        check_place(header, last_offset + PAGE, path)
+        check_header_fits(header, last_offset + PAGE, path)
     return header if findings.n_found == n_before else None
 
 
