@@ -29,7 +29,7 @@ from shardio.media.audio_packets import (
     nearest_sample,
     sample_rate,
 )
-from shardio.media.decoders import open_audio_decoder, recently_used
+from shardio.media.decoders import get_or_create, open_audio_decoder
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
@@ -39,7 +39,7 @@ SoundType = Literal["float32", "int16"]
 Start = Literal["first", "random"]
 
 MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
-_LONGEST: Final = 86_400
+_MAX_SECONDS: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Sound:
         for name, choices in (("dtype", get_args(SoundType)), ("where", get_args(Start))):
             one_of(name, getattr(self, name), choices)
         if self.seconds is not None:
-            object.__setattr__(self, "seconds", _checked_seconds(self.seconds))
+            object.__setattr__(self, "seconds", _parse_seconds(self.seconds))
         elif self.where == "random":
             raise InvalidArgument('where="random" needs seconds, the length of the drawn part')
 
@@ -98,7 +98,7 @@ class Sound:
         return None if self.seconds is None else Fraction(self.seconds)
 
 
-def _checked_seconds(value: Any) -> Fraction:
+def _parse_seconds(value: Any) -> Fraction:
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
             raise ValueError
@@ -106,9 +106,9 @@ def _checked_seconds(value: Any) -> Fraction:
         found = Fraction(repr(value) if isinstance(value, float) else value)
     except (ValueError, ZeroDivisionError):
         found = Fraction(0)
-    if not 0 < found <= _LONGEST:
+    if not 0 < found <= _MAX_SECONDS:
         raise InvalidArgument(
-            f"seconds must be a number above 0 and up to {_LONGEST:,}, or None; found {value!r}"
+            f"seconds must be a number above 0 and up to {_MAX_SECONDS:,}, or None; found {value!r}"
         )
     return found
 
@@ -140,7 +140,7 @@ class AudioDecoder(Closing):
         if max_streams < 1:
             raise InvalidArgument(f"max_streams is {max_streams}; at least 1 is needed")
         self._max_streams = max_streams
-        self._opened: OrderedDict[int, _OpenAudio] = OrderedDict()
+        self._open_streams: OrderedDict[int, _OpenAudio] = OrderedDict()
 
     def decode(
         self,
@@ -243,11 +243,11 @@ class AudioDecoder(Closing):
             codec = open_audio_decoder(stream.parameters, stream.extradata)
             return _OpenAudio(stream, codec, SampleIndex(stream))
 
-        return recently_used(self._opened, id(stream), self._max_streams, make)
+        return get_or_create(self._open_streams, id(stream), self._max_streams, make)
 
     def close(self) -> None:
         """Release all decoders and streams."""
-        self._opened.clear()
+        self._open_streams.clear()
 
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:

@@ -24,8 +24,8 @@ from shardio.media.container import (
     audio_stream,
     check_complete,
     has_guessed_times,
-    named_errors,
     open_container,
+    prefix_errors,
     stored_times,
 )
 from shardio.media.decoders import numbered_packet, open_audio_decoder
@@ -42,9 +42,9 @@ LEAD_PACKETS: Final = 12
 _RESAMPLER_MARGIN: Final = 4096
 """The samples before and after a part that are cut out with it, because a resampler reads them."""
 _MAX_RATE: Final = 1 << 24
-_MAX: Final = 1 << 62
+_MAX_PARAMETER: Final = 1 << 62
 
-_LARGEST_JITTER: Final = Fraction(1, 10)
+_MAX_JITTER_S: Final = Fraction(1, 10)
 """A packet that is late by fewer seconds than this follows without a gap, as in FFmpeg."""
 
 _Numbers = npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ def _gapless_runs(
 ) -> list[_PacketRun]:
     tick, unit = (time_base * rate).as_integer_ratio()  # a tick is tick / unit samples
     slack = tick if unit > 1 or tick > 1 else 0  # rounding changes a time by up to half a tick
-    jitter = 2 * unit * rate * _LARGEST_JITTER
+    jitter = 2 * unit * rate * _MAX_JITTER_S
     runs: list[_PacketRun] = []
     heard = 0
     for i, (time, count) in enumerate(zip(times, counts, strict=True)):
@@ -148,7 +148,7 @@ def first_sample_time(stream: EncodedStream) -> int:
 def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
     """Return an integer parameter of a stream."""
     found = stream.parameters.get(name, default)
-    if type(found) is not int or abs(found) > _MAX:
+    if type(found) is not int or abs(found) > _MAX_PARAMETER:
         raise MediaError(f"a stream's {name} is {found!r}: expected a whole number")
     return found
 
@@ -235,14 +235,14 @@ class SampleIndex:
         return range(begin, min(len(self.ends), end))
 
 
-_SKIP = struct.Struct("<II")  # how many samples to drop at the start and at the end of a packet
+_SKIP_COUNTS = struct.Struct("<II")  # the samples to drop at the start and the end of a packet
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
     """Demux the first audio stream of an open container; decode it to count its samples."""
     stream = audio_stream(container, name)
-    with named_errors(name):
-        return _AudioPackets(source, container, stream, name).stream()
+    with prefix_errors(name):
+        return _AudioPacketReader(source, container, stream, name).stream()
 
 
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
@@ -255,12 +255,12 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
         if not container.streams.audio:
             return None
         stream = audio_stream(container, name)
-        with named_errors(f"{name}: its audio"):
-            cut = _AudioPackets(source, container, stream, name)
-            return cut.stream() if cut.parts else None
+        with prefix_errors(f"{name}: its audio"):
+            reader = _AudioPacketReader(source, container, stream, name)
+            return reader.stream() if reader.parts else None
 
 
-class _AudioPackets:
+class _AudioPacketReader:
     def __init__(
         self, source: bytes | str, container: InputContainer, stream: AudioStream, name: str
     ) -> None:
@@ -299,7 +299,7 @@ class _AudioPackets:
 
     def _add(self, packet: Packet[AudioStream]) -> None:
         if packet.has_sidedata("skip_samples"):
-            before, after = _SKIP.unpack(bytes(packet.get_sidedata("skip_samples"))[:8])
+            before, after = _SKIP_COUNTS.unpack(bytes(packet.get_sidedata("skip_samples"))[:8])
             self.n_before = self.n_before or before
             self.n_after += after
         self.parts.append(bytes(packet))

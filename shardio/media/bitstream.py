@@ -14,15 +14,15 @@ from itertools import accumulate, repeat
 import numpy as np
 import numpy.typing as npt
 
-_START = b"\0\0\1"
-_START_CODES = (_START, b"\0" + _START)
-_LENGTH_SIZE_AT = {"h264": 4, "hevc": 21}
+_START_CODE = b"\0\0\1"
+_START_CODES = (_START_CODE, b"\0" + _START_CODE)
+_LENGTH_SIZE_OFFSETS = {"h264": 4, "hevc": 21}
 """The offset in the extradata of a byte whose lower two bits are the size of length fields - 1."""
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
 _H264_CLOSED, _HEVC_CLOSED = 5, (19, 20)
-_PACKED = ~64
+_PACKED_PICTURES = ~64
 _MAX_HEAD = 4096
 
 
@@ -61,7 +61,7 @@ def disposable_packets(
     highest = np.maximum(layers, ~layers).max(initial=0)
     found: npt.NDArray[np.bool_] = layers == highest
     # Decoders output packed pictures one packet late: no packet of such a stream is disposable.
-    return found & (_PACKED not in layers)
+    return found & (_PACKED_PICTURES not in layers)
 
 
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
@@ -76,7 +76,7 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
         return b""
     begin = 0
     if not size:
-        begin, end = packet.rfind(_START, 0, at), packet.find(_START, at)
+        begin, end = packet.rfind(_START_CODE, 0, at), packet.find(_START_CODE, at)
         is_unit = 0 <= begin < end and packet[begin + 3] & 31 == _H264_SEI
         return packet[begin:end] if is_unit else b""
     while begin + size < len(packet):
@@ -92,7 +92,7 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 
     The result is empty if the sets are missing or truncated, and for all other codecs.
     """
-    if codec not in _LENGTH_SIZE_AT:
+    if codec not in _LENGTH_SIZE_OFFSETS:
         return b""
     size = _length_size(codec, extradata)
     if not size:
@@ -107,7 +107,7 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
     """Return a function that tests whether a packet changes the parameter sets of its stream."""
-    if codec not in _LENGTH_SIZE_AT:
+    if codec not in _LENGTH_SIZE_OFFSETS:
         return lambda _: False
     mask, behind, kinds = (31, 6, {7, 8}) if codec == "h264" else (126, 64, {64, 66, 68})
     size, known = _length_size(codec, extradata), parameter_sets(codec, extradata)
@@ -163,7 +163,7 @@ def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
 
     In H.264 and HEVC, some later packets need earlier ones if the keyframe is a recovery point.
     """
-    if codec not in _LENGTH_SIZE_AT:
+    if codec not in _LENGTH_SIZE_OFFSETS:
         return True
     units = _unit_headers(packet, 0, len(packet), _length_size(codec, extradata))
     if codec == "h264":
@@ -173,7 +173,7 @@ def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
 
 def _length_size(codec: str, extradata: bytes) -> int:
     """Return the number of bytes of the length field before each unit; 0 for start codes."""
-    at = _LENGTH_SIZE_AT[codec]
+    at = _LENGTH_SIZE_OFFSETS[codec]
     if len(extradata) <= at or extradata.startswith(_START_CODES):
         return 0
     return (extradata[at] & 3) + 1
@@ -182,10 +182,10 @@ def _length_size(codec: str, extradata: bytes) -> int:
 def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[int, int]]:
     """Yield the first two bytes of each unit of the H.264 or HEVC packet `data[at:stop]`."""
     if not length_size:
-        at = data.find(_START, at, stop)
+        at = data.find(_START_CODE, at, stop)
         while at >= 0 and at + 4 < stop:
             yield data[at + 3], data[at + 4]
-            at = data.find(_START, at + 3, stop)
+            at = data.find(_START_CODE, at + 3, stop)
         return
     while at + length_size + 2 <= stop:
         size = int.from_bytes(data[at : at + length_size], "big")
@@ -199,7 +199,7 @@ def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]
 
     Packets of other codecs are yielded as a whole, without AV1's temporal delimiter.
     """
-    if codec not in _LENGTH_SIZE_AT:
+    if codec not in _LENGTH_SIZE_OFFSETS:
         yield packet.removeprefix(b"\x12\0") if codec == "av1" else packet
         return
     if size := _length_size(codec, extradata):
@@ -209,7 +209,7 @@ def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]
             yield packet[begin + size : end]
             begin = end
         return
-    for unit in packet.split(_START)[1:]:
+    for unit in packet.split(_START_CODE)[1:]:
         yield unit.rstrip(b"\0")  # a start code of four bytes has one more zero at its beginning
 
 
@@ -244,15 +244,15 @@ def _layer_mpeg(
 ) -> int:
     """Return 0 if all pictures in a packet of MPEG video are B pictures (type `kind`), else ~0.
 
-    Return `_PACKED` for an MPEG-4 packet with several pictures. `code` ends a picture's start code;
-    `skip` bytes later, a byte has the type of the picture from bit `shift` on.
+    Return `_PACKED_PICTURES` for an MPEG-4 packet with several pictures. `code` ends a picture's
+    start code; `skip` bytes later, a byte has the type of the picture from bit `shift` on.
     """
-    starts, at = [], data.find(_START + code, begin, stop)
+    starts, at = [], data.find(_START_CODE + code, begin, stop)
     while at >= 0 and at + 4 + skip < stop:
         starts.append(at + 4 + skip)
-        at = data.find(_START + code, at + 4, stop)
+        at = data.find(_START_CODE + code, at + 4, stop)
     if len(starts) > 1 and not skip:
-        return _PACKED
+        return _PACKED_PICTURES
     mask = 7 if skip else 3
     return 0 if starts and all((data[at] >> shift) & mask == kind for at in starts) else ~0
 

@@ -82,13 +82,13 @@ def verify_by_decoding(
     order = out[(flags[out] & PacketFlag.HIDDEN) == 0]
     flags |= PacketFlag.HIDDEN
     flags[order] &= ~np.int64(PacketFlag.HIDDEN)
-    times = _times(stream, order, untimed, interval)
+    times = _correct_times(stream, order, untimed, interval)
     pts = stream.packets["pts"].copy()
     pts[order] = times
-    return _drop_false_keyframes(with_table(stream, flags, pts), shown)
+    return _drop_false_keyframes(with_flags_and_times(stream, flags, pts), shown)
 
 
-def with_table(
+def with_flags_and_times(
     stream: EncodedStream, flags: npt.NDArray[np.int64], pts: npt.NDArray[np.int64]
 ) -> EncodedStream:
     """Return a stream of the packets of `stream`, with the given flags and times."""
@@ -97,7 +97,7 @@ def with_table(
     return build_stream(parameters, stream.extradata, packets, data, stream.time_base)
 
 
-def _times(
+def _correct_times(
     stream: EncodedStream,
     order: npt.NDArray[np.int64],
     untimed: npt.NDArray[np.bool_],
@@ -147,7 +147,7 @@ class _DigestDecoder:
         self._offsets = stream.packets["offset"].tolist()
         self._sizes = packet_sizes(stream.packets).tolist()
         self._is_key = ((packet_flags(stream.packets) & PacketFlag.KEY) != 0).tolist()
-        self._known: dict[str, list[int]] = {}
+        self._pixel_bytes: dict[str, list[int]] = {}
 
     def decode(self, numbers: Sequence[int]) -> dict[int, int]:
         """Decode some packets; map each packet's index to its frame's digest, in shown order."""
@@ -179,12 +179,12 @@ class _DigestDecoder:
     def _digest(self, frame: VideoFrame) -> int:
         """Hash the visible pixels of the planes, without the padding of rows, whose bytes vary."""
         name = frame.format.name
-        if name not in self._known:
-            self._known[name] = [0] * len(frame.planes)
+        if name not in self._pixel_bytes:
+            self._pixel_bytes[name] = [0] * len(frame.planes)
             for part in frame.format.components:
-                self._known[name][part.plane] += (part.bits + 7) // 8
+                self._pixel_bytes[name][part.plane] += (part.bits + 7) // 8
         found = Hasher(f"{name} {frame.width} {frame.height}".encode())
-        for plane, n_bytes in zip(frame.planes, self._known[name], strict=True):
+        for plane, n_bytes in zip(frame.planes, self._pixel_bytes[name], strict=True):
             rows = plane_rows(plane, plane.height, plane.width * n_bytes)
             found.update(np.ascontiguousarray(rows).data)
         return found.intdigest()

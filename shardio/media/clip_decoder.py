@@ -25,10 +25,10 @@ from shardio.media.decoders import (
     decoder_key,
     display_parameter,
     fraction_parameter,
+    get_or_create,
     lead_in,
     numbered_packet,
     open_video_decoder,
-    recently_used,
 )
 from shardio.media.frames import CropPosition, FrameWriter
 from shardio.media.pixels import FrameConverter, Pixels, display_matrix
@@ -70,7 +70,7 @@ class FrameTable:
         times = self._pts[shown]
         rising = bool((times[1:] >= times[:-1]).all())
         # If no packet is reordered, hidden or disposable, every packet of a run is needed.
-        self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
+        self._needs_all_packets = rising and not (self._is_hidden | self._is_disposable).any()
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]
         self.packet_of = shown
@@ -131,7 +131,7 @@ class FrameTable:
         Disposable packets, and packets whose frames are shown before the keyframe of the run, are
         needed only if their own frames are wanted.
         """
-        if self._is_plain:
+        if self._needs_all_packets:
             return range(run.first, run.stop)
         part = slice(run.first, run.stop)
         needed = ~self._is_disposable[part] & (self._pts[part] >= self._pts[run.first])
@@ -179,7 +179,7 @@ class _OpenStream:
         self.stream = stream  # kept alive, because the caches use its id() as their key
         self.table = FrameTable(stream.packets, stream.n_frames)
         self.codec = str(parameters.get("codec"))
-        self.key = decoder_key(parameters, extradata)
+        self.decoder_key = decoder_key(parameters, extradata)
         self.aspect = fraction_parameter(parameters, "sample_aspect")
         self.display = display_parameter(parameters)
         self.lead_in = lead_in(parameters)
@@ -219,7 +219,7 @@ class ClipDecoder(Closing):
             raise InvalidArgument(f"max_streams is {max_streams}; at least 1 is needed")
         self._max_streams = max_streams
         self._decoders: OrderedDict[tuple[object, ...], _OpenDecoder] = OrderedDict()
-        self._opened: OrderedDict[int, _OpenStream] = OrderedDict()
+        self._open_streams: OrderedDict[int, _OpenStream] = OrderedDict()
 
     def decode(
         self,
@@ -266,11 +266,11 @@ class ClipDecoder(Closing):
             return
         numbers = [np.asarray(frames, np.int64) for frames, _ in clips]
         size = _check_outputs(clips, numbers, pixels)
-        opened = recently_used(
-            self._opened, id(stream), self._max_streams, lambda: _OpenStream(stream)
+        opened = get_or_create(
+            self._open_streams, id(stream), self._max_streams, lambda: _OpenStream(stream)
         )
-        decoder = recently_used(
-            self._decoders, opened.key, _MAX_DECODERS, lambda: _OpenDecoder(stream)
+        decoder = get_or_create(
+            self._decoders, opened.decoder_key, _MAX_DECODERS, lambda: _OpenDecoder(stream)
         )
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
         if len(crops) != len(clips):
@@ -287,17 +287,17 @@ class ClipDecoder(Closing):
         except MediaError:
             # Drop the decoder: it may have read wrong parameters from damaged data, and would use
             # them for the next packets.
-            self._decoders.pop(opened.key, None)
+            self._decoders.pop(opened.decoder_key, None)
             raise
 
     def forget(self, stream: EncodedStream) -> None:
         """Release the cached frame table of a stream."""
-        self._opened.pop(id(stream), None)
+        self._open_streams.pop(id(stream), None)
 
     def close(self) -> None:
         """Release all decoders and streams."""
         self._decoders.clear()
-        self._opened.clear()
+        self._open_streams.clear()
 
 
 class _RunDecoder:
@@ -310,7 +310,7 @@ class _RunDecoder:
         writers: Sequence[FrameWriter],
         rows: Sequence[Pixels],
     ) -> None:
-        self._opened, self._decoder = opened, decoder
+        self._open_stream, self._decoder = opened, decoder
         self._writers, self._rows = writers, rows
 
     def decode(self, run: DecodeRun) -> None:
@@ -320,13 +320,13 @@ class _RunDecoder:
         pictures), the decoder fails or leaves frames out. Decoding is then repeated from earlier
         keyframes, and the frame table is changed for later calls.
         """
-        table, first, steps = self._opened.table, run.first, 1
+        table, first, steps = self._open_stream.table, run.first, 1
         while True:
             failure: MediaError | None = None
             try:
                 missing = self._decode_once(run)
             except MediaError as error:
-                if self._is_closed(run.first):
+                if self._starts_closed_gop(run.first):
                     raise
                 missing, failure = run.wanted, error
             if not missing:
@@ -339,11 +339,11 @@ class _RunDecoder:
         if run.first < first:
             table.start_earlier(run.first, first)
 
-    def _is_closed(self, key: int) -> bool:
-        table, stream = self._opened.table, self._opened.stream
+    def _starts_closed_gop(self, key: int) -> bool:
+        table, stream = self._open_stream.table, self._open_stream.stream
         begin = int(table.offsets[key])
         packet = bytes(stream.data[begin : begin + int(table.sizes[key])])
-        return starts_closed_gop(self._opened.codec, stream.extradata, packet)
+        return starts_closed_gop(self._open_stream.codec, stream.extradata, packet)
 
     def _decode_once(self, run: DecodeRun) -> dict[int, list[int]]:
         """Decode a run once; return the entries of `wanted` whose frames were not output."""
@@ -351,7 +351,7 @@ class _RunDecoder:
 
         codec, wanted = self._decoder.codec, dict(run.wanted)
         codec.flush_buffers()
-        codec.reorder_depth = int(self._opened.stream.parameters.get("reorder", 0))
+        codec.reorder_depth = int(self._open_stream.stream.parameters.get("reorder", 0))
         where: int | str = run.first
         try:
             for number, part, lead, is_key in self._packets(run):
@@ -374,15 +374,15 @@ class _RunDecoder:
 
     def _packets(self, run: DecodeRun) -> Iterator[tuple[int, memoryview, bytes, bool]]:
         """Yield (index, bytes, bytes to prepend, keyframe flag) for each packet to decode."""
-        table = self._opened.table
+        table = self._open_stream.table
         numbers = table.packets_to_decode(run)
         begin, end = numbers[0], numbers[-1]
         offsets, sizes = table.offsets, table.sizes
         base = int(offsets[begin])
         # Slice the data only once for the run, because each slice may verify checksums.
-        data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
+        data = memoryview(self._open_stream.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
-        lead, changes_parameters = self._packet_prefix(), self._opened.changes_parameters
+        lead, changes_parameters = self._packet_prefix(), self._open_stream.changes_parameters
         facts = zip(
             numbers, starts, sizes[numbers].tolist(), table.is_key[numbers].tolist(), strict=True
         )
@@ -394,7 +394,7 @@ class _RunDecoder:
             lead = b""
 
     def _packet_prefix(self) -> bytes:
-        opened = self._opened
+        opened = self._open_stream
         if not self._decoder.is_changed:
             return opened.lead_in
         self._decoder.is_changed = False
@@ -408,7 +408,7 @@ class _RunDecoder:
             raise MediaError(f"packet {number} does not decode without concealment")
         if places is None:
             return
-        display = self._opened.display
+        display = self._open_stream.display
         if display is None and frame.rotation:
             display = display_matrix(frame)
         written: dict[FrameWriter, Pixels] = {}

@@ -42,7 +42,7 @@ _EBML = bytes.fromhex("1a45dfa3")
 _SEGMENT = bytes.fromhex("18538067")
 _FLV = b"FLV\x01"
 _FLV_HEAD_BYTES = 1 << 16  # the metadata at the start may list the times of all keyframes
-_STARTS = (
+_SIGNATURES = (
     b"GIF87a",
     b"GIF89a",
     _EBML,
@@ -83,7 +83,7 @@ def has_media_signature(head: bytes) -> bool:
     `head` has the first `HEAD_BYTES` bytes of the file, or all if there are fewer. Still pictures
     in video containers (AVIF, HEIC) do not count.
     """
-    if head.startswith(_STARTS):
+    if head.startswith(_SIGNATURES):
         return True
     if head[4:8] in _ISO_BOXES:
         # If the size of the box is less than the size of a box header, this is not a box: the four
@@ -228,7 +228,7 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
 
 
 @contextlib.contextmanager
-def named_errors(name: str) -> Iterator[None]:
+def prefix_errors(name: str) -> Iterator[None]:
     """Put the name of a file before the message of a MediaError."""
     try:
         yield

@@ -149,7 +149,7 @@ def numbered_packet(
     return packet
 
 
-def recently_used(
+def get_or_create(
     cache: OrderedDict[_Key, _Value], key: _Key, most: int, make: Callable[[], _Value]
 ) -> _Value:
     """Return a key's value from an LRU cache of at most `most` values; `make` a missing value."""

@@ -21,13 +21,13 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
 from shardio.media.audio_packets import demux_audio
 from shardio.media.bitstream import disposable_packets, hidden_packets, x264_version_unit
-from shardio.media.checking import build_stream, verify_by_decoding, with_table
+from shardio.media.checking import build_stream, verify_by_decoding, with_flags_and_times
 from shardio.media.container import (
     check_complete,
     has_guessed_times,
     make_strict,
-    named_errors,
     open_container,
+    prefix_errors,
     stored_times,
     video_streams,
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Containers that store one frame per packet, and a presentation time for every frame.
 _EXACT_CONTAINERS = ("mov,mp4", "matroska", "flv")
 _EXACT_CODECS = frozenset("h264 hevc av1 vp8 vp9 mjpeg prores dnxhd ffv1".split())
-_CHANGES = ("new_extradata", "param_change", "palette")
+_CONFIGURATION_CHANGES = ("new_extradata", "param_change", "palette")
 # The flags as plain ints, because the operators of an enum take longer than all other work for a
 # packet.
 _KEY, _HIDDEN, _DISPOSABLE = map(int, (PacketFlag.KEY, PacketFlag.HIDDEN, PacketFlag.DISPOSABLE))
@@ -76,15 +76,15 @@ def demux(
             return demux_audio(source, container, name)
         streams = video_streams(container, name)
         is_guessed = has_guessed_times(container, streams[0])
-        with named_errors(name):
-            cut = PacketReader(container, streams[0])
-            check_complete(source, container, streams[0], cut.end())
+        with prefix_errors(name):
+            reader = PacketReader(container, streams[0])
+            check_complete(source, container, streams[0], reader.end())
             if is_guessed:
-                cut.times = stored_times(source, name, streams[0].index)
-            stream = cut.stream(len(streams))
-            untimed = np.array([time is None for time in cut.times], bool)
-            if check or untimed.any() or (check is None and cut.needs_decoding(stream)):
-                stream = verify_by_decoding(stream, untimed, cut.frame_interval())
+                reader.times = stored_times(source, name, streams[0].index)
+            stream = reader.stream(len(streams))
+            untimed = np.array([time is None for time in reader.times], bool)
+            if check or untimed.any() or (check is None and reader.needs_decoding(stream)):
+                stream = verify_by_decoding(stream, untimed, reader.frame_interval())
             return stream
 
 
@@ -94,14 +94,14 @@ class PacketReader:
 
     Args:
         packets: the packets to read; by default all packets of the stream.
-        facts_from: another reader of the same stream, from which the parameters are taken.
+        parameters_from: another reader of the same stream, from which the parameters are taken.
         stop_at_first_frame: True to stop reading once a frame has been decoded.
     """
 
     container: InputContainer
-    source: VideoStream
+    av_stream: VideoStream
     packets: Iterable[Packet[VideoStream]] | None = None
-    facts_from: PacketReader | None = None
+    parameters_from: PacketReader | None = None
     stop_at_first_frame: bool = False
     content: io.BytesIO = field(default_factory=io.BytesIO)
     sizes: list[int] = field(default_factory=list)
@@ -114,12 +114,12 @@ class PacketReader:
     def __post_init__(self) -> None:
         import av
 
-        if self.facts_from is not None:
-            self.parameters = dict(self.facts_from.parameters)
-            self.extradata = self.facts_from.extradata
+        if self.parameters_from is not None:
+            self.parameters = dict(self.parameters_from.parameters)
+            self.extradata = self.parameters_from.extradata
             self._read(is_known=True)
             return
-        codec = self.source.codec_context
+        codec = self.av_stream.codec_context
         self.parameters = decoder_parameters(codec)
         self.extradata = codec.extradata or b""
         make_strict(codec)
@@ -129,14 +129,14 @@ class PacketReader:
             raise MediaError(f"breaks after {len(self.sizes)} packets: {error.strerror}") from error
         if first is None:
             raise MediaError("its video stream holds no frame")
-        self._record_facts(first)
+        self._add_frame_parameters(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
         """Read all packets. Return the first frame; if `is_known`, decode nothing."""
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
         write = self.content.write  # copies the bytes of a packet; `getvalue` does not copy again
-        packets = self.container.demux(self.source) if self.packets is None else self.packets
+        packets = self.container.demux(self.av_stream) if self.packets is None else self.packets
         for packet in packets:
             if size := packet.size:
                 if packet.is_corrupt:
@@ -154,19 +154,19 @@ class PacketReader:
                 write(packet)
                 sizes.append(size)
             if first is None and not is_known:
-                first = self._frame_of(packet)
+                first = self._decode_first_frame(packet)
                 if first is not None and self.stop_at_first_frame:
                     break
         return first
 
-    def _frame_of(self, packet: Packet[VideoStream]) -> VideoFrame | None:
+    def _decode_first_frame(self, packet: Packet[VideoStream]) -> VideoFrame | None:
         import av
 
         found = next(iter(packet.decode()), None)
         if found is None and packet.is_keyframe and len(self.sizes) == 1:
             # The decoder delays the keyframe, because other frames may be shown before it. Draining
             # the decoder outputs the frame at once; waiting takes three times as long.
-            codec = self.source.codec_context
+            codec = self.av_stream.codec_context
             with contextlib.suppress(av.FFmpegError):
                 found = next(iter(codec.decode(None)), None)
             if found is None:
@@ -176,19 +176,19 @@ class PacketReader:
 
     def _reject_configuration_change(self, packet: Packet[VideoStream]) -> None:
         n = len(self.sizes)
-        changed = [kind for kind in _CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
+        changed = [kind for kind in _CONFIGURATION_CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
         if changed and (n or changed != ["new_extradata"]):
             raise MediaError(
                 f"its container changes the decoder's configuration at packet {n} "
                 f"({', '.join(changed)}), which packets alone cannot represent; re-encode it"
             )
 
-    def _record_facts(self, frame: VideoFrame) -> None:
+    def _add_frame_parameters(self, frame: VideoFrame) -> None:
         self.parameters |= frame_facts(frame)
         if self.parameters["codec"] == "h264" and "444" in self.parameters["pixel_format"]:
             if note := x264_version_unit(self.extradata, self.content.getvalue()[: self.sizes[0]]):
                 self.parameters["lead_in"] = note.hex()
-        aspect, rate = self.source.sample_aspect_ratio, self.source.average_rate
+        aspect, rate = self.av_stream.sample_aspect_ratio, self.av_stream.average_rate
         if aspect and aspect != 1:
             self.parameters["sample_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
         if rate:
@@ -207,7 +207,7 @@ class PacketReader:
         A packet without a time gets the time of the previous packet.
         """
         if n_streams > 1:
-            self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
+            self.parameters |= {"stream": self.av_stream.index, "video_streams": n_streams}
         data = self.content.getvalue()
         codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
         flags[hidden_packets(codec, data, self.sizes)] |= _HIDDEN
@@ -225,13 +225,13 @@ class PacketReader:
 
     def time_base(self) -> Fraction:
         """Return the seconds per tick."""
-        if not self.source.time_base:
+        if not self.av_stream.time_base:
             raise MediaError("the video stream has no time base")
-        return self.source.time_base
+        return self.av_stream.time_base
 
     def frame_interval(self) -> Fraction:
         """Return the ticks from one frame to the next, at the average frame rate."""
-        return frame_interval(self.source.average_rate, self.time_base())
+        return frame_interval(self.av_stream.average_rate, self.time_base())
 
     def needs_decoding(self, stream: EncodedStream) -> bool:
         """Return True if `stream` must be decoded because its times or flags may be wrong."""
@@ -254,7 +254,7 @@ class SpanReader(Closing):
         self._path, self._check = path, check
         self._container = open_container(path, path)
         try:
-            with named_errors(path):
+            with prefix_errors(path):
                 self._read_head()
         except BaseException:
             self._container.close()
@@ -263,17 +263,17 @@ class SpanReader(Closing):
     def _read_head(self) -> None:
         """Check that spans can be cut out of the file, and read the file up to its first frame."""
         streams = video_streams(self._container, self._path)
-        self._source, self._n_streams = streams[0], len(streams)
-        if has_guessed_times(self._container, self._source):
+        self._av_stream, self._n_streams = streams[0], len(streams)
+        if has_guessed_times(self._container, self._av_stream):
             raise MediaError(
                 "FFmpeg does not read the times of its first packets (Matroska, before 0), so no "
                 "span can be cut out; re-encode it"
             )
-        self._head = PacketReader(self._container, self._source, stop_at_first_frame=True)
-        end = (self._source.start_time or 0) + (self._source.duration or 0)
-        check_complete(self._path, self._container, self._source, end)
+        self._head = PacketReader(self._container, self._av_stream, stop_at_first_frame=True)
+        end = (self._av_stream.start_time or 0) + (self._av_stream.duration or 0)
+        check_complete(self._path, self._container, self._av_stream, end)
         self._time_base = self._head.time_base()
-        self._second = max(1, round(1 / self._time_base))
+        self._ticks_per_second = max(1, round(1 / self._time_base))
 
     def cut(
         self, begin: Fraction, end: Fraction | None = None, zero: Fraction = Fraction(0)
@@ -292,22 +292,24 @@ class SpanReader(Closing):
         first = -(-begin // self._time_base)
         stop = None if end is None else -(-end // self._time_base)
         try:
-            with named_errors(self._path):
+            with prefix_errors(self._path):
                 packets = self._packets(first, stop)
-                cut = PacketReader(self._container, self._source, packets, facts_from=self._head)
-                stream = cut.stream(self._n_streams)
+                reader = PacketReader(
+                    self._container, self._av_stream, packets, parameters_from=self._head
+                )
+                stream = reader.stream(self._n_streams)
                 flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
                 flags[(pts < first) | ((pts >= stop) if stop is not None else False)] |= _HIDDEN
-                stream = with_table(stream, flags, pts - round(zero / self._time_base))
-                if self._check or (self._check is None and cut.needs_decoding(stream)):
+                stream = with_flags_and_times(stream, flags, pts - round(zero / self._time_base))
+                if self._check or (self._check is None and reader.needs_decoding(stream)):
                     timed = np.zeros(len(stream.packets), bool)
-                    stream = verify_by_decoding(stream, timed, cut.frame_interval())
+                    stream = verify_by_decoding(stream, timed, reader.frame_interval())
                 return stream
         except av.FFmpegError as error:
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
-        start = self._source.start_time or 0
+        start = self._av_stream.start_time or 0
         back = max(first, start)
         while True:
             packets = self._read(back, stop)
@@ -328,14 +330,14 @@ class SpanReader(Closing):
                 what = "frame that can be decoded" if shown else "frame"
                 begin_s = float(first * self._time_base)
                 raise MediaError(f"no {what} from second {begin_s:g} to {end}")
-            back = max(start, 2 * back - first - self._second)
+            back = max(start, 2 * back - first - self._ticks_per_second)
 
     def _read(self, back: int, stop: int | None) -> list[Packet[VideoStream]]:
         """Read packets from the keyframe at or before `back` to the last shown before `stop`."""
         packets: list[Packet[VideoStream]] = []
         n_needed = 0
-        self._container.seek(back, stream=self._source, backward=True)
-        for packet in self._container.demux(self._source):
+        self._container.seek(back, stream=self._av_stream, backward=True)
+        for packet in self._container.demux(self._av_stream):
             if not packet.size:
                 continue
             if packet.pts is None:

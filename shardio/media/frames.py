@@ -165,27 +165,29 @@ class FrameWriter:
             out[..., channel] = part
 
     def _choose_conversion(self, frame: VideoFrame, display: bytes | None) -> None:
-        self._turns = turned, down, right = display_rotation(display)
+        self._rotation = turned, down, right = display_rotation(display)
         wide, tall = frame.width * (self._aspect or Fraction(1)), Fraction(frame.height)
         shown = (tall, wide) if turned else (wide, tall)
         self._geometry = found = crop_geometry(shown, self._size, self._crop)
-        self._whole = (found.height, found.width) if turned else (found.width, found.height)
+        self._scaled_size = (found.height, found.width) if turned else (found.width, found.height)
         self._top = found.top if down > 0 else found.height - 1 - found.top
         self._left = found.left if right > 0 else found.width - 1 - found.left
         if self._is_yuv:
             # Two neighbouring pixels share a chroma value, so offsets and sizes must be even.
             is_even = not (found.width | found.height | found.left | found.top) & 1
-            self._is_even = is_even and self._turns == _UPRIGHT
-            self._is_copy = self._is_even and self._converter.yuv(frame, *self._whole) is frame
+            self._is_even = is_even and self._rotation == _UPRIGHT
+            self._is_copy = (
+                self._is_even and self._converter.yuv(frame, *self._scaled_size) is frame
+            )
         else:
-            self._to_rgb, self._channels = self._converter.rgb(frame, *self._whole)
+            self._to_rgb, self._channels = self._converter.rgb(frame, *self._scaled_size)
 
     def _cropped(self, planes: Planes, n_bytes: int = 1) -> list[Pixels]:
         """Return the crop of each plane of the scaled picture, as an upright view.
 
         If a pixel of a plane has several bytes (`n_bytes`), these bytes are the last axis.
         """
-        turned, down, right = self._turns
+        turned, down, right = self._rotation
         row, column = planes[0].line_size, n_bytes
         if turned:
             row, column = column, row
@@ -201,7 +203,7 @@ class FrameWriter:
         If the frame is rotated, or the crop splits pairs of pixels that share chroma, the frame is
         first converted to 4:4:4.
         """
-        (tall, wide), whole = self._size, self._whole
+        (tall, wide), whole = self._size, self._scaled_size
         top, left = self._geometry.top, self._geometry.left
         if not self._is_even:
             full = self._converter.yuv(frame, *whole, "yuv444p")

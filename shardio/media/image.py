@@ -41,7 +41,7 @@ _SUFFIXES = frozenset(
     " .tif .tiff .webp".split()
 )
 _JPEG = b"\xff\xd8\xff"
-_STARTS = (_JPEG, b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"qoif")
+_SIGNATURES = (_JPEG, b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"qoif")
 _STILL_BRANDS = frozenset((b"avif", b"avis", b"heic", b"heix", b"mif1"))
 
 
@@ -59,7 +59,7 @@ def has_image_signature(head: bytes) -> bool:
         return head[8:12] == b"WEBP"
     if head[4:8] == b"ftyp":
         return head[8:12] in _STILL_BRANDS
-    return head.startswith(_STARTS)
+    return head.startswith(_SIGNATURES)
 
 
 # The maximum number of pixels, the same as Pillow's limit. A picture of this size takes 0.5 GB of

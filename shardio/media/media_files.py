@@ -20,8 +20,8 @@ from shardio.media.container import (
     check_complete,
     has_guessed_times,
     make_strict,
-    named_errors,
     open_container,
+    prefix_errors,
     video_streams,
 )
 from shardio.media.demuxing import demux
@@ -146,18 +146,18 @@ class VideoFile(Closing):
     def _timed_frames(self) -> Iterator[tuple[int, VideoFrame]]:
         """Yield pairs of (time, frame); compute the times that the container does not store."""
         interval = frame_interval(self._stream.average_rate, self.time_base)
-        counted = self._count_times(interval) if self._is_guessed else None
+        counted = self._compute_times(interval) if self._is_guessed else None
         following = Fraction(0)
         for n, frame in enumerate(self._frames()):
             if frame.pts is None and counted is None:
-                counted = self._count_times(interval) if self._has_times() else []
+                counted = self._compute_times(interval) if self._has_times() else []
             time = counted[n] if counted else frame.pts
             if time is None:  # no frame of the stream has a time
                 time = round_to_tick(following)
                 following += exact_duration(frame.duration, interval)
             yield time, frame
 
-    def _count_times(self, interval: Fraction) -> list[int]:
+    def _compute_times(self, interval: Fraction) -> list[int]:
         """Decode the file a second time; return the time of every frame up to the first error.
 
         Frames before the first known time are timed backwards from it, so they must be counted
@@ -230,7 +230,7 @@ def load_image(
         return _decode_to_fit(source, out, fit)
     with open(source, "rb") as file:
         data = file.read()
-    with named_errors(os.fspath(source)):
+    with prefix_errors(os.fspath(source)):
         return _decode_to_fit(data, out, fit)
 
 
@@ -272,7 +272,7 @@ def load_clip(
     _check_n_frames("step", step)
     frames = start + step * np.arange(len(out))
     data = source if isinstance(source, bytes) else os.fspath(source)
-    named = contextlib.nullcontext() if isinstance(data, bytes) else named_errors(data)
+    named = contextlib.nullcontext() if isinstance(data, bytes) else prefix_errors(data)
     with named, ClipDecoder() as decoder:
         decoder.decode(demux(data), frames, out)
     return out

@@ -37,13 +37,13 @@ _ENCODERS: Final = {
     "vp8": "libvpx",
     "vp9": "libvpx-vp9",
 }
-_QUICK: Final = {
+_FAST_OPTIONS: Final = {
     "libx264": {"preset": "ultrafast"},
     "libx265": {"preset": "ultrafast", "x265-params": "log-level=none:pools=none"},
 }
-_VIDEO: Final = (("mp4", ".mp4"), ("mov", ".mov"), ("matroska", ".mkv"))
-_GIF: Final = (("gif", ".gif"), *_VIDEO)
-_SOUND: Final = {
+_VIDEO_FORMATS: Final = (("mp4", ".mp4"), ("mov", ".mov"), ("matroska", ".mkv"))
+_GIF_FORMATS: Final = (("gif", ".gif"), *_VIDEO_FORMATS)
+_SOUND_FORMATS: Final = {
     "aac": (("adts", ".aac"),),
     "flac": (("flac", ".flac"),),
     "mp3": (("mp3", ".mp3"),),
@@ -51,8 +51,8 @@ _SOUND: Final = {
     "pcm": (("wav", ".wav"), ("aiff", ".aiff")),
     "vorbis": (("ogg", ".ogg"),),
 }
-_ANY_SOUND: Final = (("ipod", ".m4a"), ("matroska", ".mka"))
-_COLOURS: Final = ("color_range", "colorspace", "color_primaries", "color_trc")
+_ANY_SOUND_FORMATS: Final = (("ipod", ".m4a"), ("matroska", ".mka"))
+_COLOUR_ATTRIBUTES: Final = ("color_range", "colorspace", "color_primaries", "color_trc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,10 @@ def _candidate_formats(stream: EncodedStream, codec: str) -> Iterator[tuple[str,
         is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
         first = int(stream.packets["pts"][is_shown].min(initial=0))
         for shift in dict.fromkeys((0, first)):
-            yield from ((*form, shift) for form in (_GIF if codec == "gif" else _VIDEO))
+            forms = _GIF_FORMATS if codec == "gif" else _VIDEO_FORMATS
+            yield from ((*form, shift) for form in forms)
         return
-    forms = (*_SOUND.get(codec.partition("_")[0], ()), *_ANY_SOUND)
+    forms = (*_SOUND_FORMATS.get(codec.partition("_")[0], ()), *_ANY_SOUND_FORMATS)
     begin = int(stream.packets["pts"][0]) + int(stream.parameters.get("skip", 0))
     for shift in dict.fromkeys((0, begin)):
         yield from ((form, suffix, shift) for form, suffix in forms)
@@ -152,7 +153,7 @@ def _video_target(container: OutputContainer, stream: EncodedStream, encoder: st
     candidates = (parameters.get("pixel_format"), "yuv444p", *formats, "yuv420p")
     codec.pix_fmt = next(name for name in candidates if name in formats or not formats)
     codec.width, codec.height = int(parameters["width"]), int(parameters["height"])
-    for name in _COLOURS:
+    for name in _COLOUR_ATTRIBUTES:
         if parameters.get(name):
             setattr(codec, name, int(parameters[name]))
     if aspect := fraction_parameter(parameters, "sample_aspect"):
@@ -160,7 +161,7 @@ def _video_target(container: OutputContainer, stream: EncodedStream, encoder: st
     if rate := fraction_parameter(parameters, "frame_rate"):
         codec.framerate = rate
     codec.thread_count = 1
-    codec.options = _QUICK.get(codec.name, {})
+    codec.options = _FAST_OPTIONS.get(codec.name, {})
     with keep_scheduling_policy():
         codec.open(strict=False)
     codec.extradata = bytes(stream.extradata) or None

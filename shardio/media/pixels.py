@@ -160,7 +160,7 @@ class FrameConverter:
     def __init__(self) -> None:
         from av.video.reformatter import Interpolation, VideoReformatter
 
-        self._new = VideoReformatter
+        self._create_reformatter = VideoReformatter
         self._reformatters: dict[tuple[str, str], VideoReformatter] = {}
         # Convert the flags to int. Otherwise PyAV looks up their combination in its enum for every
         # frame.
@@ -233,7 +233,7 @@ class FrameConverter:
         key = (frame.format.name, target)
         found = self._reformatters.get(key)
         if found is None:
-            found = self._reformatters[key] = self._new()
+            found = self._reformatters[key] = self._create_reformatter()
         return found
 
     def _has_alpha(self, frame: VideoFrame) -> bool:

@@ -110,22 +110,22 @@ class MonotonicTimestamps:
 
     def __init__(self) -> None:
         self.n_changed = 0
-        self._given: int | None = None
+        self._latest_stored: int | None = None
         self._latest, self._step, self._shift = 0, 1, 0
 
     def __call__(self, time: int) -> int:
         """Return the new time, in ticks, of the next frame, which has the stored time `time`."""
         latest = self._latest
-        if self._given is None:
-            self._given = self._latest = time
+        if self._latest_stored is None:
+            self._latest_stored = self._latest = time
             return time
-        if time < self._given:
+        if time < self._latest_stored:
             self._shift = latest + self._step - time
         found = max(time + self._shift, latest + 1)
-        if time > self._given:
-            self._step = time - self._given
+        if time > self._latest_stored:
+            self._step = time - self._latest_stored
         self.n_changed += found != time
-        self._given, self._latest = time, found
+        self._latest_stored, self._latest = time, found
         return found
 
 

@@ -21,7 +21,7 @@ from shardio.format.types.streams import EncodedStream
 from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, sample_rate
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.decoders import recently_used
+from shardio.media.decoders import get_or_create
 from shardio.media.frames import CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
 from shardio.samples.clips import Clips, time_field_names
@@ -310,7 +310,7 @@ class AudioSource(FieldSource):
             is_present = records.present(self.name, own)[0]
             return list(records.values(self.name, own)) if is_present else []
 
-        found = recently_used(self._streams, (shard, row), _MAX_AUDIO_STREAMS, read)
+        found = get_or_create(self._streams, (shard, row), _MAX_AUDIO_STREAMS, read)
         return found[0] if found else None
 
     def close(self) -> None:
