@@ -32,9 +32,9 @@ class LocalStorage:
     def __init__(self, root: str, user_path: str) -> None:
         self.root, self._user_path = root, user_path
 
-    def resolve_access(self, asked: Access) -> Access:
+    def resolve_access(self, access: Access) -> Access:
         """Return the access method, "mmap" or "pread", for an option that may be "auto"."""
-        return choose_access(self.root, asked)
+        return choose_access(self.root, access)
 
     def manifest_folder(self, generation: int | None) -> str:
         """Return a local folder that has the given generation (None: the published one)."""

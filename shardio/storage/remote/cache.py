@@ -313,7 +313,7 @@ def _file_name(shard: ShardSummary) -> str:
     return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
 
 
-def _verified_line(path: str, shard: ShardSummary) -> str:
+def _verification_record(path: str, shard: ShardSummary) -> str:
     found = os.stat(path)
     facts = (shard.id, found.st_size, found.st_ino, found.st_mtime_ns, _boot_id())
     return " ".join(map(str, facts)) + "\n"
@@ -322,7 +322,7 @@ def _verified_line(path: str, shard: ShardSummary) -> str:
 def _is_verified(path: str, shard: ShardSummary) -> bool:
     """Return True if a shard is cached and was verified since the machine started."""
     try:
-        is_recorded = Path(f"{path}.ok").read_text("ascii") == _verified_line(path, shard)
+        is_recorded = Path(f"{path}.ok").read_text("ascii") == _verification_record(path, shard)
         return is_recorded and os.stat(path).st_size == shard.n_bytes
     except (OSError, ValueError):
         return False
@@ -332,7 +332,7 @@ def _record_verified(path: str, shard: ShardSummary) -> None:
     place = f"{path}.ok"
     fs.unlink(place)
     with fs.create(place) as file:
-        file.write(_verified_line(path, shard).encode())
+        file.write(_verification_record(path, shard).encode())
 
 
 def _boot_id() -> str:

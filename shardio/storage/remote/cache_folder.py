@@ -33,7 +33,7 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """struct flock: l_type, l_whence, l_start, l_len and l_pid, which must be 0."""
 
 
-_held: Final = threading.local()
+_folder_lock_state: Final = threading.local()
 
 
 class ByteLocks:
@@ -48,7 +48,7 @@ class ByteLocks:
         self._fd, self._pid = -1, os.getpid()
         self._counts: dict[int, int] = {}
         self._mutex = threading.Lock()
-        self._released: deque[int] = deque()
+        self._pending_releases: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
         """Acquire a shared lock on a byte; return False if the byte has an exclusive lock."""
@@ -67,7 +67,7 @@ class ByteLocks:
 
     def release(self, byte: int) -> None:
         """Undo one call of `acquire_shared`. Safe in any thread at any point, as in a finalizer."""
-        self._released.append(byte)
+        self._pending_releases.append(byte)
         self._release_pending()
 
     def close(self) -> None:
@@ -81,8 +81,8 @@ class ByteLocks:
         has_pending = True
         while has_pending and self._mutex.acquire(blocking=False):
             try:
-                while self._released:
-                    byte = self._released.popleft()
+                while self._pending_releases:
+                    byte = self._pending_releases.popleft()
                     n_held = self._counts.pop(byte, 0)
                     if n_held > 1:
                         self._counts[byte] = n_held - 1
@@ -93,7 +93,7 @@ class ByteLocks:
                     self._fd = -1
             finally:
                 self._mutex.release()
-            has_pending = bool(self._released)
+            has_pending = bool(self._pending_releases)
 
     def _reset_after_fork(self) -> None:
         """Drop the locks if this process is a forked child: they belong to the parent process."""
@@ -101,7 +101,7 @@ class ByteLocks:
             if self._fd >= 0:
                 os.close(self._fd)
             self._fd, self._pid, self._counts = -1, os.getpid(), {}
-            self._mutex, self._released = threading.Lock(), deque()
+            self._mutex, self._pending_releases = threading.Lock(), deque()
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
 def folder_lock(folder: str) -> Iterator[None]:
     """Wait for the exclusive lock of a folder, and hold it in the block."""
     fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
-    _held.is_held = True
+    _folder_lock_state.is_held = True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -131,12 +131,12 @@ def folder_lock(folder: str) -> Iterator[None]:
         if pid == os.getpid():
             fcntl.flock(fd, fcntl.LOCK_UN)  # explicitly, for the reason given in `try_exclusive`
         os.close(fd)
-        _held.is_held = False
+        _folder_lock_state.is_held = False
 
 
 def holds_folder_lock() -> bool:
     """Return True if this thread holds a `folder_lock`; taking it again would wait forever."""
-    return getattr(_held, "is_held", False)
+    return getattr(_folder_lock_state, "is_held", False)
 
 
 def _lock(fd: int, kind: int, byte: int) -> bool:
@@ -173,8 +173,8 @@ class CacheEvictor:
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
-        self._folder, self._count_path = folder, os.path.join(folder, "used")
-        self._warned = False
+        self._folder, self._used_bytes_path = folder, os.path.join(folder, "used")
+        self._has_warned = False
         self._may_evict = max_bytes is not None
         """True if the caller has set the limit, or something was downloaded."""
         if max_bytes is None:
@@ -195,14 +195,14 @@ class CacheEvictor:
         with folder_lock(self._folder):
             if os.path.exists(partial):
                 return
-            used = _read_count(self._count_path)
+            used = _read_used_bytes(self._used_bytes_path)
             if used is None or used + n_bytes > self.max_bytes:
                 files = list(self._files())
                 used = sum(each.n_bytes for each in files)
                 spare = self.max_bytes // 20 if len(files) > _MANY_FILES else 0
                 used -= self._evict_unused(used + n_bytes + spare - self.max_bytes)
-                if used + n_bytes > self.max_bytes and not self._warned:
-                    self._warned = True
+                if used + n_bytes > self.max_bytes and not self._has_warned:
+                    self._has_warned = True
                     warnings.warn(
                         f"{self._folder}: {used} bytes are in use at once and {n_bytes} more are "
                         f"needed, beyond cache_bytes={self.max_bytes}; raise it, use fewer "
@@ -211,7 +211,7 @@ class CacheEvictor:
                     )
             # Write the count before the file is created. If this process is killed in between, the
             # count is too high; counting again at the limit corrects it.
-            _write_count(self._count_path, used + n_bytes)
+            _write_used_bytes(self._used_bytes_path, used + n_bytes)
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
@@ -233,11 +233,11 @@ class CacheEvictor:
         if holds_folder_lock() or not self._may_evict:
             return
         with contextlib.suppress(OSError), folder_lock(self._folder):
-            used = _read_count(self._count_path)
+            used = _read_used_bytes(self._used_bytes_path)
             if used is None or used > self.max_bytes:
                 used = self.used_bytes()
                 used -= self._evict_unused(used - self.max_bytes)
-                _write_count(self._count_path, used)
+                _write_used_bytes(self._used_bytes_path, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
         """Free `n_bytes`: remove unlocked files, least recently used first; return freed bytes."""
@@ -297,14 +297,14 @@ def _cached_file(entry: os.DirEntry[str]) -> CachedFile | None:
     return CachedFile(used_s, entry.path, entry.stat().st_size, lock_byte(entry.name))
 
 
-def _read_count(path: str) -> int | None:
+def _read_used_bytes(path: str) -> int | None:
     try:
         return int(Path(path).read_text("ascii"))
     except (OSError, ValueError):
         return None
 
 
-def _write_count(path: str, used_bytes: int) -> None:
+def _write_used_bytes(path: str, used_bytes: int) -> None:
     with contextlib.suppress(OSError):  # if the count is missing, all files are counted again
         with fs.create(path, replace=True) as file:
             file.write(b"%d" % used_bytes)

@@ -134,8 +134,8 @@ network."""
 _MIN_PIECE_BYTES: Final = 256 << 10
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
-_PART_BYTES: Final = 8 << 20
-_CONCURRENT_PARTS: Final = 4
+_UPLOAD_PART_BYTES: Final = 8 << 20
+_CONCURRENT_UPLOAD_PARTS: Final = 4
 
 
 class ObjectPart(NamedTuple):
@@ -201,7 +201,7 @@ class ObjectStore:
         # This takes one request. On Azure, it takes two: a range cannot be counted from the end.
         if self.url.partition("://")[0].lower() not in AZURE:
             return self._get(name, {"suffix": n_bytes})
-        found = self._retry(name, lambda: load_obstore().head(self._opened(), name))
+        found = self._retry(name, lambda: load_obstore().head(self._get_store(), name))
         size = found["size"]
         return self._get(name, (max(0, size - n_bytes), size), tag=found["e_tag"])
 
@@ -246,7 +246,7 @@ class ObjectStore:
         mode = "create" if exclusive else "overwrite"
 
         def write() -> None:
-            load_obstore().put(self._opened(), name, data, mode=mode, use_multipart=False)
+            load_obstore().put(self._get_store(), name, data, mode=mode, use_multipart=False)
 
         try:
             self._retry(name, write)
@@ -266,9 +266,9 @@ class ObjectStore:
         n_bytes = os.stat(path).st_size
 
         def write() -> None:
-            parts = {"chunk_size": _PART_BYTES, "max_concurrency": _CONCURRENT_PARTS}
-            load_obstore().put(self._opened(), name, Path(path), **parts)
-            found = load_obstore().head(self._opened(), name)["size"]
+            parts = {"chunk_size": _UPLOAD_PART_BYTES, "max_concurrency": _CONCURRENT_UPLOAD_PARTS}
+            load_obstore().put(self._get_store(), name, Path(path), **parts)
+            found = load_obstore().head(self._get_store(), name)["size"]
             if found != n_bytes:
                 raise TransientError(f"uploaded {n_bytes} bytes, the object has {found}")
 
@@ -278,7 +278,7 @@ class ObjectStore:
         """Return the names of the objects below the URL: at most `limit`, or all for None."""
 
         def read() -> list[str]:
-            objects = itertools.chain.from_iterable(load_obstore().list(self._opened()))
+            objects = itertools.chain.from_iterable(load_obstore().list(self._get_store()))
             return [each["path"] for each in itertools.islice(objects, limit)]
 
         return self._retry("", read)
@@ -286,9 +286,9 @@ class ObjectStore:
     def remove(self, name: str) -> None:
         """Remove an object, if it exists."""
         with contextlib.suppress(ShardNotFound):
-            self._retry(name, lambda: load_obstore().delete(self._opened(), name))
+            self._retry(name, lambda: load_obstore().delete(self._get_store(), name))
 
-    def _opened(self) -> Any:
+    def _get_store(self) -> Any:
         if self._store is None or self._pid != os.getpid():
             self._store, self._pid = open_store(self.url, self._options), os.getpid()
         return self._store
@@ -306,7 +306,7 @@ class ObjectStore:
         if tag is not None and not is_weak:
             options["if_match"] = tag
         with map_obstore_errors(self.url, name, self._options):
-            answer = load_obstore().get(self._opened(), name, options=options)
+            answer = load_obstore().get(self._get_store(), name, options=options)
             whole, (start, end) = answer.meta, answer.range
             data = memoryview(answer.bytes())
         if len(data) != end - start or part is None and len(data) != whole["size"]:

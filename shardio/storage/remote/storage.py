@@ -75,7 +75,7 @@ class ManifestCache:
         if number is not None:  # otherwise `dataset.json` is damaged; its reader will report this
             name = f"{GENERATIONS}/{number:06d}.json"
             self._download(name)
-            for part in self._parts(self._path(name)):
+            for part in self._external_list_names(self._path(name)):
                 self._download(f"{GENERATIONS}/{part}")
 
     def _download(self, name: str) -> None:
@@ -128,7 +128,7 @@ class ManifestCache:
         fs.make_folder(path.parent)
         fs.write_atomic(path, remote_file, exclusive=False)
 
-    def _parts(self, generation: str) -> list[str]:
+    def _external_list_names(self, generation: str) -> list[str]:
         """Return the names of the files in which a generation, a local file, stores long lists."""
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             raw = Path(generation).read_bytes()
@@ -149,10 +149,10 @@ def _lineage(pointer: bytes) -> Any:
 
 TAIL_BYTES: Final = 64 << 10
 """The number of bytes at the end of an object that a RangeFile fetches first."""
-BLOCK_BYTES: Final = 64 << 10
+FETCH_BYTES: Final = 64 << 10
 """The size of a block of an object. A small read fetches the whole blocks that contain its bytes; a
 larger read fetches only its bytes."""
-_BLOCKS_KEPT: Final = 64
+_MAX_CACHED_BLOCKS: Final = 64
 
 
 class RangeFile(PreadFile):
@@ -174,7 +174,7 @@ class RangeFile(PreadFile):
         self._tail, self._tail_start = tail.data, self.nbytes - len(tail.data)
         self.state = FileState(0, 0, self.nbytes, 0)
         read_block = functools.partial(_read_block, objects, name, tail.tag, self.nbytes)
-        self._block = functools.lru_cache(_BLOCKS_KEPT)(read_block)
+        self._block = functools.lru_cache(_MAX_CACHED_BLOCKS)(read_block)
 
     def __getitem__(self, part: slice) -> memoryview:
         """Return a part of the object."""
@@ -185,12 +185,12 @@ class RangeFile(PreadFile):
             return self._tail[len(self._tail) - PAGE :][start:stop]
         if start >= self._tail_start:
             return self._tail[start - self._tail_start : stop - self._tail_start]
-        first, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        first, last = start // FETCH_BYTES, (stop - 1) // FETCH_BYTES
         if first == last:
-            return self._block(first)[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
-        if last - first == 1 and stop - start <= BLOCK_BYTES:
+            return self._block(first)[start - first * FETCH_BYTES : stop - first * FETCH_BYTES]
+        if last - first == 1 and stop - start <= FETCH_BYTES:
             return memoryview(
-                bytes(self[start : last * BLOCK_BYTES]) + self[last * BLOCK_BYTES : stop]
+                bytes(self[start : last * FETCH_BYTES]) + self[last * FETCH_BYTES : stop]
             )
         return self._objects.read_range(self._name, start, stop - start, self._tag)
 
@@ -209,8 +209,8 @@ class RangeFile(PreadFile):
 def _read_block(
     objects: ObjectStore, name: str, tag: str | None, n_bytes: int, number: int
 ) -> memoryview:
-    start = number * BLOCK_BYTES
-    return objects.read_range(name, start, min(BLOCK_BYTES, n_bytes - start), tag)
+    start = number * FETCH_BYTES
+    return objects.read_range(name, start, min(FETCH_BYTES, n_bytes - start), tag)
 
 
 class RemoteStorage:
@@ -227,9 +227,9 @@ class RemoteStorage:
         self._cache = ShardCache(remote.cache_folder, remote.cache_bytes, self._objects)
         self._manifests = ManifestCache(self._cache.root, self._objects, list_files)
 
-    def resolve_access(self, asked: Access) -> Access:
+    def resolve_access(self, access: Access) -> Access:
         """Return the access method for the shards: "pread" unless whole shards are downloaded."""
-        found = choose_access(self._cache.root, asked)
+        found = choose_access(self._cache.root, access)
         return found if self._remote.whole_shards else "pread"
 
     def manifest_folder(self, generation: int | None) -> str:
@@ -321,7 +321,7 @@ class _Prefetched:
         self._mutex = threading.Lock()
         self._is_pinned = self._is_reached = False
 
-    def keep_pinned(self) -> None:
+    def mark_downloaded(self) -> None:
         with self._mutex:
             self._is_pinned = not self._is_reached
         if not self._is_pinned:
@@ -384,20 +384,20 @@ class Prefetcher:
                 thread.join(max(0, end_s - time.monotonic()))
 
     def _run(self) -> None:
-        kept = []
+        prefetched_files = []
         try:
             while (prefetched := self._next()) is not None:
                 # Ignore errors: the worker that needs the file will raise the same error.
                 with contextlib.suppress(ShardioError, OSError, Warning):
                     storage, summary = prefetched.file.storage, prefetched.file.summary
                     storage.pin_with_check(summary, self._check)
-                    kept.append(prefetched)
-                    prefetched.keep_pinned()
+                    prefetched_files.append(prefetched)
+                    prefetched.mark_downloaded()
                     self._downloaded.add(storage.path_of(summary))
         except _Cancelled:
             pass
         finally:
-            for prefetched in kept:
+            for prefetched in prefetched_files:
                 prefetched.unpin()
 
     def _next(self) -> _Prefetched | None:
