@@ -34,7 +34,7 @@ _END: Final = object()
 
 
 @dataclass(frozen=True)
-class _Column:
+class _ColumnJob:
     path: str
     schema: Schema
     function: Callable[[Any], Any]
@@ -50,12 +50,12 @@ class _Column:
     def _values(self, first: int, samples: Iterator[dict[str, Any]]) -> Iterator[Any]:
         if self.batch_size is None:
             for row, sample in enumerate(samples, first):
-                yield self._called(sample, f"the value of sample {row} of {self.path} was")
+                yield self._call_function(sample, f"the value of sample {row} of {self.path} was")
             return
         while batch := list(islice(samples, self.batch_size)):
             last = first + len(batch) - 1
             what = f"the values of samples {first} to {last} of {self.path}"
-            values = self._called(batch, f"{what} were")
+            values = self._call_function(batch, f"{what} were")
             if not _is_sequence(values) or len(values) != len(batch):
                 found = len(values) if _is_sequence(values) else f"a {type(values).__name__}"
                 raise InvalidArgument(
@@ -64,7 +64,7 @@ class _Column:
             yield from values
             first = last + 1
 
-    def _called(self, given: Any, what: str) -> Any:
+    def _call_function(self, given: Any, what: str) -> Any:
         try:
             return self.function(given)
         except BaseException as error:
@@ -147,9 +147,9 @@ def add_column(
         given = None if callable(values) else _values(dataset, values)
         with GenerationWriter(folder, schema, previous=previous) as output:
             if given is not None:
-                _add_given(output, dataset, given, progress)
+                _write_values(output, dataset, given, progress)
             elif callable(values):
-                column = _Column(dataset.path, schema, values, batch_size, output.staging)
+                column = _ColumnJob(dataset.path, schema, values, batch_size, output.staging)
                 for place, shard in run_for_shards(
                     column,
                     dataset,
@@ -204,11 +204,11 @@ def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
             f"{type(values).__name__}"
         ) from error
     if n_values != len(dataset):
-        raise _wrong_number(dataset, str(n_values))
+        raise _count_error(dataset, str(n_values))
     return found
 
 
-def _add_given(
+def _write_values(
     output: GenerationWriter,
     dataset: ShardDataset,
     values: Iterator[Any],
@@ -220,14 +220,14 @@ def _add_given(
         some = islice(values, n)
         place, shard = _write(output.staging, output.schema, dataset.path, first, some)
         if shard.n_samples < n:
-            raise _wrong_number(dataset, f"only {first + shard.n_samples}")
+            raise _count_error(dataset, f"only {first + shard.n_samples}")
         output.add_moved(place, shard)
-        state.done()
+        state.report_done()
     if next(values, _END) is not _END:
-        raise _wrong_number(dataset, "more")
+        raise _count_error(dataset, "more")
 
 
-def _wrong_number(dataset: ShardDataset, n_values: str) -> InvalidArgument:
+def _count_error(dataset: ShardDataset, n_values: str) -> InvalidArgument:
     return InvalidArgument(
         f"{dataset.path}: has {len(dataset)} samples, and there are {n_values} values; nothing was "
         "added"

@@ -58,7 +58,7 @@ class ShardProgress:
         self._n_bytes, self._n_done, self._n_bytes_done = sum(self._sizes), 0, 0
         self._report()
 
-    def done(self, k: int | None = None) -> None:
+    def report_done(self, k: int | None = None) -> None:
         """Report that the k-th shard is done; by default, the next one."""
         self._n_bytes_done += self._sizes[self._n_done if k is None else k]
         self._n_done += 1
@@ -79,8 +79,8 @@ class _ShardJob(Generic[R]):
 
     def __init__(self, function: Callable[[ShardDataset, int], R], dataset: ShardDataset) -> None:
         self._function = function
-        self._place, self._subset = os.path.abspath(dataset.path), dataset.subset_name
-        self._number = dataset.generation
+        self._path, self._subset = os.path.abspath(dataset.path), dataset.subset_name
+        self._generation = dataset.generation
         self._dataset: ShardDataset | None = dataset
 
     def __call__(self, k: int) -> R:
@@ -88,7 +88,9 @@ class _ShardJob(Generic[R]):
             # Import the class here: verification imports this module, but reads no datasets.
             from shardio.samples.shard_dataset import ShardDataset
 
-            self._dataset = ShardDataset(self._place, subset=self._subset, generation=self._number)
+            self._dataset = ShardDataset(
+                self._path, subset=self._subset, generation=self._generation
+            )
         return self._function(self._dataset, k)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def run_for_shards(
     with contextlib.closing(results):
         for k, result in results:
             early[k] = result
-            state.done(k)
+            state.report_done(k)
             while n_yielded in early:
                 yield early.pop(n_yielded)
                 n_yielded += 1
@@ -162,7 +164,7 @@ def run_jobs(
         jobs = iter(enumerate(items))
         with Cluster(engine, shared_path=shared_path, n_at_once=workers) as cluster:
             yield from cluster.run(
-                function, partial(next, jobs, None), lambda number: _named(items[number])
+                function, partial(next, jobs, None), lambda number: _item_name(items[number])
             )
     elif workers and items:
         yield from _run_in_workers(function, items, min(workers, len(items)), preload)
@@ -175,7 +177,7 @@ def _run_in_workers(
 ) -> Iterator[tuple[int, R]]:
     n_done = 0
     with TaskPool(
-        partial(_try, function),
+        partial(_run_job, function),
         n_workers,
         in_order=False,
         preload=[__name__, preload],
@@ -188,7 +190,7 @@ def _run_in_workers(
                 n_at_once = n_workers * (2 if n_left > 2 * n_workers else 1)
                 if pool.n_put - n_done >= n_at_once:
                     break
-                pool.put(items[pool.n_put], _named(items[pool.n_put]))
+                pool.put(items[pool.n_put], _item_name(items[pool.n_put]))
             pool.wait()
             while (finished := pool.take()) is not None:
                 number, (result, failure) = finished
@@ -198,7 +200,7 @@ def _run_in_workers(
                 yield number, result
 
 
-def _try(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:
+def _run_job(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:
     """Run a job; return its result, or a serialized ShardioError or OSError, without traceback."""
     try:
         return function(item), None
@@ -206,5 +208,5 @@ def _try(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:
         return None, pack_error(error)
 
 
-def _named(item: object) -> str:
+def _item_name(item: object) -> str:
     return item if isinstance(item, str) else f"shard {item}"

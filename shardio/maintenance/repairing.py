@@ -24,7 +24,7 @@ from shardio.errors import (
 )
 from shardio.format.schema import Schema
 from shardio.maintenance.jobs import Progress, ShardProgress, size_of
-from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
+from shardio.maintenance.salvage import restore_shard, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
@@ -34,12 +34,12 @@ from shardio.shard.writer import ShardSummary
 class SourceShard:
     """A shard file that is repaired, with the schema that it should have.
 
-    `listed` is the entry for the shard in the generation; None if this entry cannot be read.
+    `entry` is the entry for the shard in the generation; None if this entry cannot be read.
     """
 
     path: str
     schema: Schema
-    listed: ShardSummary | None = None
+    entry: ShardSummary | None = None
 
     @property
     def name(self) -> str:
@@ -52,27 +52,27 @@ class RepairPlan:
     """The files that are repaired, and the metadata that the new dataset gets.
 
     A group has a shard, followed by the shards that store added columns of the same samples.
-    `generation` is the generation that is repaired, if one can be read. `unnamed` has the shards
+    `generation` is the generation that is repaired, if one can be read. `unlisted` has the shards
     that are left out because only a later, damaged generation may name them: {name: reason}.
     """
 
     groups: tuple[tuple[SourceShard, ...], ...]
     schema: Schema
     generation: Generation | None = None
-    unnamed: Mapping[str, str] = field(default_factory=dict)
+    unlisted: Mapping[str, str] = field(default_factory=dict)
 
 
 def _plan(source: str) -> RepairPlan:
     if not os.path.isdir(source):
         schema = _schema_of([source])
         return RepairPlan(((SourceShard(source, schema),),), schema)
-    root, generation, unnamed = Path(source), None, {}
+    root, generation, unlisted = Path(source), None, {}
     with contextlib.suppress(DataError, DatasetNotFound):
         generation = load(root)
-    for number in () if generation else sorted(_numbers(root), reverse=True):
+    for number in () if generation else sorted(_all_generation_numbers(root), reverse=True):
         with contextlib.suppress(DataError):
             generation = load_generation(root, number)
-            unnamed = _unnamed(root, generation)
+            unlisted = _unlisted_shards(root, generation)
             break
     if generation is not None:
         files = [
@@ -80,7 +80,7 @@ def _plan(source: str) -> RepairPlan:
         ]
         n = len(generation.shards)
         groups = tuple(tuple(files[k::n]) for k in range(n))
-        return RepairPlan(groups, generation.full_schema, generation, unnamed)
+        return RepairPlan(groups, generation.full_schema, generation, unlisted)
     names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
     if not names:
         raise DatasetNotFound(f"{source}: contains neither a dataset nor a shard")
@@ -89,14 +89,14 @@ def _plan(source: str) -> RepairPlan:
     return RepairPlan(tuple((SourceShard(path, schema),) for path in paths), schema)
 
 
-def _numbers(root: Path) -> set[int]:
+def _all_generation_numbers(root: Path) -> set[int]:
     """Return the numbers of all generation files, and the number that `dataset.json` points to."""
     published = published_in(root)
     return {*generation_numbers(root), *([] if published is None else [published])}
 
 
-def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
-    later = [number for number in _numbers(root) if number > generation.number]
+def _unlisted_shards(root: Path, generation: Generation) -> dict[str, str]:
+    later = [number for number in _all_generation_numbers(root) if number > generation.number]
     if not later:
         return {}
     names = {name for name in os.listdir(root) if name.endswith(".shard")}
@@ -166,7 +166,7 @@ class ShardRepair:
         """The number of lost samples; a loss of unknown size is not counted."""
         return sum(loss.n_samples or 0 for loss in self.losses)
 
-    def lose(self, row: int, reason: str) -> None:
+    def add_loss(self, row: int, reason: str) -> None:
         """Record the loss of the sample at `row`. Call this method in ascending order of rows."""
         last = self.losses[-1] if self.losses else None
         if last and last.last == row - 1 and last.reason == reason:
@@ -243,13 +243,13 @@ def repair(
     with GenerationWriter(out, plan.schema) as output:
         state = ShardProgress(progress, "repairing", sizes)
         for group in plan.groups:
-            repairs.append(_save(group, output))
+            repairs.append(_repair_group(group, output))
             if repairs[-1].losses:
                 raise_conflict(source, before)
-            state.done()
+            state.report_done()
         repairs += [
             ShardRepair(name, losses=[Loss(None, None, reason)])
-            for name, reason in plan.unnamed.items()
+            for name, reason in plan.unlisted.items()
         ]
         details = plan.generation.description if plan.generation else {}
         details["inputs"] = [found.as_json() for found in repairs]
@@ -258,7 +258,7 @@ def repair(
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
 
 
-def _save(group: Sequence[SourceShard], output: GenerationWriter) -> ShardRepair:
+def _repair_group(group: Sequence[SourceShard], output: GenerationWriter) -> ShardRepair:
     """Write the undamaged samples of a group to the new dataset; return the outcome."""
     found = ShardRepair(group[0].name)
     with ExitStack() as stack:
@@ -266,28 +266,28 @@ def _save(group: Sequence[SourceShard], output: GenerationWriter) -> ShardRepair
         for shard in group:
             about = "" if shard is group[0] else f"{shard.name}: "
             try:
-                if len(group) == 1 and _adopt(shard, output, found):
+                if len(group) == 1 and _copy_if_undamaged(shard, output, found):
                     return found
                 # Use a different name for each shard, because all copies are open at the same time.
                 copy = output.staging / f"mended-{len(readers)}.shard"
-                path, notes = mend(shard.path, copy, shard.schema)
+                path, notes = restore_shard(shard.path, copy, shard.schema)
                 found.mended += tuple(about + note for note in notes)
                 reader = stack.enter_context(ShardReader(path))
                 _check_identity(reader, shard)
             except (DataError, ShardNotFound) as error:
                 reason = about + _reason(error, shard.path)
-                if shard.listed is None:
+                if shard.entry is None:
                     found.losses.append(Loss(None, None, reason))
-                elif n := shard.listed.n_samples:
+                elif n := shard.entry.n_samples:
                     found.losses.append(Loss(0, n - 1, reason))
                 return found
             readers.append(reader)
-        _save_samples(readers, output, found)
+        _write_samples(readers, output, found)
     return found
 
 
-def _adopt(shard: SourceShard, output: GenerationWriter, found: ShardRepair) -> bool:
-    """Copy a shard if it is undamaged and is the listed shard; return True if it was copied."""
+def _copy_if_undamaged(shard: SourceShard, output: GenerationWriter, found: ShardRepair) -> bool:
+    """Copy a shard if it is undamaged and matches its entry; return True if it was copied."""
     if unreadable_pages(shard.path):
         return False
     examined = verify_file(shard.path)
@@ -295,7 +295,7 @@ def _adopt(shard: SourceShard, output: GenerationWriter, found: ShardRepair) -> 
         return False
     n_samples = examined.n_samples or 0
     summary = ShardSummary(shard.name, n_samples, examined.n_bytes, examined.id or "")
-    if shard.listed not in (None, summary):
+    if shard.entry not in (None, summary):
         return False
     if n_samples:
         output.add_copy(shard.path, summary)
@@ -306,14 +306,14 @@ def _adopt(shard: SourceShard, output: GenerationWriter, found: ShardRepair) -> 
 def _check_identity(reader: ShardReader, shard: SourceShard) -> None:
     if reader.schema != shard.schema:
         raise DatasetCorrupt("its schema differs from the dataset's")
-    listed = shard.listed
-    if listed is not None and (reader.id, len(reader)) != (listed.id, listed.n_samples):
+    entry = shard.entry
+    if entry is not None and (reader.id, len(reader)) != (entry.id, entry.n_samples):
         raise DatasetCorrupt(
-            f"another shard has replaced it: expected id {listed.id}, found {reader.id}"
+            f"another shard has replaced it: expected id {entry.id}, found {reader.id}"
         )
 
 
-def _save_samples(
+def _write_samples(
     readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
 ) -> None:
     for row in range(min(map(len, readers))):
@@ -323,7 +323,7 @@ def _save_samples(
                 sample |= reader[row]
             output.append(sample)
         except (DataError, SchemaError) as error:
-            found.lose(row, _reason(error, readers[0].path))
+            found.add_loss(row, _reason(error, readers[0].path))
         else:
             found.n_kept += 1
 

@@ -114,7 +114,7 @@ def _append_shards(
     for k in numbers:
         for sample in dataset.samples(k):
             output.append(sample)
-        state.done()
+        state.report_done()
 
 
 def compact(
@@ -140,13 +140,13 @@ def compact(
     check_shard_bytes(shard_bytes)
     with detect_conflict(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
-        groups = _groups(previous, shard_bytes)
+        groups = _merge_groups(previous, shard_bytes)
         is_whole = bool(previous.column_groups)
         chosen = [k for group in groups if len(group) > 1 or is_whole for k in group]
         if chosen:
             names = [shard.name for k in chosen for shard, _ in dataset.files.files_of_shard(k)]
             require_sound(folder, workers, progress, names)
-            report = _compact(dataset, previous, groups, {*chosen}, shard_bytes, progress)
+            report = _write_groups(dataset, previous, groups, {*chosen}, shard_bytes, progress)
         else:
             report = MaintenanceReport.of(folder, previous, 0)
     if not remove_old:
@@ -154,7 +154,7 @@ def compact(
     return MaintenanceReport.of(folder, load(folder), report.n_rewritten, _remove_old(Path(folder)))
 
 
-def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
+def _merge_groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
     """Return the indices of all shards in groups; the shards of a group are merged."""
     shards = previous.shards
     if previous.column_groups:
@@ -167,7 +167,7 @@ def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
     return found
 
 
-def _compact(
+def _write_groups(
     dataset: ShardDataset,
     previous: Generation,
     groups: Sequence[Sequence[int]],
@@ -241,7 +241,7 @@ def merge(
         for dataset in datasets[1:]:
             check_same_fields(datasets[0], dataset)
         classes = tuple(dict.fromkeys(name for dataset in datasets for name in dataset.classes))
-        changes = [_renumbering(dataset, classes) for dataset in datasets]
+        changes = [_class_index_map(dataset, classes) for dataset in datasets]
         for path in sources:
             require_sound(path, workers, progress)
         with GenerationWriter(out, datasets[0].schema, shard_bytes=shard_bytes) as output:
@@ -250,12 +250,12 @@ def merge(
             for dataset, numbers in zip(datasets, changes, strict=True):
                 for k in range(len(dataset.shards)):
                     _write_shard(dataset, k, numbers, output)
-                    state.done()
+                    state.report_done()
             published = output.publish(
                 classes=classes,
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],
-                converter=_common([dataset.converter for dataset in datasets]),
-                view=_common([dataset.view for dataset in datasets]) or ROWS,
+                converter=_common_value([dataset.converter for dataset in datasets]),
+                view=_common_value([dataset.view for dataset in datasets]) or ROWS,
                 versions={
                     name: version
                     for name, version in datasets[0].versions.items()
@@ -276,7 +276,7 @@ def _write_shard(
         return
     for row, sample in enumerate(dataset.samples(k)):
         if numbers is not None:
-            sample[LABEL] = _renumbered(sample[LABEL], numbers, shard.name, row)
+            sample[LABEL] = _map_label(sample[LABEL], numbers, shard.name, row)
         output.append(sample)
 
 
@@ -294,7 +294,7 @@ def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
     raise InvalidArgument(f"{a.path} and {b.path} do not have the same fields: {'; '.join(parts)}")
 
 
-def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
+def _class_index_map(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
     """Map each class index of a dataset to its index in `classes`; return None if none changes."""
     if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
         return None
@@ -319,7 +319,7 @@ def has_labels(schema: Schema) -> bool:
     return label is not None and label.shape == () and "int" in label.dtype
 
 
-def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
+def _map_label(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
     if value is None or int(value) < 0:  # the sample has no class
         return value
     if int(value) not in numbers:
@@ -330,6 +330,6 @@ def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) ->
     return numbers[int(value)]
 
 
-def _common(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _common_value(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the first of `values` if all values are equal, else an empty mapping."""
     return values[0] if all(value == values[0] for value in values) else {}

@@ -115,7 +115,7 @@ def _read_table(content: Content, header: Header, path: str) -> Sections:
 
 
 @dataclass
-class _Draft:
+class _DamagedShard:
     """A damaged shard, and the changes to make in its copy: the new bytes at some offsets."""
 
     path: str
@@ -128,7 +128,7 @@ class _Draft:
     def bytes_of(self, section: Section) -> memoryview:
         return self.content[section.offset : section.offset + section.size]
 
-    def put(self, offset: int, content: bytes, note: str) -> None:
+    def add_patch(self, offset: int, content: bytes, note: str) -> None:
         """Add a patch and a note, unless the shard already has these bytes at the offset."""
         if self.content[offset : offset + len(content)] != content:
             self.patches[offset] = content
@@ -136,7 +136,7 @@ class _Draft:
                 self.notes.append(note)
 
 
-def mend(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
+def restore_shard(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
     """Restore the redundant parts of a damaged shard in a copy; `schema` is the expected schema.
 
     Return the path of the copy, and a note for each change; if nothing has to be changed, return
@@ -150,34 +150,39 @@ def mend(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
     content, n_holes = _map_readable(path, copy)
     if n_holes:
         notes.append(f"{n_holes * PAGE} bytes that the disk cannot read are treated as zeros")
-    header, sections = _open_any(content, path)
-    draft = _Draft(path, content, header, sections, notes)
-    draft.put(0, header.pack(), "the first page is restored from the last")
-    draft.put(header.file_size - PAGE, header.pack(), "the last page is restored from the first")
+    header, sections = _open_damaged(content, path)
+    shard = _DamagedShard(path, content, header, sections, notes)
+    shard.add_patch(0, header.pack(), "the first page is restored from the last")
+    shard.add_patch(
+        header.file_size - PAGE, header.pack(), "the last page is restored from the first"
+    )
     if len(content) > header.file_size:
         notes.append(f"{len(content) - header.file_size} bytes after its end are left out")
-    known = _mend_schema(draft, schema)
-    _mend_block_hashes(draft)
+    known = _restore_schema(shard, schema)
+    _restore_block_hashes(shard)
     if known is not None:
-        _mend_column_hashes(draft, known)
+        _restore_column_hashes(shard, known)
     if not notes:
         return path, []
     if not n_holes:
         fs.copy(path, copy)
     with io.BufferedRandom(fs.update(copy)) as file:
         file.truncate(header.file_size)
-        for offset, patch in draft.patches.items():
+        for offset, patch in shard.patches.items():
             file.seek(offset)
             file.write(patch)
     return str(copy), notes
 
 
 def schema_of(path: str) -> Schema:
-    """Return the schema of a shard whose other parts may be damaged; raise the errors of `mend`."""
+    """Return the schema of a shard whose other parts may be damaged.
+
+    Raises the errors of `restore_shard`.
+    """
     folder = fs.make_temporary_folder(None)
     try:
         content, _ = _map_readable(path, folder / "copy.shard")
-        _, sections = _open_any(content, path)
+        _, sections = _open_damaged(content, path)
         return read_schema(content, sections, path)
     finally:
         fs.remove_tree(folder)
@@ -229,7 +234,7 @@ def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
         target.truncate(n_bytes)
 
 
-def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
+def _open_damaged(content: memoryview, path: str) -> tuple[Header, Sections]:
     """Return the first intact header whose section table can be read, and the table."""
     reason: DataError | None = None
     for header in _headers(content, path):
@@ -276,45 +281,45 @@ def _header_offsets(content: Content) -> Iterator[int]:
             return
 
 
-def _mend_schema(draft: _Draft, schema: Schema) -> Schema | None:
+def _restore_schema(shard: _DamagedShard, schema: Schema) -> Schema | None:
     """Return the schema of the shard; restore a damaged one from `schema` if the hash matches."""
     try:
-        return read_schema(draft.content, draft.sections, draft.path)
+        return read_schema(shard.content, shard.sections, shard.path)
     except DataError:
-        section = draft.sections.get((Kind.SCHEMA, NO_FIELD, 0))
+        section = shard.sections.get((Kind.SCHEMA, NO_FIELD, 0))
     if section is None or hash_bytes(schema.to_json()) != section.hash:
         return None
-    draft.put(section.offset, schema.to_json(), "the schema is that of the dataset")
+    shard.add_patch(section.offset, schema.to_json(), "the schema is that of the dataset")
     return schema
 
 
-def _mend_block_hashes(draft: _Draft) -> None:
+def _restore_block_hashes(shard: _DamagedShard) -> None:
     """Compute damaged block hashes again if the data that they cover is intact."""
-    for section in draft.sections.values():
-        target = draft.sections.get((section.of_kind, section.field, 0))
+    for section in shard.sections.values():
+        target = shard.sections.get((section.of_kind, section.field, 0))
         if section.kind != Kind.BLOCK_HASHES or target is None:
             continue
-        if hash_bytes(draft.bytes_of(section)) != section.hash:
-            packed = pack_hashes(block_hashes(draft.bytes_of(target)))
+        if hash_bytes(shard.bytes_of(section)) != section.hash:
+            packed = pack_hashes(block_hashes(shard.bytes_of(target)))
             if hash_bytes(packed) == section.hash:
                 note = f"hashes of section {target.name} are computed again"
-                draft.put(section.offset, packed, note)
+                shard.add_patch(section.offset, packed, note)
 
 
-def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
+def _restore_column_hashes(shard: _DamagedShard, schema: Schema) -> None:
     """Compute damaged 4 KiB blocks of row hashes again; use a block if its own hash matches."""
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
-        column = draft.sections.get((int(Kind.COLUMN), number, 0))
-        hashes = draft.sections.get((int(Kind.COLUMN_HASHES), number, 0))
-        blocks = draft.sections.get((int(Kind.BLOCK_HASHES), number, int(Kind.COLUMN_HASHES)))
+        column = shard.sections.get((int(Kind.COLUMN), number, 0))
+        hashes = shard.sections.get((int(Kind.COLUMN_HASHES), number, 0))
+        blocks = shard.sections.get((int(Kind.BLOCK_HASHES), number, int(Kind.COLUMN_HASHES)))
         if column is None or hashes is None or blocks is None:
             continue
-        stored, rows = draft.bytes_of(hashes), draft.bytes_of(column)
+        stored, rows = shard.bytes_of(hashes), shard.bytes_of(column)
         row_bytes, stride = field_.row_bytes or 0, field_.stride
         per_unit = rows_per_unit(row_bytes, stride)
         n_hashed = row_bytes if per_unit == 1 else per_unit * stride
-        expected = np.frombuffer(draft.bytes_of(blocks)[: blocks.size // 8 * 8], "<u8").tolist()
+        expected = np.frombuffer(shard.bytes_of(blocks)[: blocks.size // 8 * 8], "<u8").tolist()
         for start, wanted in zip(range(0, hashes.size, BLOCK_BYTES), expected, strict=False):
             block = stored[start : start + BLOCK_BYTES]
             if hash_bytes(block) == wanted:
@@ -326,4 +331,4 @@ def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
             packed = pack_hashes(hash_bytes(rows[at : at + n_hashed]) for at in starts)
             if hash_bytes(packed) == wanted:
                 note = f"hashes of field {name!r} are computed again"
-                draft.put(hashes.offset + start, packed, note)
+                shard.add_patch(hashes.offset + start, packed, note)

@@ -73,7 +73,7 @@ def split(
             raise InvalidArgument(f"{dataset.path}: no field {group!r}; there are {known}")
         previous = load_generation(folder, dataset.generation)
         groups, counts = _groups(dataset, group)
-        numbers = _allot(groups, counts, list(parts.values()), seed)
+        numbers = _assign_groups(groups, counts, list(parts.values()), seed)
     chosen = dict(zip(parts, [numbers == k for k in range(len(parts))], strict=True))
     of_rows = {name: is_in[groups] for name, is_in in chosen.items()}
     if empty := [name for name, is_in in of_rows.items() if not is_in.any()]:
@@ -139,7 +139,7 @@ def _groups(
     return ordered, np.bincount(ordered).astype(np.int64)
 
 
-def _allot(
+def _assign_groups(
     groups: npt.NDArray[np.intp], counts: npt.NDArray[np.int64], shares: list[float], seed: int
 ) -> npt.NDArray[np.int64]:
     """Return, for each group, the index in `shares` of the subset to which it is assigned.

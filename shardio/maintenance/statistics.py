@@ -85,7 +85,7 @@ def compute_stats(
     with detect_conflict(folder), ShardDataset(folder, subset=subset) as dataset:
         previous = load_generation(folder, dataset.generation)
         previous.check_inputs()
-        found = _count(dataset, where, progress)
+        found = _compute(dataset, where, progress)
     kept = dict(previous.stats)
     if subset is None:
         kept["whole"] = found
@@ -98,7 +98,7 @@ def compute_stats(
     return StatsReport(Path(folder), generation.number, subset, found)
 
 
-def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
+def _compute(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
     """Combine the statistics of the shards in their order, so that rounding is repeatable."""
     arrays = {
         name: array
@@ -106,20 +106,20 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
         if (array := field.array or field.item)
     }
     ends = [0, *dataset.rows.shard_ends.tolist()]
-    whole = _Counts(dataset, arrays)
-    job = partial(_count_shard, arrays, ends)
+    whole = _DatasetStatistics(dataset, arrays)
+    job = partial(_compute_shard, arrays, ends)
     for found in run_for_shards(
         job, dataset, "counting", progress, engine=engine, preload=__name__
     ):
-        whole.join(found)
+        whole.merge(found)
     return {"samples": len(dataset), **whole.as_json()}
 
 
-def _count_shard(
+def _compute_shard(
     arrays: Mapping[str, Array], ends: Sequence[int], dataset: ShardDataset, k: int
-) -> _Counts:
+) -> _DatasetStatistics:
     """Return statistics of shard k: samples `ends[k]` to `ends[k + 1] - 1` of the selection."""
-    found = _Counts(dataset, arrays)
+    found = _DatasetStatistics(dataset, arrays)
     rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.shard_starts[k])
     for name, array in arrays.items() if len(rows) else ():
         for values in _values(dataset.reader(k, name), name, array, rows):
@@ -127,34 +127,34 @@ def _count_shard(
     return found
 
 
-class _Counts:
-    """Statistics of samples. The last number in `_by_class` counts samples without a class."""
+class _DatasetStatistics:
+    """Statistics of samples. The last number in `_class_counts` counts samples without a class."""
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
-        self._tallies = {name: _Tally(array) for name, array in arrays.items()}
+        self._fields = {name: _FieldStatistics(array) for name, array in arrays.items()}
         self._classes = dataset.classes
         self._has_labels = bool(self._classes) and has_labels(dataset.schema)
-        self._by_class = np.zeros(len(self._classes) + 1, np.int64)
+        self._class_counts = np.zeros(len(self._classes) + 1, np.int64)
 
     def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
-        self._tallies[name].add(values)
+        self._fields[name].add(values)
         if name == LABEL and self._has_labels:
             n_classes = len(self._classes)
             labels = np.array([-1]) if values is None else values.reshape(-1).astype(np.int64)
             labels[(labels < 0) | (labels >= n_classes)] = n_classes
-            self._by_class += np.bincount(labels, minlength=n_classes + 1)
+            self._class_counts += np.bincount(labels, minlength=n_classes + 1)
 
-    def join(self, other: _Counts) -> None:
-        for name, tally in self._tallies.items():
-            tally.join(other._tallies[name])
-        self._by_class += other._by_class
+    def merge(self, other: _DatasetStatistics) -> None:
+        for name, statistics in self._fields.items():
+            statistics.merge(other._fields[name])
+        self._class_counts += other._class_counts
 
     def as_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "fields": {name: tally.as_json() for name, tally in self._tallies.items()}
+            "fields": {name: statistics.as_json() for name, statistics in self._fields.items()}
         }
         if self._has_labels:
-            *counts, found["without_class"] = self._by_class.tolist()
+            *counts, found["without_class"] = self._class_counts.tolist()
             found["classes"] = dict(zip(self._classes, counts, strict=True))
         return found
 
@@ -177,7 +177,7 @@ def _values(
         yield reader.column(name, rows[first : first + step])
 
 
-class _Tally:
+class _FieldStatistics:
     """The mean, standard deviation and range of the values of a field that were added so far.
 
     The means and sums of squares of two sets of values are combined as described in T. F. Chan,
@@ -188,7 +188,7 @@ class _Tally:
     def __init__(self, field: Array) -> None:
         self._dtype = field.dtype
         self._n = self._n_not_finite = self._n_missing = 0
-        self._mean = self._squares = 0.0
+        self._mean = self._squared_deviations = 0.0
         self._min: Any = None
         self._max: Any = None
         self._smallest: list[int] | None = None
@@ -231,23 +231,23 @@ class _Tally:
     def _combine(self, n: int, mean: float, squares: float, low: Any, high: Any) -> None:
         """Add n finite values, given their mean, sum of squared deviations, minimum and maximum."""
         total, step = self._n + n, mean - self._mean
-        self._squares += squares + step * step * self._n * n / total
+        self._squared_deviations += squares + step * step * self._n * n / total
         self._mean += step * n / total
         self._min = min(self._min, low) if self._n else low
         self._max = max(self._max, high) if self._n else high
         self._n = total
 
-    def join(self, other: _Tally) -> None:
+    def merge(self, other: _FieldStatistics) -> None:
         self._n_not_finite += other._n_not_finite
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():
             self._update_shapes(tuple(shape or ()))
         if other._n:
-            self._combine(other._n, other._mean, other._squares, other._min, other._max)
+            self._combine(other._n, other._mean, other._squared_deviations, other._min, other._max)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict. A statistic that is unknown or infinite is None."""
-        deviation = math.sqrt(self._squares / self._n) if self._n else None
+        deviation = math.sqrt(self._squared_deviations / self._n) if self._n else None
         return {
             "count": self._n,
             "mean": _finite(self._mean) if self._n else None,

@@ -111,8 +111,8 @@ def _candidate_formats(stream: EncodedStream, codec: str) -> Iterator[tuple[str,
         is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
         first = int(stream.packets["pts"][is_shown].min(initial=0))
         for shift in dict.fromkeys((0, first)):
-            forms = _GIF_FORMATS if codec == "gif" else _VIDEO_FORMATS
-            yield from ((*form, shift) for form in forms)
+            formats = _GIF_FORMATS if codec == "gif" else _VIDEO_FORMATS
+            yield from ((*form, shift) for form in formats)
         return
     forms = (*_SOUND_FORMATS.get(codec.partition("_")[0], ()), *_ANY_SOUND_FORMATS)
     begin = int(stream.packets["pts"][0]) + int(stream.parameters.get("skip", 0))

@@ -77,7 +77,7 @@ def test_the_seed_and_nothing_else_decides(tmp_path: Path, group: str | None) ->
 def test_shares_are_met_up_to_one_group(counts: list[int], shares: list[int], seed: int) -> None:
     groups = np.repeat(np.arange(len(counts)), counts)
     wanted = [share / sum(shares) for share in shares]
-    numbers = splitting._allot(groups, np.array(counts, np.int64), wanted, seed)
+    numbers = splitting._assign_groups(groups, np.array(counts, np.int64), wanted, seed)
     found = np.bincount(numbers[groups], minlength=len(shares))
     assert found.sum() == len(groups)
     for share, n in zip(wanted, found.tolist(), strict=True):

@@ -202,7 +202,7 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
 
     monkeypatch.setattr(jobs, "TaskPool", refuse)
     monkeypatch.setattr(verification, "usable_cpus", lambda: n_cpus)
-    monkeypatch.setattr(verification, "LITTLE_BYTES", little_bytes)
+    monkeypatch.setattr(verification, "MAX_BYTES_WITHOUT_WORKERS", little_bytes)
     with contextlib.suppress(InterruptedError):
         verify_dataset(dataset, **options)
     assert begun == asked

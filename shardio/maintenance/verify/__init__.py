@@ -92,7 +92,7 @@ class Findings:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.n_found = 0
-        self._kept: list[Finding] = []
+        self._findings: list[Finding] = []
 
     def add(
         self,
@@ -107,7 +107,7 @@ class Findings:
         self.n_found += 1
         if self.n_found <= MAX_FINDINGS:
             where |= {"expected": _plain(expected), "found": _plain(found)}
-            self._kept.append(Finding(self.path, code, _short(message), **where))
+            self._findings.append(Finding(self.path, code, _short(message), **where))
 
     def add_hash(
         self,
@@ -136,11 +136,11 @@ class Findings:
 
     def close(self) -> tuple[Finding, ...]:
         """Return the kept findings, then a finding with the number of the others, if any."""
-        more = self.n_found - len(self._kept)
+        more = self.n_found - len(self._findings)
         if not more:
-            return tuple(self._kept)
+            return tuple(self._findings)
         last = Finding(self.path, "more", f"{more} more findings are not listed", found=more)
-        return (*self._kept, last)
+        return (*self._findings, last)
 
 
 def _plain(value: object) -> int | str | None:

@@ -32,7 +32,7 @@ from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
 from shardio.storage.fs import refuse_links_outside
 
-LITTLE_BYTES: Final = 512 << 20
+MAX_BYTES_WITHOUT_WORKERS: Final = 512 << 20
 """If all shards together are smaller than this, they are verified without workers by default."""
 
 
@@ -81,7 +81,7 @@ def verify_all(
     sizes = [size_of(root / name) for name in names]
     if workers is None and not engine.is_ray:
         n_useful = min(len(names), usable_cpus())
-        workers = n_useful if n_useful > 1 and sum(sizes) >= LITTLE_BYTES else 0
+        workers = n_useful if n_useful > 1 and sum(sizes) >= MAX_BYTES_WITHOUT_WORKERS else 0
     jobs = run_jobs(
         partial(verify_or_report, Path(os.path.abspath(root)) if engine.is_ray else root),
         names,
@@ -97,7 +97,7 @@ def verify_all(
             name = names[number]
             findings = tuple(replace(each, path=str(root / name)) for each in examined.findings)
             found[name] = replace(examined, findings=findings)
-            state.done(number)
+            state.report_done(number)
     return {name: found[name] for name in names}
 
 
@@ -135,7 +135,7 @@ def verify_dataset(
     root = Path(folder)
     generations, findings = _verify_generations(root)
     published = generations[-1] if generations else None
-    unknown = _unknown(root, generations)
+    unknown = _unlisted_files(root, generations)
     if published is not None:
         names = published.names
         begun = set[str]()
@@ -152,7 +152,7 @@ def verify_dataset(
     n_whole = len(published.shards) if published else len(names)
     examined = verify_all(root, names, workers, progress, where)
     if published is not None:
-        findings += _disagreements(root, published, examined)
+        findings += _compare_with_generation(root, published, examined)
         findings += _removal_findings(root)
         if findings or any(found.findings for found in examined.values()):
             raise_conflict(root, published.number)
@@ -228,7 +228,7 @@ def _check_lineage(root: Path, generation: Generation, published: Generation) ->
     return [Finding(str(path), "lineage", message, expected=expected, found=generation.lineage)]
 
 
-def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
+def _unlisted_files(root: Path, generations: Sequence[Generation]) -> list[str]:
     """Return the relative paths of files and folders in `root` that no generation names."""
     known = {POINTER, GENERATIONS}
     known |= {name for generation in generations for name in generation.names}
@@ -241,7 +241,7 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
     return found
 
 
-def _disagreements(
+def _compare_with_generation(
     root: Path, published: Generation, examined: dict[str, VerifiedShard]
 ) -> list[Finding]:
     """Compare the shards with their entries in the generation."""

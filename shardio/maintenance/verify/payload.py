@@ -36,15 +36,15 @@ from shardio.format.sections import (
 )
 from shardio.format.types.arrays import RECORD_ALIGNMENT
 from shardio.maintenance.verify import Findings
-from shardio.maintenance.verify.streams import StreamVerifier, are_texts, check_absent
+from shardio.maintenance.verify.streams import StreamVerifier, are_utf8, check_absent
 from shardio.maintenance.verify.window import (
     DIGEST_BYTES,
     U64,
     WINDOW_BYTES,
     ShardWindows,
-    differing,
-    digests_of,
-    parts_of,
+    find_mismatches,
+    pack_digests,
+    slice_window,
 )
 
 CHUNK_ENTRIES: Final = 1 << 14
@@ -55,7 +55,7 @@ Present = dict[str, npt.NDArray[Any]]
 """A dict from the name of each optional field to a mask of the samples that have a value."""
 
 
-def _parts(
+def _adjacent_parts(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[Iterator[tuple[int, int, int, int]], npt.NDArray[np.int64]]:
     """Divide records into parts of about WINDOW_BYTES, in which the records are adjacent.
@@ -123,7 +123,7 @@ class PayloadVerifier:
             entries = self._content.items(self._index, ENTRY_DTYPE, first, n_entries)
             first_row = first // n_fields
             hasher.update(np.ascontiguousarray(entries["hash"]).data)
-            bad = self._invalid(first_row, entries)
+            bad = self._check_entries(first_row, entries)
             self._check_tiling(first_row, entries, bad)
             for k, verifier in self._streams.items():
                 verifier.check(first_row, entries[k::n_fields], bad[k::n_fields])
@@ -133,7 +133,7 @@ class PayloadVerifier:
             verifier.close()
         self._check_end(hasher.intdigest())
 
-    def _place(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
+    def _location(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
         """Return a finding's details; `i` counts records from the row `first_row`."""
         row, number = divmod(first_row * len(self._fields) + i, len(self._fields))
         where = {"field": self._fields[number][0], "sample": row}
@@ -165,7 +165,7 @@ class PayloadVerifier:
                 found=int(feature not in self._features),
             )
 
-    def _invalid(self, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
+    def _check_entries(self, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
         """Return a mask of the invalid entries; add a finding for each."""
         fields = self._fields
         bad = np.zeros(len(entries), np.bool_)
@@ -179,7 +179,7 @@ class PayloadVerifier:
                 "index_entry",
                 "an index entry is invalid (codec, offset, sizes or alignment)",
                 found=str(tuple(entries[i].tolist())),
-                **{**self._place(first_row, i, place), "section": self._index.name},
+                **{**self._location(first_row, i, place), "section": self._index.name},
             )
         return bad
 
@@ -204,10 +204,10 @@ class PayloadVerifier:
                 "a record does not begin where the previous one ends",
                 expected=int(starts[i]),
                 found=int(offsets[i]),
-                **self._place(first_row, i, base + int(offsets[i])),
+                **self._location(first_row, i, base + int(offsets[i])),
             )
         for i in np.flatnonzero(known & (offsets == starts) & (starts > before)).tolist():
-            where, end = self._place(first_row, i, base), base + int(starts[i])
+            where, end = self._location(first_row, i, base), base + int(starts[i])
             self._content.check_zeros(base + int(before[i]), end, self._findings, **where)
         self._end = int(ends[-1])
 
@@ -221,23 +221,25 @@ class PayloadVerifier:
         for code in distinct(kinds.astype(np.int64)).tolist():
             self._features |= BY_CODE[code].required_by_record
         starts = self._payload.offset + sound["offset"].astype(np.int64)
-        ends, digests = starts + sizes, digests_of(sound["hash"])
+        ends, digests = starts + sizes, pack_digests(sound["hash"])
         is_raw = kinds == Codec.RAW
-        needs_decoding = ~(is_raw & self._need_only_hash(first_row, numbers))
-        is_text = is_raw & self._need_only_utf8(numbers) if needs_decoding.any() else None
-        parts, bases = _parts(starts, ends)
+        needs_decoding = ~(is_raw & self._hash_suffices(first_row, numbers))
+        is_text = is_raw & self._utf8_suffices(numbers) if needs_decoding.any() else None
+        parts, bases = _adjacent_parts(starts, ends)
         ranges = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)
         for first, last, start, end in parts:
             window = content.window(start, end)
             expected = digests[first * DIGEST_BYTES : last * DIGEST_BYTES]
-            for i, wanted, found in differing(parts_of(window, ranges[first:last]), expected):
-                where = self._place(first_row, int(numbers[first + i]), int(starts[first + i]))
+            for i, wanted, found in find_mismatches(
+                slice_window(window, ranges[first:last]), expected
+            ):
+                where = self._location(first_row, int(numbers[first + i]), int(starts[first + i]))
                 self._findings.add_hash(wanted, found, **where)
                 needs_decoding[first + i] = False
             if is_text is None:
                 continue
             texts = first + np.flatnonzero(is_text[first:last])
-            if are_texts(parts_of(window, ranges[texts])):
+            if are_utf8(slice_window(window, ranges[texts])):
                 needs_decoding[texts] = False
             for k in (first + np.flatnonzero(needs_decoding[first:last])).tolist():
                 row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
@@ -245,7 +247,7 @@ class PayloadVerifier:
                 stored, n_bytes = window[at : at + n_stored], int(sound["n_bytes"][k])
                 self._check_content(number, row, int(starts[k]), stored, int(kinds[k]), n_bytes)
 
-    def _need_only_hash(
+    def _hash_suffices(
         self, first_row: int, numbers: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
         """Return a mask of the records that, if they are not compressed, need only a matching hash.
@@ -260,7 +262,7 @@ class PayloadVerifier:
                 found[here] = field.are_valid(self._shapes[name][rows])
         return found
 
-    def _need_only_utf8(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _utf8_suffices(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return a mask of the records that, if not compressed, need only a hash and UTF-8."""
         fields = self._fields
         plain = [field.is_utf8 and name not in self._present for name, field in fields]
@@ -295,6 +297,6 @@ class PayloadVerifier:
                     check_dictionary(stored, dictionary)
                 field.check_record(record, dims)
         except ShardCorrupt as error:
-            where = self._place(row, number, place)
+            where = self._location(row, number, place)
             numbers = {"expected": error.expected, "found": error.found}
             self._findings.add(error.code, error.what, **where, **numbers)

@@ -37,15 +37,15 @@ from shardio.maintenance.verify.window import (
     U64,
     WINDOW_BYTES,
     ShardWindows,
-    differing,
-    digests_of,
+    find_mismatches,
+    pack_digests,
 )
 from shardio.shard.opening import check_sections, read_schema
 from shardio.storage.content import Content, PreadFile
 from shardio.storage.file_access import FileState
 
 
-def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
+def _column_windows(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
     """Yield the first row and the number of rows of each window of a column.
 
     A window consists of whole units. A unit is a row, or several rows with one hash. If the window
@@ -82,11 +82,11 @@ def _verify_column(
     if (found := hash_bytes(hashes.data)) != column.hash:
         what = "a section's hash does not match its unit hashes"
         findings.add_hash(column.hash, found, "section_hash", what, **where)
-    expected = digests_of(hashes)
+    expected = pack_digests(hashes)
     # Keep the units of a window for the next window, which often is the same memoryview object:
     # creating the view of a unit takes as long as hashing 3 KB.
     last_window, units = memoryview(b""), list[memoryview]()
-    for first, n_rows in _chunks(column.count, stride, per_unit):
+    for first, n_rows in _column_windows(column.count, stride, per_unit):
         start = column.offset + first * stride
         window = content.window(start, start + n_rows * stride)
         if window is not last_window:
@@ -94,7 +94,7 @@ def _verify_column(
             last_window, units = window, [window[at : at + n_hashed] for at in starts]
         begin, end = first // per_unit, -(-(first + n_rows) // per_unit)
         here = expected[begin * DIGEST_BYTES : end * DIGEST_BYTES]
-        for i, wanted, actual in differing(units, here):
+        for i, wanted, actual in find_mismatches(units, here):
             row = first + i * per_unit
             place = column.offset + row * stride
             findings.add_hash(wanted, actual, sample=row, offset=place, **where)
@@ -179,9 +179,9 @@ def _check_unchanged(path: str, opened: FileState) -> Finding | None:
     return Finding(path, "changed", message, expected=str(opened), found=str(now))
 
 
-def verify_bytes(whole: Content, path: str) -> VerifiedShard:
+def verify_bytes(shard: Content, path: str) -> VerifiedShard:
     """Verify every byte of a shard in memory or in a file; findings have the path `path`."""
-    content, findings = ShardWindows(whole), Findings(path)
+    content, findings = ShardWindows(shard), Findings(path)
     known = VerifiedShard((), content.n_bytes)
     try:
         if header := _verify_headers(content, findings):

@@ -32,10 +32,16 @@ from shardio.format.types.streams import (
 )
 from shardio.format.types.text import canonical_json, check_json, read_json
 from shardio.maintenance.verify import Findings
-from shardio.maintenance.verify.window import U64, WINDOW_BYTES, ShardWindows, differing, digests_of
+from shardio.maintenance.verify.window import (
+    U64,
+    WINDOW_BYTES,
+    ShardWindows,
+    find_mismatches,
+    pack_digests,
+)
 
 
-def are_texts(parts: Iterable[Any]) -> bool:
+def are_utf8(parts: Iterable[Any]) -> bool:
     """Return True if all buffers in `parts` are UTF-8. The loop over the buffers runs in C."""
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)
@@ -74,11 +80,11 @@ class StreamVerifier:
         self._field: Field = schema[name]
         self._payload = sections[Kind.PAYLOAD, NO_FIELD, 0]
         self._index = sections[Kind.INDEX, NO_FIELD, 0]
-        self._n_fields, self._k = len(schema.records), list(schema.records).index(name)
+        self._n_fields, self._field_index = len(schema.records), list(schema.records).index(name)
         self._streams = sections[Kind.STREAMS, number, 0]
         self._packets = sections[Kind.PACKETS, number, 0]
         self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
-        self._next = {"first_packet": 0, "first_chunk": 0}
+        self._expected_next = {"first_packet": 0, "first_chunk": 0}
         """The values that the next row of the stream table must have.
 
         After an invalid row, they are _UNKNOWN, and the next row may have any values.
@@ -92,30 +98,30 @@ class StreamVerifier:
         for i, line in enumerate(lines):
             row = first_row + i
             if bad[i]:
-                self._next = dict.fromkeys(self._next, _UNKNOWN)
+                self._expected_next = dict.fromkeys(self._expected_next, _UNKNOWN)
                 continue
             n_bytes, offset = int(sizes[i]), self._payload.offset + int(entries["offset"][i])
-            with self._findings.catching(**self._place(self._payload, row, offset)):
+            with self._findings.catching(**self._location(self._payload, row, offset)):
                 self._check_validity(row, n_bytes)
             if wrong[i]:
-                self._add_finding("stream", _BROKEN, row, found=str(tuple(line.tolist())))
-                self._next = dict.fromkeys(self._next, _UNKNOWN)
+                self._add_finding("stream", _INVALID_ROW, row, found=str(tuple(line.tolist())))
+                self._expected_next = dict.fromkeys(self._expected_next, _UNKNOWN)
                 continue
-            self._check_counting(row, line, n_bytes)
+            self._check_first_indices(row, line, n_bytes)
             if n_bytes:
                 self._check_stream(row, line, offset, n_bytes, int(entries["hash"][i]))
 
     def close(self) -> None:
         """Check that no packet and no chunk hash is left after the last stream."""
         for key, section in (("first_packet", self._packets), ("first_chunk", self._hashes)):
-            if self._next[key] not in (_UNKNOWN, section.count):
+            if self._expected_next[key] not in (_UNKNOWN, section.count):
                 self._findings.add(
                     "counting",
                     "a table has items that belong to no stream",
                     section=section.name,
                     field=self._name,
-                    offset=section.offset + self._next[key] * section.stride,
-                    expected=self._next[key],
+                    offset=section.offset + self._expected_next[key] * section.stride,
+                    expected=self._expected_next[key],
                     found=section.count,
                 )
 
@@ -125,20 +131,20 @@ class StreamVerifier:
         elif not n_bytes:
             raise ShardCorrupt("a stream that is present has no bytes", code="validity", found=0)
 
-    def _check_counting(self, row: int, line: np.void, n_bytes: int) -> None:
+    def _check_first_indices(self, row: int, line: np.void, n_bytes: int) -> None:
         counts = {"first_packet": int(line["n_packets"]), "first_chunk": n_chunks(n_bytes)}
         for key, count in counts.items():
-            expected, found = self._next[key], int(line[key])
+            expected, found = self._expected_next[key], int(line[key])
             if expected not in (_UNKNOWN, found):
                 what = f"{key.replace('_', ' ')} of a stream does not follow the stream before"
                 self._add_finding("counting", what, row, expected=expected, found=found)
-            self._next[key] = found + count
+            self._expected_next[key] = found + count
 
-    def _place(self, section: Section, row: int, offset: int) -> dict[str, Any]:
+    def _location(self, section: Section, row: int, offset: int) -> dict[str, Any]:
         return {"section": section.name, "field": self._name, "sample": row, "offset": offset}
 
     def _add_finding(self, code: str, what: str, row: int, **numbers: Any) -> None:
-        place = self._place(self._streams, row, self._streams.offset + row * STREAM.size)
+        place = self._location(self._streams, row, self._streams.offset + row * STREAM.size)
         self._findings.add(code, what, **place, **numbers)
 
     def _check_stream(
@@ -154,25 +160,25 @@ class StreamVerifier:
             return  # the stream is damaged: do not interpret its bytes
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
         if (wrong := _parameters_error(parameters)) is not None:
-            self._findings.add("parameters", wrong, **self._place(self._payload, row, offset))
+            self._findings.add("parameters", wrong, **self._location(self._payload, row, offset))
 
     def _check_hashes(
         self, row: int, first_chunk: int, offset: int, n_bytes: int, expected: int
     ) -> None:
         hashes = self._content.items(self._hashes, U64, first_chunk, n_chunks(n_bytes))
         if (found := hash_bytes(hashes.data)) != expected:
-            place = self._index.offset + (row * self._n_fields + self._k) * ENTRY.size
+            place = self._index.offset + (row * self._n_fields + self._field_index) * ENTRY.size
             what = "the hash of a stream does not match its chunk hashes"
-            where = self._place(self._index, row, place)
+            where = self._location(self._index, row, place)
             self._findings.add_hash(found, expected, "chunks", what, **where)
         for at in range(0, n_bytes, WINDOW_BYTES):
             window = self._content.window(offset + at, offset + min(at + WINDOW_BYTES, n_bytes))
             starts = range(0, window.nbytes, CHUNK_BYTES)
             chunks = [window[start : start + CHUNK_BYTES] for start in starts]
             first = at // CHUNK_BYTES
-            digests = digests_of(hashes[first : first + len(chunks)])
-            for i, wanted, actual in differing(chunks, digests):
-                where = self._place(self._payload, row, offset + at + starts[i])
+            digests = pack_digests(hashes[first : first + len(chunks)])
+            for i, wanted, actual in find_mismatches(chunks, digests):
+                where = self._location(self._payload, row, offset + at + starts[i])
                 self._findings.add_hash(wanted, actual, **where)
 
     def _check_packets(self, row: int, line: np.void, n_bytes: int) -> None:
@@ -185,11 +191,11 @@ class StreamVerifier:
                 code, numbers = "frames", {"expected": shown, "found": n_frames}
                 wrong = "the number of frames of a video differs from the number of shown packets"
         if wrong is not None:
-            where = self._place(self._packets, row, self._packets.offset + first * PACKET.size)
+            where = self._location(self._packets, row, self._packets.offset + first * PACKET.size)
             self._findings.add(code, wrong, **where, **numbers)
 
 
-_BROKEN: Final = "the table row of a stream is invalid (packets, chunks, sizes or time base)"
+_INVALID_ROW: Final = "the table row of a stream is invalid (packets, chunks, sizes or time base)"
 
 
 def _parameters_error(content: bytes) -> str | None:

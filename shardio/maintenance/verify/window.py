@@ -17,7 +17,7 @@ from shardio.maintenance.verify import Findings
 from shardio.storage.content import Content
 
 DIGEST_BYTES: Final = 8
-"""The size of a hash in the form that `differing` compares."""
+"""The size of a hash in the form that `find_mismatches` compares."""
 
 WINDOW_BYTES: Final = 512 << 10
 """The approximate size of a window. A window of this size stays in the CPU cache.
@@ -32,10 +32,10 @@ _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 class ShardWindows:
     """The bytes of a shard in memory, or in an open file that the caller owns."""
 
-    def __init__(self, whole: Content) -> None:
-        self.bytes = whole
-        self.n_bytes = whole.nbytes
-        self._buffer = self._filled = self._window = memoryview(b"")
+    def __init__(self, shard: Content) -> None:
+        self.bytes = shard
+        self.n_bytes = shard.nbytes
+        self._buffer = self._buffer_part = self._window = memoryview(b"")
         self._window_start = 0
 
     def window(self, start: int, end: int) -> memoryview:
@@ -59,10 +59,10 @@ class ShardWindows:
             with contextlib.suppress(OSError):  # the kernel may have no huge pages
                 buffer.madvise(mmap.MADV_HUGEPAGE)  # saves 1 ms of page faults
             self._buffer = memoryview(buffer)
-        if (skipped, n_bytes) != (self._window_start, self._filled.nbytes):
-            self._window_start, self._filled = skipped, self._buffer[:n_bytes]
-            self._window = self._filled[skipped:].toreadonly()
-        self.bytes.read_into(self._filled, start - skipped)
+        if (skipped, n_bytes) != (self._window_start, self._buffer_part.nbytes):
+            self._window_start, self._buffer_part = skipped, self._buffer[:n_bytes]
+            self._window = self._buffer_part[skipped:].toreadonly()
+        self.bytes.read_into(self._buffer_part, start - skipped)
         return self._window
 
     def items(
@@ -101,17 +101,17 @@ class ShardWindows:
             window = self.window(start, min(start + WINDOW_BYTES, end))
             starts = range(0, window.nbytes, BLOCK_BYTES)
             blocks = [window[at : at + BLOCK_BYTES] for at in starts]
-            for i, wanted, found in differing(blocks, digests_of(here)):
+            for i, wanted, found in find_mismatches(blocks, pack_digests(here)):
                 place = start + starts[i]
                 findings.add_hash(wanted, found, section=target.name, field=field, offset=place)
 
 
-def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
-    """Return hashes in the form that `differing` compares: DIGEST_BYTES bytes for each hash."""
+def pack_digests(hashes: npt.NDArray[np.uint64]) -> bytes:
+    """Return hashes in the form that `find_mismatches` compares: DIGEST_BYTES for each hash."""
     return hashes.astype(">u8").tobytes()
 
 
-def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
+def slice_window(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
     """Return parts of a window, given their starts and lengths, as buffers.
 
     zstandard's BufferWithSegments makes the parts, if available: slicing a memoryview takes, for
@@ -124,10 +124,10 @@ def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any
     return map(window.__getitem__, map(slice, ranges[:, 0].tolist(), ends.tolist()))
 
 
-def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
+def find_mismatches(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
     """Return the index, the expected hash and the actual hash of each part that does not match.
 
-    `expected` is a result of `digests_of`. The loop runs in C: bytecode and an int for each part
+    `expected` is a result of `pack_digests`. The loop runs in C: bytecode and an int for each part
     would take as long as hashing a row of 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
