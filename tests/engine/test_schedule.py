@@ -129,16 +129,16 @@ class Passes(RuleBasedStateMachine):
         step = next(iter(self.tasks_of(worker)))
         _, block = self.working.pop(step)
         if self.is_cancelled and data.draw(st.booleans()):
-            self.schedule.cancelled(worker, step)
+            self.schedule.cancel(worker, step)
             self.free.add(block)
         elif is_done:
             is_quick = data.draw(st.booleans())
-            self.schedule.done(worker, step, is_quick=is_quick)
+            self.schedule.complete(worker, step, is_quick=is_quick)
             self.pace(worker, is_quick=is_quick)
             self.ready[step] = block
         else:
             self.errors[step] = ValueError(step)
-            self.schedule.failed(worker, step, self.errors[step])
+            self.schedule.fail(worker, step, self.errors[step])
             self.free.add(block)
 
     def pace(self, worker: int, *, is_quick: bool) -> None:
@@ -158,15 +158,15 @@ class Passes(RuleBasedStateMachine):
         for step, block in tasks.items():
             del self.working[step]
             if self.is_cancelled:
-                self.schedule.cancelled(worker, step)
+                self.schedule.cancel(worker, step)
                 self.free.add(block)
             elif is_final and step == first:
                 self.errors[step] = ValueError(step)
-                self.schedule.failed(worker, step, self.errors[step])
+                self.schedule.fail(worker, step, self.errors[step])
                 self.free.add(block)
             else:
                 self.lost[step] = block
-        self.schedule.lost(worker)
+        self.schedule.reassign(worker)
         assert self.schedule.tasks_of(worker) == {}
 
     @precondition(lambda self: self.last == ENDLESS)
@@ -263,8 +263,8 @@ class Passes(RuleBasedStateMachine):
             sorted(step for step, (worker, _) in self.working.items() if worker == n)
             for n in range(self.n_workers)
         ]
-        is_given_out = self.assigned_to >= self.last and not (self.lost or self.errors)
-        assert schedule.is_over or schedule.is_given_out == is_given_out
+        is_fully_assigned = self.assigned_to >= self.last and not (self.lost or self.errors)
+        assert schedule.is_over or schedule.is_fully_assigned == is_fully_assigned
 
     def teardown(self) -> None:
         if not hasattr(self, "schedule"):
@@ -278,7 +278,7 @@ class Passes(RuleBasedStateMachine):
         """Once every task is answered, every block is back."""
         for step, (worker, block) in list(self.working.items()):
             del self.working[step]
-            self.schedule.cancelled(worker, step)
+            self.schedule.cancel(worker, step)
             self.free.add(block)
         self.blocks_come_back()
         assert self.outside == self.blocks
@@ -299,7 +299,7 @@ class Passes(RuleBasedStateMachine):
             before = self.next_step
             for step, (worker, block) in sorted(self.working.items()):
                 del self.working[step]
-                self.schedule.done(worker, step)
+                self.schedule.complete(worker, step)
                 self.pace(worker, is_quick=False)
                 self.ready[step] = block
             self.the_loop_asks_for_a_batch()
@@ -334,8 +334,8 @@ def test_the_block_used_last_is_used_next() -> None:
 def test_the_pass_behind_another_finds_workers_as_quick_as_they_are() -> None:
     before = schedule_of(2, 0, 100, n_workers=2)
     assert [worker for worker, _, _ in assign_all(before)] == [0, 1]
-    before.done(0, 0, is_quick=True)
-    schedule = before.followed(0, 100)
+    before.complete(0, 0, is_quick=True)
+    schedule = before.next_iteration(0, 100)
     for block in range(2, 30):
         schedule.free(block)
     schedule.set_backlog(before.n_tasks)
@@ -351,7 +351,7 @@ def test_steps_behind_those_of_a_slow_worker_are_done_meanwhile() -> None:
     for now in range(20 * slow_ns):
         for worker in (0, 1):
             if worker in at_work and at_work[worker][1] <= now:
-                schedule.done(worker, at_work.pop(worker)[0], is_quick=worker == 1)
+                schedule.complete(worker, at_work.pop(worker)[0], is_quick=worker == 1)
         while (delivered := schedule.deliver()) is not None:
             schedule.free(delivered)
         if schedule.is_low:

@@ -213,12 +213,12 @@ class Dispatcher:
             iteration.sizes[step] = n_rows, heap_bytes
             if skips:
                 iteration.skips[step] = skips
-            iteration.schedule.done(worker, step, is_quick=status == _QUICK)
+            iteration.schedule.complete(worker, step, is_quick=status == _QUICK)
         elif status == Status.FAILED:
             clear_claims(iteration.layout, self.pool[number])
-            iteration.schedule.failed(worker, step, error or TransformError("no reason was sent"))
+            iteration.schedule.fail(worker, step, error or TransformError("no reason was sent"))
         elif status == Status.CANCELLED:
-            iteration.schedule.cancelled(worker, step)
+            iteration.schedule.cancel(worker, step)
         if iteration.is_cancelled:
             self._finish(iteration)
 
@@ -229,7 +229,7 @@ class Dispatcher:
         if iteration.is_cancelled:
             for step, number in tasks.items():
                 clear_claims(iteration.layout, self.pool[number])
-                schedule.cancelled(loss.worker, step)
+                schedule.cancel(loss.worker, step)
             self._finish(iteration)
             return
         for step, number, claims in self._running_task(iteration, tasks):
@@ -246,8 +246,8 @@ class Dispatcher:
             else:
                 is_reported = is_final(error, n_crashes)
             if is_reported:
-                schedule.failed(loss.worker, step, error)
-        schedule.lost(loss.worker)
+                schedule.fail(loss.worker, step, error)
+        schedule.reassign(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
         found, given = [], []

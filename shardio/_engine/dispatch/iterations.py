@@ -130,11 +130,11 @@ class IterationTable:
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
         """Begin the successor of an iteration; return None if slots or idle workers are lacking."""
-        plan, is_busy = before.successor, not before.schedule.is_given_out
+        plan, is_busy = before.successor, not before.schedule.is_fully_assigned
         if plan is None or is_busy or not self._free_slots or self.n_live > 1:
             return None
         partition = plan.partition
-        schedule = before.schedule.followed(partition.first_step, partition.stop_step)
+        schedule = before.schedule.next_iteration(partition.first_step, partition.stop_step)
         self.ahead = iteration = self.begin(plan, schedule, before.layout)
         iteration.is_ahead = True
         return iteration
@@ -199,7 +199,7 @@ class IterationTable:
             self.ended.popleft().is_cancelled = True
         for iteration in self:
             iteration.is_cancelled |= not iteration.is_watched
-            iteration.schedule = iteration.schedule.renewed()
+            iteration.schedule = iteration.schedule.restarted()
             iteration.sizes, iteration.skips, iteration.delivered_block = {}, {}, None
             iteration.sent_to.clear()
             if iteration.is_cancelled:

@@ -43,7 +43,7 @@ class Schedule:
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
-        self._before = [0] * n_workers  # each worker's tasks of the previous iteration
+        self._n_previous_tasks = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
         # Worker i may soon be idle at a load of up to `_low_loads[i]`. A step of worker i goes to
@@ -63,7 +63,7 @@ class Schedule:
         return self.next_step >= self._last
 
     @property
-    def is_given_out(self) -> bool:
+    def is_fully_assigned(self) -> bool:
         """True if every step is assigned, and none has failed or is lost."""
         return self._next_assigned >= self._last and not (self._lost or self._failed)
 
@@ -90,11 +90,11 @@ class Schedule:
         """True if a step can be assigned only after `free` has added a block."""
         return not (self._free or self._lost)
 
-    def renewed(self) -> Schedule:
+    def restarted(self) -> Schedule:
         """Return a schedule of the steps that are not delivered yet; none of them is assigned."""
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
-    def followed(self, first: int, last: int) -> Schedule:
+    def next_iteration(self, first: int, last: int) -> Schedule:
         """Return a schedule for the next iteration, in which the same workers count as quick."""
         found = Schedule(first, last, len(self._tasks), self._base_depth)
         for worker, is_quick in enumerate(self._is_quick):
@@ -104,7 +104,7 @@ class Schedule:
 
     def set_backlog(self, n_tasks: list[int]) -> None:
         """Add the tasks that each worker still has of the previous iteration to its load."""
-        self._before = n_tasks
+        self._n_previous_tasks = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
         self._count_low()
@@ -139,7 +139,7 @@ class Schedule:
         self.n_in_flight += 1
         return worker, step, block
 
-    def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
+    def complete(self, worker: int, step: int, *, is_quick: bool = False) -> None:
         """Record that a worker has filled the block of a step, and whether the task was quick."""
         self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, inlined for speed
         self.n_in_flight -= 1
@@ -159,23 +159,23 @@ class Schedule:
         self._count_low()
 
     def _update_load(self, worker: int, depth: int) -> None:
-        n_tasks = len(self._tasks[worker]) + self._before[worker]
+        n_tasks = len(self._tasks[worker]) + self._n_previous_tasks[worker]
         self._loads[worker] = self._full - depth + n_tasks
 
     def _count_low(self) -> None:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._low_loads, strict=True))
 
-    def failed(self, worker: int, step: int, error: BaseException) -> None:
+    def fail(self, worker: int, step: int, error: BaseException) -> None:
         """Record that a step failed; `deliver` raises the error in place of the step's block."""
         self._free.append(self._answered(worker, step))
         self._failed[step] = error
 
-    def lost(self, worker: int) -> None:
+    def reassign(self, worker: int) -> None:
         """Record that a worker has exited: its tasks are assigned again, with the same blocks."""
         for step in self.tasks_of(worker):
             self._lost[step] = self._answered(worker, step)
 
-    def cancelled(self, worker: int, step: int) -> None:
+    def cancel(self, worker: int, step: int) -> None:
         """Record that a worker has dropped a step, because the iteration was cancelled."""
         self._free.append(self._answered(worker, step))
 

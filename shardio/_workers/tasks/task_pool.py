@@ -215,7 +215,7 @@ class TaskPool(Closing):
         while (step := self._delivered()) is not None:
             call = self._calls.pop(step)
             if call.error is None:
-                is_last = self._schedule.is_given_out
+                is_last = self._schedule.is_fully_assigned
                 return step, call.value(self._blocks, self._name, is_last=is_last)
             self._n_skipped += 1
             self.error_budget.skip(step, call.item, call.error)
@@ -321,16 +321,16 @@ class TaskPool(Closing):
         if n_results:
             self._chunks.append(call.split(n_results))
             return
-        self._schedule.done(worker, step, is_quick=taken_ns < QUICK_NS)
+        self._schedule.complete(worker, step, is_quick=taken_ns < QUICK_NS)
 
     def _fail(self, worker: int, step: int, error: BaseException) -> None:
         call = self._calls[step]
         call.give_back(self._blocks)
         if self.error_budget.allows_skip(error):
             call.error = error
-            self._schedule.done(worker, step)
+            self._schedule.complete(worker, step)
         else:
-            self._schedule.failed(worker, step, error)
+            self._schedule.fail(worker, step, error)
 
     def _on_worker_exit(self, died: WorkerExit) -> None:
         """Replace a worker that has exited; assign its unanswered items again, or give them up."""
@@ -347,7 +347,7 @@ class TaskPool(Closing):
             if self._on_crash is not None:
                 call.give_back(self._blocks)
                 call.memory = memoryview(pack_value(self._on_crash(part, died)).to_bytes())
-                self._schedule.done(worker, step)
+                self._schedule.complete(worker, step)
                 del tasks[step]
             elif call.n_crashes == MAX_CRASHES:
                 crashes = f"{MAX_CRASHES} workers crashed on {call.named} in {self._name}"
@@ -358,7 +358,7 @@ class TaskPool(Closing):
             call.give_back(self._blocks)
             call.worker, call.is_begun = None, False
         self._to_resume = deque(each for each in self._to_resume if each[0] != worker)
-        self._schedule.lost(worker)
+        self._schedule.reassign(worker)
         self._blocks.forget(worker)
         self._n_restarts += 1
         with files_explained():
