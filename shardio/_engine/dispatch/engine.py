@@ -35,11 +35,11 @@ from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import (
-    explain_files,
-    files_explained,
     interrupts_held,
     memory_file,
+    raise_if_too_many_files,
     this_process,
+    translate_open_file_errors,
 )
 from shardio._workers.processes.shared_memory import SharedArray, create_marks_file
 from shardio._workers.processes.stack_dumps import timeout_error
@@ -212,13 +212,13 @@ class Engine:
         """
         self.view: SampleView
 
-    @files_explained()
+    @translate_open_file_errors()
     def _new_backend(self) -> Backend:
         if not self._n_workers:
             return InlineWorker(self._batch_spec)
         return WorkerBackend(self._batch_spec, self._n_workers, self._start_method)
 
-    @files_explained()
+    @translate_open_file_errors()
     def open(self, view: SampleView) -> None:
         """Take ownership of the dataset of `view`, and share files and tables with the workers."""
         self.view, dataset = view, view.dataset
@@ -281,7 +281,7 @@ class Engine:
         if self._dispatcher is not None:
             self._dispatcher.synchronize = synchronize
 
-    @files_explained()
+    @translate_open_file_errors()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
         """Start an iteration, or take over the one that was begun ahead with this plan.
 
@@ -321,7 +321,7 @@ class Engine:
                 self._iterations.may_be_inconsistent = False
                 return found
             except OSError as error:
-                explain_files(error)
+                raise_if_too_many_files(error)
                 raise
             finally:
                 self._is_inside = False

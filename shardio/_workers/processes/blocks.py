@@ -26,14 +26,14 @@ import numpy.typing as npt
 
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import (
-    file_limit_explained,
-    files_explained,
     interrupts_held,
+    translate_file_size_errors,
+    translate_open_file_errors,
 )
 from shardio._workers.processes.shared_memory import (
     map_whole,
-    refusals_explained,
     reserve_memory_file,
+    translate_memory_errors,
 )
 from shardio.batch.layout import BlockViews
 from shardio.errors import InsufficientMemory
@@ -58,7 +58,7 @@ class BlockMap:
 
     def _map(self) -> None:
         n_bytes = os.fstat(self._fd).st_size
-        with refusals_explained(n_bytes, "the map of a block"):
+        with translate_memory_errors(n_bytes, "the map of a block"):
             self.map, self.start = map_whole(self._fd, n_bytes, self.backed_bytes())
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8, n_bytes, self.start)
         self.views: BlockViews | None = None
@@ -90,7 +90,10 @@ class BlockMap:
             wanted = -(-max(n_bytes, better) // page) * page
             what = "a batch's values of varying size"
             require(wanted - size, what)
-            with file_limit_explained(wanted, what), refusals_explained(wanted - size, what):
+            with (
+                translate_file_size_errors(wanted, what),
+                translate_memory_errors(wanted - size, what),
+            ):
                 os.posix_fallocate(self._fd, 0, wanted)
         self.note_growth(n_bytes)
 
@@ -177,7 +180,7 @@ class BlockPool:
             return None
 
     def make_extra(self) -> int:
-        with interrupts_held(), files_explained():
+        with interrupts_held(), translate_open_file_errors():
             block = Block(len(self._blocks), self.block_bytes, self._budget)
             self._blocks.append(block)
             self._count(block)

@@ -135,16 +135,16 @@ def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def files_explained() -> Iterator[None]:
+def translate_open_file_errors() -> Iterator[None]:
     """Raise UnsupportedEnvironment if the `with` block fails because too many files are open."""
     try:
         yield
     except OSError as error:
-        explain_files(error)
+        raise_if_too_many_files(error)
         raise
 
 
-def explain_files(error: OSError) -> None:
+def raise_if_too_many_files(error: OSError) -> None:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise UnsupportedEnvironment(
@@ -156,7 +156,7 @@ def explain_files(error: OSError) -> None:
 
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files can be opened: ZeroMQ aborts without them."""
-    with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
+    with interrupts_held(), translate_open_file_errors(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -166,7 +166,7 @@ def open_pidfd(pid: int) -> int:
     if not hasattr(os, "pidfd_open"):
         raise _missing_call("pidfd_open", f"this is {sys.platform}")
     try:
-        with files_explained():
+        with translate_open_file_errors():
             return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
@@ -200,10 +200,10 @@ def memory_file(*parts: bytes) -> int:
         except OSError:  # kernels before 6.3 do not know this flag
             fd = os.memfd_create("shardio", flags)
     except OSError as error:
-        explain_files(error)
+        raise_if_too_many_files(error)
         raise _missing_call("memfd_create", str(error)) from error
     try:
-        with file_limit_explained(sum(map(len, parts)), "the data for workers"):
+        with translate_file_size_errors(sum(map(len, parts)), "the data for workers"):
             for part in parts:
                 view = memoryview(part)
                 while view:
@@ -215,7 +215,7 @@ def memory_file(*parts: bytes) -> int:
 
 
 @contextlib.contextmanager
-def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
+def translate_file_size_errors(n_bytes: int, what: str) -> Iterator[None]:
     """Raise InsufficientMemory if RLIMIT_FSIZE prevents a memory file of n_bytes for `what`."""
     try:
         yield
@@ -289,7 +289,7 @@ class WakeupEvent(Closing):
     """A kernel event that can be polled; `set` and `close` may be called in any thread."""
 
     def __init__(self) -> None:
-        with files_explained():
+        with translate_open_file_errors():
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Without the lock, another thread could call `close` just before `set` writes; `set`
         # would then write to a file that was opened meanwhile and got the same descriptor number.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.limits import available_bytes, require
-from shardio._workers.processes.linux import file_limit_explained, memory_file
+from shardio._workers.processes.linux import memory_file, translate_file_size_errors
 from shardio.errors import InsufficientMemory
 from shardio.storage.file_access import replace_map
 
@@ -110,7 +110,7 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
     require(n_bytes, what)
     with _new_memory_file(n_bytes, what) as fd:
         take_large_pages(fd, n_bytes)
-        with refusals_explained(n_bytes, what):
+        with translate_memory_errors(n_bytes, what):
             os.posix_fallocate(fd, 0, n_bytes)
     return fd
 
@@ -120,7 +120,7 @@ def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
     """Yield a new memory file; then seal it against shrinking, or close it if the body raises."""
     fd = memory_file()
     try:
-        with file_limit_explained(n_bytes, what):
+        with translate_file_size_errors(n_bytes, what):
             os.ftruncate(fd, n_bytes)
         yield fd
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
@@ -130,7 +130,7 @@ def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
+def translate_memory_errors(n_bytes: int, what: str) -> Iterator[None]:
     """Raise InsufficientMemory if the kernel refuses n_bytes for `what` in the `with` block."""
     try:
         yield

@@ -46,10 +46,10 @@ from typing import NoReturn
 from shardio._workers.processes.linux import (
     die_with_parent,
     end_process,
-    explain_files,
     has_ended,
     name_process,
     open_pidfd,
+    raise_if_too_many_files,
 )
 from shardio._workers.processes.worker_main import (
     EXECUTE,
@@ -277,7 +277,7 @@ class Zygote:
                 self.pid = _spawn(theirs.fileno(), main_pidfd)
             except OSError as error:
                 ours.close()
-                explain_files(error)
+                raise_if_too_many_files(error)
                 raise UnsupportedEnvironment(
                     f"the process that starts workers could not be executed: {error} "
                     f"(sys.executable is {sys.executable!r}); num_workers=0 needs no such process"

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shardio._base.statistics import now_ns
-from shardio._workers.processes.linux import files_explained
+from shardio._workers.processes.linux import translate_open_file_errors
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.stage import PipeStep, Stage, StageJob, UserCall
@@ -180,7 +180,7 @@ class AsyncExecutor(StageExecutor):
         self._runner, self._stages = runner, stages[::-1]
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_waking = False
-        with files_explained():
+        with translate_open_file_errors():
             self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="shardio event loop", daemon=True).start()
 

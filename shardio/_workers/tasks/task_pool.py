@@ -22,7 +22,7 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.limits import default_budget
-from shardio._workers.processes.linux import Finalizer, files_explained
+from shardio._workers.processes.linux import Finalizer, translate_open_file_errors
 from shardio._workers.processes.serialization import pickled, shortened, text_of, unpack_failure
 from shardio._workers.processes.stack_dumps import StepFiles, timeout_error
 from shardio._workers.processes.worker_main import (
@@ -143,7 +143,7 @@ class TaskPool(Closing):
         self._failure_texts: dict[int, str] = {}
         self._has_ended = False
         target = partial(call_for_main, function, budget, name)
-        with ExitStack() as resources, files_explained():
+        with ExitStack() as resources, translate_open_file_errors():
             self._blocks = resources.enter_context(ValueBlocks(n_workers + 1, budget))
             self._step_files = resources.enter_context(StepFiles())
             fds = [self._step_files.open(n_workers), *held_fds]
@@ -361,7 +361,7 @@ class TaskPool(Closing):
         self._schedule.reassign(worker)
         self._blocks.forget(worker)
         self._n_restarts += 1
-        with files_explained():
+        with translate_open_file_errors():
             self._pool.restart(worker)
         self._send_hello(worker)
 

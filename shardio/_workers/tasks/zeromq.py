@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 from shardio._base.classes import Closing
 from shardio._workers.processes.linux import (
     check_files,
-    files_explained,
     keep_freed_memory,
     this_process,
+    translate_open_file_errors,
     yield_to_main,
 )
 from shardio._workers.processes.serialization import ValuePickler, pack_failure, text_of
@@ -83,7 +83,10 @@ class Receiver(Closing):
         try:
             self._socket.linger = 0
             self._socket.rcvhwm = 0  # credit limits the bytes, so the message count needs no limit
-            with files_explained(), tempfile.TemporaryDirectory(prefix=name, dir=parent) as folder:
+            with (
+                translate_open_file_errors(),
+                tempfile.TemporaryDirectory(prefix=name, dir=parent) as folder,
+            ):
                 path = os.path.join(folder, _SOCKET_NAME)
                 self.address = f"ipc://{path}"
                 self._socket.bind(self.address)
