@@ -18,7 +18,7 @@ from shardio._base.statistics import ItemStats, SkippedItem
 from shardio._loading.options import OnError, most_skips, refuse_path, seconds
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
-from shardio._workers.processes.serialization import add_note, shortened
+from shardio._workers.processes.serialization import add_note, short_repr
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.calls import InlinePool, SingleCaller
 from shardio._workers.tasks.schedule import DEPTH
@@ -217,7 +217,7 @@ class _Feed:
         try:
             self._task_pool.put(request, item)
         except Exception as error:
-            add_note(error, f"in the request of item {number} ({shortened(item)})")
+            add_note(error, f"in the request of item {number} ({short_repr(item)})")
             raise
 
 
@@ -228,9 +228,9 @@ def _call_method(loader: Loader, method: str, argument: Any, number: int, item: 
     except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
         # An exception of these types would end the iteration as if there were no more items.
         message = f"{_named(loader, method)} raised {type(error).__name__}"
-        raise TransformError(f"{message}, item {number} ({shortened(item)})") from error
+        raise TransformError(f"{message}, item {number} ({short_repr(item)})") from error
     except Exception as error:
-        add_note(error, f"in {_named(loader, method)}, item {number} ({shortened(item)})")
+        add_note(error, f"in {_named(loader, method)}, item {number} ({short_repr(item)})")
         raise
 
 
@@ -244,7 +244,7 @@ def _iterator(items: Any) -> Iterator[Any]:
     try:
         return iter(items)
     except TypeError as error:
-        raise InvalidArgument(f"items must be iterable; found {shortened(items)}") from error
+        raise InvalidArgument(f"items must be iterable; found {short_repr(items)}") from error
 
 
 def _end(task_pool: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:

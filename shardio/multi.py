@@ -12,7 +12,7 @@ from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
 from shardio._loading.options import OnError, most_skips, refuse_path, seconds
-from shardio._workers.processes.serialization import shortened
+from shardio._workers.processes.serialization import short_repr
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.sample_stream import SampleStream
@@ -103,13 +103,13 @@ class MultiLoader(Closing):
             if dataset is not None:
                 raise InvalidArgument(
                     "with address the servers have the dataset: leave dataset out; found "
-                    f"{shortened(dataset)}"
+                    f"{short_repr(dataset)}"
                 )
             parse_all(address)
         elif keys is not None or options is not None:
             raise InvalidArgument("keys and options are for a server: pass its address as address=")
         elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
-            raise InvalidArgument(f"dataset must be iterable; found {shortened(dataset)}")
+            raise InvalidArgument(f"dataset must be iterable; found {short_repr(dataset)}")
         self.dataset = dataset
         if workers == 0:
             raise InvalidArgument(

@@ -17,7 +17,7 @@ from shardio._base.statistics import PipelineStats, StageStats
 from shardio._loading.options import OnError, most_skips, seconds
 from shardio._loading.sources import MapIterator, PipelineSource, ResumePosition
 from shardio._workers.processes.linux import Finalizer, interrupts_held
-from shardio._workers.processes.serialization import shortened
+from shardio._workers.processes.serialization import short_repr
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
 from shardio._workers.tasks.stage import (
     BatchStep,
@@ -136,7 +136,7 @@ def _piped(
     """Return a step that calls `function`; check the options. Errors name it `argument`."""
     call = user_call(argument, function)
     if not isinstance(name, str | None):
-        raise InvalidArgument(f"name must be a string; found {shortened(name)}")
+        raise InvalidArgument(f"name must be a string; found {short_repr(name)}")
     if check_executor(executor) is not None and call.is_async:
         raise InvalidArgument(
             f"{argument} is async, and runs in an event loop; found executor={executor!r}"
@@ -390,7 +390,7 @@ class DataLoader(PipelineIterations):
         """
         n_items = self._supply.n_items
         if n_items is None:
-            raise TypeError(f"the source has no length: {shortened(self._supply.source)}")
+            raise TypeError(f"the source has no length: {short_repr(self._supply.source)}")
         if self._yields_many:
             raise TypeError(
                 "a DataLoader whose preprocessor is a generator function has no length: an item "

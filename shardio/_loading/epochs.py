@@ -162,7 +162,7 @@ class EpochSampler:
         if self._latest is None or self._latest[0] != epoch:
             numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
             origin = self._origin or {"sampler": _hash_of(numbers)}
-            table = SharedArray.of(numbers, "the order of an epoch")
+            table = SharedArray.from_array(numbers, "the order of an epoch")
             self._latest = epoch, Listed(table, len(numbers), origin)
         return self._latest[1]
 
@@ -183,7 +183,7 @@ class EpochSampler:
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
         self.n_positions_per_epoch = n = _count_draws(sampler, weights)
         if sampler.replacement:
-            sums = SharedArray.of(np.cumsum(weights), "the running sums of weights")
+            sums = SharedArray.from_array(np.cumsum(weights), "the running sums of weights")
             self.order = Weighted(sums, n, self._origin)
         else:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from shardio._loading.options import refuse_path
-from shardio._workers.processes.serialization import shortened
+from shardio._workers.processes.serialization import short_repr
 from shardio._workers.tasks.stage import SourceItem, SourcePosition
 from shardio.errors import InvalidArgument
 from shardio.order.sampling import count
@@ -29,14 +29,14 @@ class MapIterator:
     def __init__(self, mapping: Any, sampler: Iterable[Any] | None = None) -> None:
         if not hasattr(type(mapping), "__getitem__"):
             raise InvalidArgument(
-                f"mapping must be a mapping or a sequence; found {shortened(mapping)}"
+                f"mapping must be a mapping or a sequence; found {short_repr(mapping)}"
             )
         if sampler is None and not (isinstance(mapping, Mapping) or hasattr(mapping, "__len__")):
             raise InvalidArgument(
                 "the keys of a mapping without a length are unknown; pass a sampler"
             )
         if not (sampler is None or _is_iterable(sampler)):
-            raise InvalidArgument(f"sampler must be iterable; found {shortened(sampler)}")
+            raise InvalidArgument(f"sampler must be iterable; found {short_repr(sampler)}")
         self._mapping, self._sampler = mapping, sampler
 
     def __iter__(self) -> Iterator[Any]:
@@ -87,7 +87,7 @@ class PipelineSource:
         is_sync = not hasattr(type(source), "__aiter__")
         if is_sync and not _is_iterable(source):
             raise InvalidArgument(
-                f"{name} must be iterable, or async iterable; found {shortened(source)}"
+                f"{name} must be iterable, or async iterable; found {short_repr(source)}"
             )
         self.source: Any = source
         states = (getattr(source, name, None) for name in ("state_dict", "load_state_dict"))
@@ -150,7 +150,7 @@ class PipelineSource:
         kept = {"version", "item", "n_passed_over", "n_items", "source"}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:
             raise InvalidArgument(
-                f"state: expected a result of DataLoader.state_dict(); found {shortened(state)}"
+                f"state: expected a result of DataLoader.state_dict(); found {short_repr(state)}"
             )
         n_items = self.n_items
         if state["n_items"] != n_items:
@@ -166,7 +166,7 @@ class PipelineSource:
             raise InvalidArgument(
                 "an iteration of this source cannot resume in the middle: expected a sequence, a "
                 "MapIterator, or an object with state_dict and load_state_dict; found "
-                f"{shortened(self.source)}"
+                f"{short_repr(self.source)}"
             )
 
 

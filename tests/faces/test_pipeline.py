@@ -475,7 +475,7 @@ def _stuck_in_a_process(marker: str) -> int:
 
 
 def test_overdue_process_calls_show_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
+    monkeypatch.setattr(stack_dumps, "_ANSWER_TIMEOUT_S", PATIENCE_S)  # however busy the machine is
     monkeypatch.setattr(executors, "_STACKS_TIMEOUT_S", PATIENCE_S)
     marker = tmp_path / "stuck"
     pipeline = Pipeline(["", str(marker)]).pipe(_stuck_in_a_process, executor="process")

@@ -26,7 +26,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give workers time to report what they do, however busy the machine is."""
-    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(stack_dumps, "_ANSWER_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def workers_of(loader: ShardLoader) -> backends.WorkerBackend:
 
 
 def test_each_worker_gets_its_own_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(stack_dumps, "_ANSWER_TIMEOUT_S", 0.05)
     files = [(tmp_path / str(worker)).open("wb+", buffering=0) for worker in range(4)]
 
     texts = ["  a longer stack", "  stack"]

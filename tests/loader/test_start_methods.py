@@ -192,7 +192,7 @@ def _epoch(loader: ShardLoader) -> list[Any]:
 
 
 def test_hanging_thread_is_reported_overdue(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(stack_dumps, "_ANSWER_TIMEOUT_S", PATIENCE_S)
     stuck, free = threading.Event(), threading.Event()
     transform = _sticking(stuck, free, 20)
     with _loader(folder, num_workers=0, transform=_sticking(stuck, stuck, 20)) as loader:

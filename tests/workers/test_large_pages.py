@@ -37,7 +37,7 @@ class Refusing(mmap.mmap):
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what has been observed of the kernel."""
-    monkeypatch.setattr(shared_memory._KernelSupport, "is_asked", True)
+    monkeypatch.setattr(shared_memory._KernelSupport, "is_enabled", True)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -114,7 +114,7 @@ def test_a_block_without_large_pages(monkeypatch: pytest.MonkeyPatch, number: in
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, LARGE_BYTES + 4) == b"\7"
     os.close(block.fd)
-    assert not shared_memory._KernelSupport.is_asked
+    assert not shared_memory._KernelSupport.is_enabled
 
 
 @pytest.mark.parametrize(("ns", "is_asked_again"), [(9_900_000, True), (10_100_000, False)])
@@ -128,7 +128,7 @@ def test_slow_kernels(monkeypatch: pytest.MonkeyPatch, *, ns: int, is_asked_agai
     monkeypatch.setattr(mmap, "mmap", Collapsing)
     monkeypatch.setattr(shared_memory, "now_ns", lambda: clock[0])
     os.close(reserve_memory_file(20 * LARGE_BYTES, "a test"))
-    assert shared_memory._KernelSupport.is_asked is is_asked_again
+    assert shared_memory._KernelSupport.is_enabled is is_asked_again
     assert clock[0] == ns * (20 if is_asked_again else 16)
 
 

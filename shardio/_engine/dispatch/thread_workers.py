@@ -34,7 +34,7 @@ from shardio._workers.processes.global_generators import (
 )
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.pool_state import Event, Failed, Message, WorkerExit
-from shardio._workers.processes.stack_dumps import without_our_frames
+from shardio._workers.processes.stack_dumps import without_shardio_frames
 from shardio._workers.processes.zygote import GRACE_S
 from shardio.errors import ClosedError
 from shardio.samples.view import SampleView
@@ -340,4 +340,4 @@ def _stack(frame: FrameType | None) -> str:
         f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
         for each, line in traceback.walk_stack(frame)
     ]
-    return without_our_frames("\n".join(lines))
+    return without_shardio_frames("\n".join(lines))

@@ -27,7 +27,7 @@ from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
 from shardio._workers.processes.serialization import pack_error
 from shardio._workers.processes.shared_memory import sparse_memory_file, unpack_shared
-from shardio._workers.processes.stack_dumps import answer_with_stacks
+from shardio._workers.processes.stack_dumps import install_stack_handler
 from shardio._workers.processes.worker_main import (
     DESCRIPTOR_BYTES,
     MAX_MESSAGE_BYTES,
@@ -278,7 +278,7 @@ class BatchWorker(Closing):
         return ReplyBuffer(mmap.mmap(fd, 0), number)
 
     def _serve_stack_dumps(self, fd: int) -> None:
-        answer_with_stacks(fd)
+        install_stack_handler(fd)
 
     def take(self, message: bytes, fds: tuple[int, ...]) -> None:
         """Handle a message, and send the replies that are due."""

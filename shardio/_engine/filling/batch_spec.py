@@ -126,9 +126,9 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
     """
     shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
-        shared.append(SharedArray.of(rows.row_list.all_rows(), "the rows of a selection"))
+        shared.append(SharedArray.from_array(rows.row_list.all_rows(), "the rows of a selection"))
         rows.set_rows(RowList(shared[0].array))
-    tables = {name: SharedArray.of(*table) for name, table in view.tables().items()}
+    tables = {name: SharedArray.from_array(*table) for name, table in view.tables().items()}
     arrays = {name: table.array for name, table in tables.items()}
     return view.maker(view.dataset, arrays), (*shared, *tables.values())
 
@@ -137,10 +137,10 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
     """Return a worker's copy of the view; take ownership of `fds`, the arrays of `share_view`."""
     left = list(fds)
     if batch_spec.n_selected is not None:
-        selection = SharedArray.received(left.pop(0), "<i8", batch_spec.n_selected)
+        selection = SharedArray.from_fd(left.pop(0), "<i8", batch_spec.n_selected)
         dataset.rows.set_rows(RowList(selection.array))
     pairs = zip(batch_spec.tables.items(), left, strict=True)
-    tables = {name: SharedArray.received(fd, *shape).array for (name, shape), fd in pairs}
+    tables = {name: SharedArray.from_fd(fd, *shape).array for (name, shape), fd in pairs}
     return batch_spec.make_view(dataset, tables)
 
 

@@ -29,7 +29,7 @@ from shardio._engine.filling.user_functions import (
     error_at,
 )
 from shardio._workers.processes.blocks import BlockMap
-from shardio._workers.processes.serialization import without_middle
+from shardio._workers.processes.serialization import truncate_middle
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import (
     EMPTY,
@@ -292,7 +292,7 @@ class RowByRowFiller:
                 return found
             if found is None or first is None:
                 index, row, _ = origin.tolist()
-                text, shard = without_middle(str(error), _MAX_CHARACTERS), int(chunk.shards[0])
+                text, shard = truncate_middle(str(error), _MAX_CHARACTERS), int(chunk.shards[0])
                 found = Skipped(i, index, shard, row, type(error).__name__, text)
                 first = error
         if first is None:

@@ -47,7 +47,7 @@ def pack_error(error: BaseException) -> bytes:
         text = str(error)
     else:
         text = "".join(traceback.format_exception_only(error)).strip()
-    return pickle.dumps((TransformError(without_middle(text, limit // 8)), None))
+    return pickle.dumps((TransformError(truncate_middle(text, limit // 8)), None))
 
 
 def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | None:
@@ -113,13 +113,13 @@ _repr = Repr()
 _repr.maxstring = _repr.maxother = 120
 
 
-def without_middle(text: str, limit: int) -> str:
+def truncate_middle(text: str, limit: int) -> str:
     """Return a text; replace its middle by an ellipsis if it exceeds `limit` characters."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}\n[…]\n{text[-half:]}"
 
 
-def shortened(value: Any) -> str:
+def short_repr(value: Any) -> str:
     return _repr.repr(value)
 
 
@@ -136,13 +136,13 @@ class ValuePickler:
         reduce = functools.partial(_reduce_array, least_bytes)
         self._arrays = {np.ndarray: reduce, np.memmap: reduce}
         self._chunks: list[bytes] = []
-        self._apart: list[pickle.PickleBuffer] = []
+        self._out_of_band: list[pickle.PickleBuffer] = []
         self._file = SimpleNamespace(write=self._chunks.append)
         self._reducers: dict[Any, Any] = {}
         self._pickler = self._new_pickler()
 
     def _new_pickler(self) -> pickle.Pickler:
-        pickler = pickle.Pickler(self._file, _PROTOCOL, buffer_callback=self._apart.append)
+        pickler = pickle.Pickler(self._file, _PROTOCOL, buffer_callback=self._out_of_band.append)
         # A table takes half the time of a `reducer_override` method, because pickle would call
         # that method for every object.
         pickler.dispatch_table = {**self._reducers, **self._arrays}
@@ -161,16 +161,16 @@ class ValuePickler:
                 self._pickler.dump(value)
             except Exception:  # noqa: BLE001  # cloudpickle supports the value, or raises as well
                 self._chunks.clear()
-                self._apart.clear()
-                _CloudPickler(self._file, self._arrays, self._apart).dump(value)
+                self._out_of_band.clear()
+                _CloudPickler(self._file, self._arrays, self._out_of_band).dump(value)
             data = b"".join(self._chunks)
             if len(data) > _MAX_REUSED:
                 self._pickler = self._new_pickler()
-            return data, self._apart.copy()
+            return data, self._out_of_band.copy()
         finally:
             self._pickler.clear_memo()
             self._chunks.clear()
-            self._apart.clear()
+            self._out_of_band.clear()
 
 
 def _reduce_code(code: CodeType) -> Any:
@@ -184,10 +184,12 @@ _DISPATCH_TABLE: Final = {**cloudpickle.Pickler.dispatch_table, CodeType: _reduc
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: Any, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]) -> None:
+    def __init__(
+        self, file: Any, arrays: dict[Any, Any], out_of_band: list[pickle.PickleBuffer]
+    ) -> None:
         # Set the table first, because the __init__ of pickle.Pickler reads it.
         self.dispatch_table = {**_DISPATCH_TABLE, **arrays}
-        super().__init__(file, _PROTOCOL, apart.append)
+        super().__init__(file, _PROTOCOL, out_of_band.append)
 
 
 def _reduce_array(least_bytes: int, array: Any) -> Any:
@@ -244,7 +246,7 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
             pickler.dump(value)
         except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(
-                f"{shortened(value if known is None else known)} cannot be sent to worker "
+                f"{short_repr(value if known is None else known)} cannot be sent to worker "
                 f"processes: {error}; it must not refer to locks, open files, generators or the "
                 f"like: {hint}"
             ) from error

@@ -44,13 +44,13 @@ _F_SEAL_SHRINK: Final = 2
 class _KernelSupport:
     """The state of this process's requests for large pages."""
 
-    is_asked = True  # False once the kernel has refused a request, or has taken too long
+    is_enabled = True  # False once the kernel has refused a request, or has taken too long
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
     """Allocate the first n_bytes of an empty memory file in large pages, if the kernel has any."""
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
-    if not (n_large and _KernelSupport.is_asked):
+    if not (n_large and _KernelSupport.is_enabled):
         return
     try:
         # Create a page in each range: the kernel collapses only ranges that have a page.
@@ -62,10 +62,10 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
             begin_ns = now_ns()
             memory.madvise(_MADV_COLLAPSE, first + start, n_here)
             if (now_ns() - begin_ns) * LARGE_BYTES > _MAX_NS * n_here:
-                _KernelSupport.is_asked = False
+                _KernelSupport.is_enabled = False
                 return
     except (OSError, InsufficientMemory):
-        _KernelSupport.is_asked = False
+        _KernelSupport.is_enabled = False
 
 
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
@@ -166,7 +166,7 @@ class SharedArray:
         weakref.finalize(self, os.close, fd).atexit = False
 
     @classmethod
-    def of(cls, numbers: npt.NDArray[Any], what: str) -> Self:
+    def from_array(cls, numbers: npt.NDArray[Any], what: str) -> Self:
         """Create a shared copy of `numbers`; `what` is the name of the array in errors."""
         fd = reserve_memory_file(max(1, numbers.nbytes), what)
         try:
@@ -178,23 +178,23 @@ class SharedArray:
             raise
 
     @classmethod
-    def received(cls, fd: int, dtype: str, n: int) -> Self:
+    def from_fd(cls, fd: int, dtype: str, n: int) -> Self:
         """Map an array that another process has created; take ownership of the descriptor `fd`."""
         return cls(fd, _mapped(fd, np.dtype(dtype), n, mmap.ACCESS_READ))
 
 
 class _SharingPickler(pickle.Pickler):
-    """A pickler that leaves the content of shared arrays out, and lists the arrays in `found`."""
+    """A pickler that leaves the content of shared arrays out, and lists them in `arrays`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.found: list[SharedArray] = []
+        self.arrays: list[SharedArray] = []
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
         """Return the dtype and length of a shared array, else None."""
         if not isinstance(value, SharedArray):
             return None
-        self.found.append(value)
+        self.arrays.append(value)
         return value.array.dtype.str, len(value.array)
 
 
@@ -205,14 +205,14 @@ class _SharingUnpickler(pickle.Unpickler):
 
     def persistent_load(self, shape: tuple[str, int]) -> SharedArray:
         """Map the next shared array; `shape` is its dtype and its length."""
-        return SharedArray.received(next(self._fds), *shape)
+        return SharedArray.from_fd(next(self._fds), *shape)
 
 
 def pack_shared(value: Any) -> tuple[bytes, list[int]]:
     """Return a message that contains a value, and the descriptors that its shared arrays own."""
     pickler = _SharingPickler(file := io.BytesIO())
     pickler.dump(value)
-    return file.getvalue(), [array.fd for array in pickler.found]
+    return file.getvalue(), [array.fd for array in pickler.arrays]
 
 
 def unpack_shared(message: bytes, fds: Sequence[int]) -> Any:

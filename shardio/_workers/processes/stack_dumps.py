@@ -60,12 +60,12 @@ def map_steps(fd: int) -> Steps:
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 
 
-_PATIENCE_S: Final = 1.0
+_ANSWER_TIMEOUT_S: Final = 1.0
 _QUIET_S: Final = 0.02  # if the files have not grown for this time, the stacks are complete
-_OURS: Final = str(Path(__file__).parents[2] / "_")  # the paths of private modules begin with this
+_PRIVATE_PREFIX: Final = str(Path(__file__).parents[2] / "_")  # of the paths of private modules
 
 
-def answer_with_stacks(fd: int) -> None:
+def install_stack_handler(fd: int) -> None:
     """Make this process write its stacks to `fd` when it receives ASK_FOR_STACKS."""
     faulthandler.register(ASK_FOR_STACKS, fd, all_threads=True, chain=False)
 
@@ -92,15 +92,15 @@ def timeout_error(
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
     """Return the stacks of all workers, innermost frame first, without frames of shardio.
 
-    Worker i writes to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends a signal to
-    worker i, and returns False if the worker has no process.
+    Worker i writes to the file `fds[i]` within `_ANSWER_TIMEOUT_S`. `send(i, signal)` sends a
+    signal to worker i, and returns False if the worker has no process.
     """
     for fd in fds:  # the worker writes at the descriptor's position: reset the position, too
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
     is_asked = [send(worker, ASK_FOR_STACKS) for worker in range(len(fds))]
     sizes, since_s = [0] * len(fds), time.monotonic()
-    end_s = since_s + _PATIENCE_S
+    end_s = since_s + _ANSWER_TIMEOUT_S
     while (now_s := time.monotonic()) < end_s:
         if (found := [os.fstat(fd).st_size for fd in fds]) != sizes:
             sizes, since_s = found, now_s
@@ -113,20 +113,20 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
         if not asked:
             said.append("it is being started")
         elif not size:
-            said.append(f"it did not report within {_PATIENCE_S:g} s what it is doing")
+            said.append(f"it did not report within {_ANSWER_TIMEOUT_S:g} s what it is doing")
         else:
-            said.append(without_our_frames(os.pread(fd, size, 0).decode("utf-8", "replace")))
+            said.append(without_shardio_frames(os.pread(fd, size, 0).decode("utf-8", "replace")))
     return said
 
 
-def without_our_frames(text: str) -> str:
+def without_shardio_frames(text: str) -> str:
     """Return the stack of each thread without the frames of shardio that called the user's code."""
     kept: list[str] = []
-    is_ours = False
+    is_own = False
     for line in text.splitlines():
         if not line.startswith(" "):  # the next thread begins
-            is_ours = False
-        is_ours = is_ours or (_OURS in line and bool(kept) and kept[-1].startswith(" "))
-        if line.strip() and not is_ours:
+            is_own = False
+        is_own = is_own or (_PRIVATE_PREFIX in line and bool(kept) and kept[-1].startswith(" "))
+        if line.strip() and not is_own:
             kept.append(line)
     return "\n".join(kept)

@@ -29,10 +29,10 @@ from shardio._workers.processes.serialization import (
     add_note,
     as_failure,
     pack_failure,
-    shortened,
+    short_repr,
     unpack_failure,
 )
-from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
+from shardio._workers.processes.stack_dumps import install_stack_handler, map_steps
 from shardio._workers.processes.worker_main import (
     DESCRIPTOR_BYTES,
     Channel,
@@ -159,7 +159,7 @@ def call_for_main(
         message, fds = received
         request_kind, _, number, step, *_ = HEADER.unpack_from(message)
         if request_kind == CallRequest.HELLO:
-            answer_with_stacks(fds[0])
+            install_stack_handler(fds[0])
         elif request_kind == CallRequest.BLOCK:
             caller.blocks[number] = BlockMap(fds[0])
         else:
@@ -295,7 +295,7 @@ class InlinePool(Closing):
             raise
         except BaseException as raised:  # noqa: BLE001  # even sys.exit, as in a worker
             error = as_failure(raised, self._name)
-            add_note(error, f"in this process, item {number} ({shortened(item)})")
+            add_note(error, f"in this process, item {number} ({short_repr(item)})")
             if not self.error_budget.allows_skip(error):
                 raise error  # noqa: B904  # `as_failure` sets the cause
             self.error_budget.skip(number, item, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from shardio._base.statistics import SkippedItem
-from shardio._workers.processes.serialization import shortened, text_of
+from shardio._workers.processes.serialization import short_repr, text_of
 from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, UnsupportedEnvironment
 
 MAX_CRASHES: Final = 2
@@ -43,7 +43,7 @@ class ErrorBudget:
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
         """Record that an item is skipped; raise TooManySkipped after too many skips."""
-        found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
+        found = SkippedItem(index, short_repr(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)
         if self.max_skips is not None and n_skipped > self.max_skips:

@@ -23,7 +23,7 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, now_ns
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure
-from shardio._workers.processes.stack_dumps import without_our_frames
+from shardio._workers.processes.stack_dumps import without_shardio_frames
 from shardio._workers.tasks.executors import SOURCE, create_executors
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH
@@ -64,10 +64,10 @@ def _late_result_error(
 
 
 def _stack(frame: FrameType) -> str:
-    # `without_our_frames` expects the output of faulthandler, which has the innermost call first.
+    # `without_shardio_frames` expects the order of faulthandler: the innermost call first.
     calls = reversed(traceback.extract_stack(frame))
     lines = [f'  File "{call.filename}", line {call.lineno} in {call.name}' for call in calls]
-    return without_our_frames("\n".join(["thread:", *lines])).partition("\n")[2]
+    return without_shardio_frames("\n".join(["thread:", *lines])).partition("\n")[2]
 
 
 _S_PER_NS: Final = 1e-9

@@ -19,7 +19,7 @@ from types import CoroutineType
 from typing import Any, Final, Literal, NamedTuple
 
 from shardio._base.statistics import StageStats, now_ns
-from shardio._workers.processes.serialization import shortened
+from shardio._workers.processes.serialization import short_repr
 from shardio.errors import InvalidArgument, TransformError
 
 
@@ -48,7 +48,7 @@ def user_call(name: str, function: Any) -> UserCall:
         if look_up is None or isinstance(function, str | bytes):
             raise InvalidArgument(
                 f"{name} must be a function, or something to look up in, such as a mapping; "
-                f"found {shortened(function)}"
+                f"found {short_repr(function)}"
             )
         return UserCall(look_up)
     # For an object that is callable, look also at `__call__`. For a class, do not.
@@ -73,7 +73,7 @@ def check_executor(executor: Any) -> TaskExecutor:
         return executor  # type: ignore[no-any-return]
     raise InvalidArgument(
         "executor must be None, 'process' or an Executor of concurrent.futures; found "
-        f"{shortened(executor)}"
+        f"{short_repr(executor)}"
     )
 
 
@@ -149,7 +149,7 @@ class StageJob:
     def named(self) -> str:
         if self.origin.first < 0:
             return f"{self.stage.name}, item {self.origin.last + self.n_yielded}"
-        return f"{self.stage.name}, {self.origin} ({shortened(self.item)})"
+        return f"{self.stage.name}, {self.origin} ({short_repr(self.item)})"
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, translate_open_file_errors
-from shardio._workers.processes.serialization import pickled, shortened, text_of, unpack_failure
+from shardio._workers.processes.serialization import pickled, short_repr, text_of, unpack_failure
 from shardio._workers.processes.stack_dumps import StepFiles, timeout_error
 from shardio._workers.processes.worker_main import (
     DESCRIPTOR_BYTES,
@@ -55,7 +55,7 @@ class PendingCall:
 
     @property
     def named(self) -> str:
-        return f"item {self.step} ({shortened(self.item)})"
+        return f"item {self.step} ({short_repr(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
         """Return a new PendingCall for the arrived value, which is n_results of a generator."""

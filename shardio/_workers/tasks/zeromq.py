@@ -30,7 +30,7 @@ from shardio._workers.processes.linux import (
     yield_to_main,
 )
 from shardio._workers.processes.serialization import ValuePickler, pack_failure, text_of
-from shardio._workers.processes.stack_dumps import answer_with_stacks
+from shardio._workers.processes.stack_dumps import install_stack_handler
 from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, pack_value
 from shardio.errors import InvalidArgument, TransformError, import_extra
@@ -173,7 +173,7 @@ def send_all(
     global _here
     yield_to_main()
     keep_freed_memory()
-    answer_with_stacks(channel.fds[channel.index])
+    install_stack_handler(channel.fds[channel.index])
     _here = WorkerInfo(channel.index, n_workers)
     # webdataset reads these variables.
     os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import errors
-from shardio._workers.processes.serialization import without_middle
+from shardio._workers.processes.serialization import truncate_middle
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import SKIPPED, BlockLayout, layout_of_received_batches
 from shardio.errors import InvalidArgument, ShardCorrupt, ShardioError
@@ -182,7 +182,7 @@ def as_json(error: BaseException) -> dict[str, Any]:
     text = error.what if isinstance(error, ShardCorrupt) else str(error)
     if not isinstance(error, ShardioError) or kind not in errors.__all__:
         kind, text = "ShardioError", f"{kind}: {error}"
-    found: dict[str, Any] = {"class": kind, "text": without_middle(text, _MAX_CHARACTERS)}
+    found: dict[str, Any] = {"class": kind, "text": truncate_middle(text, _MAX_CHARACTERS)}
     if isinstance(error, ShardCorrupt):
         found |= {each: getattr(error, each) for each in ("code", *_PLACES)}
         for each in _VALUES:
