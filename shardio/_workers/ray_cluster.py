@@ -32,7 +32,7 @@ from shardio.errors import (
     import_extra,
 )
 
-_PATIENCE_S: Final = 10.0
+_CONNECT_TIMEOUT_S: Final = 10.0
 
 
 def ray_module() -> Any:
@@ -48,25 +48,25 @@ def connect(ray: Any, address: str | None) -> None:
     if place == "local":
         options |= {"include_dashboard": False}
     try:
-        _refuse_silence(place)
+        _check_reachable(place)
         with warnings.catch_warnings():
             # Ray warns of a future change to the assignment of GPUs.
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(place, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedEnvironment(
-            f"Ray at {place!r} cannot be reached: {_said(error)}"
+            f"Ray at {place!r} cannot be reached: {_one_line(error)}"
         ) from error
 
 
-def _refuse_silence(place: str) -> None:
+def _check_reachable(place: str) -> None:
     """Raise OSError if a host and port accept no connections; Ray would wait for minutes."""
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     line = first_line(error)
     return " ".join(str(error).split()) if line.endswith(":") else line
 
@@ -75,13 +75,16 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-_WATCH_S: Final = 0.5
+_WATCH_INTERVAL_S: Final = 0.5
 
 
-def do_job(held: list[Any], shared_path: str, version: str, value: Any) -> Any:
-    """Call the function in `held` with `value`; return the result, or the exception."""
+def do_job(function_ref: list[Any], shared_path: str, version: str, value: Any) -> Any:
+    """Call the function in `function_ref` with `value`; return the result, or the exception.
+
+    `function_ref` is a list that contains the reference to the function.
+    """
     try:
-        _end_with(os.getppid())
+        _exit_with_parent(os.getppid())
         if version != __version__:
             raise UnsupportedEnvironment(
                 f"machine {platform.node()} of the Ray cluster has shardio {__version__}, this one "
@@ -92,7 +95,7 @@ def do_job(held: list[Any], shared_path: str, version: str, value: Any) -> Any:
                 f"machine {platform.node()} of the Ray cluster does not see {shared_path}: source "
                 "and dataset must be on a file system that all machines have under the same path"
             )
-        return _function(held[0])(value)
+        return _function(function_ref[0])(value)
     except SystemExit:  # Ray would only report that a process has ended
         where = f"on machine {platform.node()}:\n{traceback.format_exc()}"
         return WorkerDied(f"a job called sys.exit {where}")
@@ -110,12 +113,12 @@ def _function(reference: Any) -> Callable[[Any], Any]:
 
 
 @functools.cache
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """End this process when its parent (Ray's process) exits; Ray itself would wait for the job."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_WATCH_S)
+            time.sleep(_WATCH_INTERVAL_S)
         os._exit(1)
 
     threading.Thread(target=watch, name="shardio-watch", daemon=True).start()
@@ -127,8 +130,8 @@ MAX_LOST: Final = 8
 
 Machines that may have run it are counted separately, up to max(MAX_LOST, running machines).
 """
-_LOOK_S: Final = 5.0
-_AHEAD: Final = 2  # the number of jobs per CPU of the cluster, including the one that is running
+_CHECK_INTERVAL_S: Final = 5.0
+_JOBS_PER_CPU: Final = 2  # of the cluster, including the job that is running
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -188,17 +191,17 @@ class Cluster(Closing):
         self._ray = ray_module()
         found = self._ray.exceptions
         # These errors mean that a job or its result was lost together with a machine.
-        self._lost = found.NodeDiedError, found.ObjectLostError
+        self._loss_errors = found.NodeDiedError, found.ObjectLostError
         self._engine, self._n_at_once = engine, n_at_once
         self._shared_path = os.path.abspath(shared_path)
         self._running: dict[Any, tuple[int, Any]] = {}
         self._n_crashes: Counter[int] = Counter()
         self._n_lost: Counter[int] = Counter()
-        self._n_lost_meanwhile: Counter[int] = Counter()
-        self._dead: set[str] = set()
+        self._n_possible_losses: Counter[int] = Counter()
+        self._dead_node_ids: set[str] = set()
         self._submit: Callable[[Any], Any]  # `run` sets this and the next attribute
         self._name_of: Callable[[int], str]
-        self._looked_s = 0.0
+        self._last_check_s = 0.0
         self._is_owner = False
 
     def __enter__(self) -> Self:
@@ -224,15 +227,15 @@ class Cluster(Closing):
         Raises the exception of a job, or WorkerDied if Ray cannot finish a job, for example because
         too many processes crashed while they ran this job.
         """
-        self._refuse_lack_of_gpus()
+        self._check_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
         # Keep the reference in a list: Ray would replace a bare reference by the function, and
         # unpickle the function for each job.
-        held = [self._ray.put(function)]
-        do = functools.partial(remote(do_job).remote, held, self._shared_path, __version__)
-        self._submit, self._name_of, self._dead = do, name_of, self._dead_nodes()
+        function_ref = [self._ray.put(function)]
+        do = functools.partial(remote(do_job).remote, function_ref, self._shared_path, __version__)
+        self._submit, self._name_of, self._dead_node_ids = do, name_of, self._dead_nodes()
         while True:
-            while len(self._running) < self._room() and (job := next_job()) is not None:
+            while len(self._running) < self._max_submitted() and (job := next_job()) is not None:
                 self._running[self._submit(job[1])] = job
             if not self._running:
                 return
@@ -244,7 +247,7 @@ class Cluster(Closing):
             try:
                 result = self._ray.get(done)
             except self._ray.exceptions.RayError as error:
-                if isinstance(error, self._lost):
+                if isinstance(error, self._loss_errors):
                     self._note_loss(number, error)
                 elif not copies:
                     self._record_failure(number, error)
@@ -259,23 +262,24 @@ class Cluster(Closing):
     def _next_done(self) -> Any:
         """Wait for a job, and return its reference; None if a machine is lost."""
         while True:
-            done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
-            if time.monotonic() - self._looked_s > _LOOK_S and self._dead_nodes() - self._dead:
+            done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_CHECK_INTERVAL_S)
+            is_due = time.monotonic() - self._last_check_s > _CHECK_INTERVAL_S
+            if is_due and self._dead_nodes() - self._dead_node_ids:
                 return None
             if done:
                 return done[0]
 
     def _dead_nodes(self) -> set[str]:
-        self._looked_s = time.monotonic()
+        self._last_check_s = time.monotonic()
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self) -> None:
         """Submit all running jobs again: any may be lost. The first result of each job counts."""
-        self._dead |= self._dead_nodes()
+        self._dead_node_ids |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
-            self._n_lost_meanwhile[number] += 1
-            if self._n_lost_meanwhile[number] >= n_may_be_lost:
+            self._n_possible_losses[number] += 1
+            if self._n_possible_losses[number] >= n_may_be_lost:
                 raise WorkerDied(f"{n_may_be_lost} machines were lost on {self._name_of(number)}")
             self._running[self._submit(value)] = number, value
 
@@ -284,7 +288,7 @@ class Cluster(Closing):
         if self._n_lost[number] == MAX_LOST:
             raise WorkerDied(f"{MAX_LOST} machines were lost on {self._name_of(number)}") from error
 
-    def _refuse_lack_of_gpus(self) -> None:
+    def _check_gpus(self) -> None:
         """Raise UnsupportedEnvironment if no machine has the GPUs; Ray would wait in silence."""
         there = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
         if self._engine.gpus > max(there, default=0):
@@ -293,11 +297,11 @@ class Cluster(Closing):
                 f"that one has is {max(there, default=0):g}"
             )
 
-    def _room(self) -> int:
+    def _max_submitted(self) -> int:
         """Return the number of jobs that may be submitted at a time to the current machines."""
         if self._n_at_once is not None:
             return self._n_at_once
-        return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        return _JOBS_PER_CPU * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _record_failure(self, number: int, error: Exception) -> None:
         """Record the failure of a job that has no result; raise an error if the job is given up."""

@@ -69,7 +69,7 @@ def test_a_node_that_is_lost_costs_only_what_it_was_at(
     lose: Callable[[Nodes, Path], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.2)
+    monkeypatch.setattr(ray_cluster, "_CHECK_INTERVAL_S", 0.2)
     reached = tmp_path / "reached"
     write(lines, {"b/3.txt": f"three stuck:{reached} again"})
     reached.touch()

@@ -129,8 +129,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setattr(ray_cluster, "_end_with", lambda parent: None)
-    monkeypatch.setattr(ray_cluster, "_LOOK_S", -1.0)
+    monkeypatch.setattr(ray_cluster, "_exit_with_parent", lambda parent: None)
+    monkeypatch.setattr(ray_cluster, "_CHECK_INTERVAL_S", -1.0)
     yield stand_in
     assert not stand_in.is_on
     ray_cluster._function.cache_clear()
