@@ -78,14 +78,14 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         self._task_pool: TaskPool | InlinePool | None = None
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
-        self._is_over = self._is_closed = self._is_within = False
+        self._is_over = self._is_closed = self._is_entered = False
         self._single_caller = SingleCaller(
             "another thread is waiting for an item of this iteration"
         )
 
     def __enter__(self) -> Self:
         self._begin()
-        self._is_within = True
+        self._is_entered = True
         return self
 
     def _begin(self) -> Generator[Any, None, None]:
@@ -127,7 +127,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
     def _finish(self) -> None:
         """End the iteration and the workers; the end of a `with` block shuts the loader down."""
         self._is_over = True
-        if self._is_within and self._task_pool is not None:
+        if self._is_entered and self._task_pool is not None:
             self._body = None
             self._task_pool.close()
         else:
@@ -167,7 +167,7 @@ class _Feed:
         self, task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]
     ) -> None:
         self._task_pool, self._loader, self._source = task_pool, loader, source
-        self._given: dict[int, Any] = {}  # the items that are being loaded, by their indices
+        self._pending_items: dict[int, Any] = {}  # the items being loaded, by their indices
         self.ready: list[tuple[int, Any]] = []  # index and value of the next loaded item
         # The exception that the source, `make_request` or `put` has raised, to be raised again
         # after the values of all earlier items were yielded.
@@ -191,7 +191,7 @@ class _Feed:
         return True
 
     def post_process(self, number: int, response: Any) -> Any:
-        item = self._given.pop(number)
+        item = self._pending_items.pop(number)
         return _call_method(self._loader, "post_process", response, number, item)
 
     def _fill(self) -> None:
@@ -213,7 +213,7 @@ class _Feed:
             add_note(error, f"in the source, item {number}")
             raise
         request = _call_method(self._loader, "make_request", item, number, item)
-        self._given[number] = item
+        self._pending_items[number] = item
         try:
             self._task_pool.put(request, item)
         except Exception as error:

@@ -71,10 +71,10 @@ class MapView(Closing):
         self._loader: ShardLoader | None = None
         self._pid = self._batch_size = 0
         self._indices: Sequence[int] = ()
-        self._inherited: ShardLoader | None = None
+        self._parent_loader: ShardLoader | None = None
         self._closed = False
         with self._new_loader(1, sampler=None) as loader:
-            self._n = len(loader)
+            self._n_samples = len(loader)
 
     def _new_loader(
         self, n_rows: int, sampler: Callable[[int], Any] | None, seed: int = 0
@@ -94,10 +94,10 @@ class MapView(Closing):
         )
 
     def __repr__(self) -> str:
-        return f"MapView({self._dataset!r}: {self._n} samples)"
+        return f"MapView({self._dataset!r}: {self._n_samples} samples)"
 
     def __len__(self) -> int:
-        return self._n
+        return self._n_samples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
@@ -106,9 +106,9 @@ class MapView(Closing):
         """Return the samples with the given indices, in the given order; load them as one batch."""
         numbers = [operator.index(index) for index in indices]
         for number in numbers:
-            if not -self._n <= number < self._n:
-                raise IndexError(f"sample {number} of {self._n}")
-        self._indices = [number % self._n for number in numbers]
+            if not -self._n_samples <= number < self._n_samples:
+                raise IndexError(f"sample {number} of {self._n_samples}")
+        self._indices = [number % self._n_samples for number in numbers]
         if not numbers:
             return []
         samples = []
@@ -127,7 +127,7 @@ class MapView(Closing):
             elif self._loader is not None:
                 # The loader belongs to the parent process: keep it from being garbage-collected in
                 # this process.
-                self._inherited = self._loader
+                self._parent_loader = self._loader
             # Each worker draws its own seed. With a common seed, the transforms in all workers
             # would draw the same random numbers.
             seed = random.getrandbits(63)

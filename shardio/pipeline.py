@@ -123,7 +123,7 @@ class _Iteration:
         return entry[1]
 
 
-def _piped(
+def _make_step(
     argument: str,
     function: Any,
     *,
@@ -151,7 +151,7 @@ def _piped(
     )
 
 
-def _one_for_one(step: PipeStep) -> PipeStep:
+def _check_one_result(step: PipeStep) -> PipeStep:
     if step.call.yields_many:
         raise InvalidArgument(
             f"{step.name} must return one result; only the preprocessor may be a generator function"
@@ -212,8 +212,8 @@ class Pipeline(PipelineIterations):
             name: the name of the step in errors and statistics; by default the function's name.
         """
         given = getattr(function, "__name__", None) or type(function).__name__
-        return self._with(
-            _piped(
+        return self._with_steps(
+            _make_step(
                 "function",
                 function,
                 concurrency=concurrency,
@@ -230,31 +230,33 @@ class Pipeline(PipelineIterations):
         If `drop_last` is True, a last list with fewer than `n` items is dropped.
         """
         drop = one_of("drop_last", drop_last, (True, False))
-        return self._with(BatchStep(count("n", n, 1), drop))
+        return self._with_steps(BatchStep(count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
         """Return a pipeline with one more step, which replaces each item by its elements."""
         group = f"step {len(self._steps)}"
         call = UserCall(iter, yields_many=True)
-        return self._with(PipeStep(call, "disaggregate", 1, in_order=True, thread_group=group))
+        return self._with_steps(
+            PipeStep(call, "disaggregate", 1, in_order=True, thread_group=group)
+        )
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
         """Return a pipeline that buffers up to `buffer` results for the loop.
 
         The loop waits at most `timeout` seconds for each result; None sets no limit.
         """
-        made = self._with()
-        made._n_buffered = count("buffer", buffer, 1)
-        made._timeout_s = seconds("timeout", timeout)
-        return made
+        pipeline = self._with_steps()
+        pipeline._n_buffered = count("buffer", buffer, 1)
+        pipeline._timeout_s = seconds("timeout", timeout)
+        return pipeline
 
-    def _with(self, *steps: PipeStep | BatchStep) -> Pipeline:
-        made = Pipeline.__new__(Pipeline)
+    def _with_steps(self, *steps: PipeStep | BatchStep) -> Pipeline:
+        pipeline = Pipeline.__new__(Pipeline)
         PipelineIterations.__init__(
-            made, self._supply, self._most_skips, self._n_buffered, self._timeout_s
+            pipeline, self._supply, self._most_skips, self._n_buffered, self._timeout_s
         )
-        made._steps = (*self._steps, *steps)
-        return made
+        pipeline._steps = (*self._steps, *steps)
+        return pipeline
 
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration over the source.
@@ -323,7 +325,7 @@ class DataLoader(PipelineIterations):
         steps: list[PipeStep | BatchStep] = []
         if preprocessor is not None:
             name = "preprocessor"
-            step = _piped(name, preprocessor, concurrency=n, executor=executor, order=order)
+            step = _make_step(name, preprocessor, concurrency=n, executor=executor, order=order)
             steps.append(step)
             self._yields_many = step.call.yields_many
         elif executor is not None:
@@ -331,13 +333,15 @@ class DataLoader(PipelineIterations):
         if batch_size is not None:
             steps.append(BatchStep(self._n_per_result, self._drops_last))
         if aggregator is not None:
-            steps.append(_one_for_one(_piped("aggregator", aggregator, concurrency=n, order=order)))
+            steps.append(
+                _check_one_result(_make_step("aggregator", aggregator, concurrency=n, order=order))
+            )
         if transfer_fn is not None:
-            step = _piped("transfer_fn", transfer_fn, thread_group="transfer_fn")
-            steps.append(_one_for_one(step))
+            step = _make_step("transfer_fn", transfer_fn, thread_group="transfer_fn")
+            steps.append(_check_one_result(step))
         self._steps = tuple(steps)
-        self._position, self._loaded = ResumePosition(), ResumePosition()
-        self._current: object = None  # identifies the iteration whose position counts
+        self._position, self._start_position = ResumePosition(), ResumePosition()
+        self._current_iteration: object = None  # identifies the iteration whose position counts
 
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration over `src`, or resume at the position given to `load_state_dict`.
@@ -345,12 +349,12 @@ class DataLoader(PipelineIterations):
         The iterator raises the exceptions of `Pipeline.__iter__`.
         """
         self._check_open()
-        source, begin = self._supply.begin_at(self._loaded)
-        self._loaded, self._position = ResumePosition(), begin
-        this = self._current = object()
+        source, begin = self._supply.begin_at(self._start_position)
+        self._start_position, self._position = ResumePosition(), begin
+        this = self._current_iteration = object()
 
         def note(origin: SourceItem | None) -> None:
-            if self._current is this:
+            if self._current_iteration is this:
                 self._position = ResumePosition.behind(origin)
 
         return self._iterate(source, note, begin)
@@ -372,8 +376,8 @@ class DataLoader(PipelineIterations):
             InvalidArgument: as in `state_dict`, or `state` is invalid or of another source.
         """
         self._check_order()
-        self._loaded = self._position = self._supply.position_in(state)
-        self._current = None
+        self._start_position = self._position = self._supply.position_in(state)
+        self._current_iteration = None
 
     def _check_order(self) -> None:
         if not self._is_ordered:
