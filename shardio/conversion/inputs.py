@@ -90,13 +90,13 @@ def _walk(
     matching files in it, and True if the folder is a class. The name "" stands for a folder that
     cannot be listed.
     """
-    start = _add_without_stars({pattern.parts})
-    waiting: list[tuple[str, set[Rest], frozenset[FileId]]] = [("", start, frozenset())]
+    start = _expand_stars({pattern.parts})
+    waiting: list[tuple[str, set[RemainingParts], frozenset[FileId]]] = [("", start, frozenset())]
     while waiting:
-        folder, reached, above = waiting.pop()
+        folder, remaining, ancestors = waiting.pop()
         here = os.path.join(root, folder)
         identity = _file_id(here)
-        if identity in above:  # This folder is a link to a folder that contains it.
+        if identity in ancestors:  # This folder is a link to a folder that contains it.
             continue
         try:
             with os.scandir(here) as entries:
@@ -110,16 +110,16 @@ def _walk(
         files = [
             name
             for name, is_dir in found
-            if not is_dir and (() in reached or () in _step(reached, name))
+            if not is_dir and (() in remaining or () in _match_name(remaining, name))
         ]
         if exclude is not None:
             folders = [name for name in folders if _file_id(os.path.join(here, name)) != exclude]
-        yield folder, files, bool(files) or (not found and () in reached)
-        circle = above | {identity} if identity else above
+        yield folder, files, bool(files) or (not found and () in remaining)
+        ancestors = ancestors | {identity} if identity else ancestors
         waiting += [
-            (os.path.join(folder, name), descended, circle)
+            (os.path.join(folder, name), descended, ancestors)
             for name in reversed(folders)
-            if (descended := _add_without_stars(_step(reached, name)))
+            if (descended := _expand_stars(_match_name(remaining, name)))
         ]
 
 
@@ -151,7 +151,7 @@ def _make_input(name: str, path: str, label: int) -> Input:
 
 _SPECIAL: Final = re.compile(r"[*?\[]")
 _ANY_FOLDERS: Final = "**"
-Rest = tuple[str, ...]
+RemainingParts = tuple[str, ...]
 """The parts of a pattern that the rest of a path must match; () matches any rest."""
 
 
@@ -167,10 +167,10 @@ class Pattern:
     parts: tuple[str, ...] = ()
 
 
-def _step(reached: set[Rest], name: str) -> set[Rest]:
+def _match_name(remaining: set[RemainingParts], name: str) -> set[RemainingParts]:
     """Return the parts still to be matched after the component `name` of a path is matched."""
     found = set()
-    for rest in reached:
+    for rest in remaining:
         if not rest or (rest[0] == _ANY_FOLDERS and name[:1] != "."):
             found.add(rest)
         elif rest[0] != _ANY_FOLDERS and _name_matches(rest[0], name):
@@ -178,9 +178,9 @@ def _step(reached: set[Rest], name: str) -> set[Rest]:
     return found
 
 
-def _add_without_stars(reached: set[Rest]) -> set[Rest]:
-    found = set(reached)
-    for rest in reached:
+def _expand_stars(remaining: set[RemainingParts]) -> set[RemainingParts]:
+    found = set(remaining)
+    for rest in remaining:
         while rest[:1] == (_ANY_FOLDERS,):
             rest = rest[1:]
             found.add(rest)

@@ -70,7 +70,7 @@ _OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|published)\.json"
     r"|\.plan\.json\.[0-9a-f]+\.tmp"
 )
-LOCK_PATIENCE_S: Final = 2.0
+LOCK_TIMEOUT_S: Final = 2.0
 """The time to wait for a lock: workers of a killed conversion hold it until they have exited."""
 
 
@@ -100,7 +100,7 @@ class Staging:
         self._resume, self._overwrite, self.appends = resume, overwrite, appends
         restart_hint = self._abandon_hint if appends else "overwrite (--overwrite) starts again"
         self._store_hint, self._restart_hint = hint, hint or restart_hint
-        self._replaced = self.folder / "replaced"
+        self._replaced_folder = self.folder / "replaced"
         self._plan: JournaledPlan | None = None
         self._has_started = self._is_finished = self._created_out = False
 
@@ -164,11 +164,11 @@ class Staging:
             self._inspect_append()
             return
         if not (self._resume or self._overwrite):
-            raise DatasetExists(self._interrupted())
+            raise DatasetExists(self._describe_interrupted())
         if self._resume:
             self._plan = self._read_plan(self._restart_hint)
             if self._plan and self._plan.appends:
-                raise DatasetExists(self._interrupted())
+                raise DatasetExists(self._describe_interrupted())
         if not self.is_published:
             self._undo()
             self._check_out()
@@ -179,7 +179,7 @@ class Staging:
         self._undo()
         plan = self._read_plan(self._abandon_hint)
         if plan is not None and not (plan.appends and self._resume):
-            raise DatasetExists(self._interrupted())
+            raise DatasetExists(self._describe_interrupted())
         self._plan = plan
 
     def _read_plan(self, hint: str) -> JournaledPlan | None:
@@ -189,7 +189,7 @@ class Staging:
         except (DatasetCorrupt, InvalidArgument) as error:
             raise type(error)(f"{error}; {hint}") from error
 
-    def _interrupted(self) -> str:
+    def _describe_interrupted(self) -> str:
         with contextlib.suppress(DataError, InvalidArgument):
             plan = read_plan(self.folder)
             if plan is not None and plan.appends:
@@ -251,9 +251,9 @@ class Staging:
         Each shard has a path relative to the work folder and one relative to `out`.
         """
         if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
-            make_folder(self._replaced)
+            make_folder(self._replaced_folder)
             for name in dataset_entries(self.out):
-                rename_exclusive(str(self.out / name), str(self._replaced / name))
+                rename_exclusive(str(self.out / name), str(self._replaced_folder / name))
         for name, final in shards:
             link_staged(self.folder / name, self.out / final)
         sync_path(self.out)
@@ -279,11 +279,11 @@ class Staging:
     def _undo(self) -> None:
         """Remove from `out` the links to shards in the work folder; restore a replaced dataset."""
         undo(self.out, self.folder, is_private=bool(self._store_hint))
-        if self._replaced.exists():
+        if self._replaced_folder.exists():
             # Move `dataset.json` last: the dataset exists for readers only when this file exists.
-            for name in sorted(os.listdir(self._replaced), key=lambda name: name == POINTER):
+            for name in sorted(os.listdir(self._replaced_folder), key=lambda name: name == POINTER):
                 if not (self.out / name).exists():  # Another writer may have created the file.
-                    rename_exclusive(str(self._replaced / name), str(self.out / name))
+                    rename_exclusive(str(self._replaced_folder / name), str(self.out / name))
             sync_path(self.out)
 
     def discard_units(self) -> None:
@@ -359,8 +359,8 @@ class Staging:
         return True
 
     def _lock(self) -> None:
-        """Create the work folder and lock it; wait up to LOCK_PATIENCE_S if it is locked."""
-        end_s = time.monotonic() + LOCK_PATIENCE_S
+        """Create the work folder and lock it; wait up to LOCK_TIMEOUT_S if it is locked."""
+        end_s = time.monotonic() + LOCK_TIMEOUT_S
         while self.lock_fd < 0:
             try:
                 make_folder(self.folder)

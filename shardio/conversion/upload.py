@@ -29,7 +29,7 @@ from typing import Any, Final
 from shardio._base.classes import Closing
 from shardio.conversion.journal import WORK_FOLDER, plan_path, uploaded_name, write_upload_note
 from shardio.conversion.report import ConversionReport
-from shardio.conversion.staging import LOCK_PATIENCE_S
+from shardio.conversion.staging import LOCK_TIMEOUT_S
 from shardio.dataset.manifest import GENERATIONS, POINTER, holds_dataset, load
 from shardio.errors import (
     DataError,
@@ -235,7 +235,7 @@ class Upload(Closing):
 
     def _lock_locally(self, path: str, byte: int) -> None:
         """Lock a byte of the file `path`, because the lease excludes only other machines."""
-        end_s = time.monotonic() + LOCK_PATIENCE_S
+        end_s = time.monotonic() + LOCK_TIMEOUT_S
         while not self._lock.enter_context(try_exclusive(path, byte)):
             self._lock.close()
             if time.monotonic() > end_s:

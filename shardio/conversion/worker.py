@@ -163,7 +163,7 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
     )
 
 
-def _concerns(error: OSError, source: Input) -> bool:
+def _is_read_error(error: OSError, source: Input) -> bool:
     """Return True if an error, even one that names no file, means that an input cannot be read."""
     if error.errno in _MACHINE_ERRNOS:
         return False
@@ -191,7 +191,7 @@ def _fill_buffer(
         except StopIteration as end:
             return end.value
         except OSError as error:
-            if not _concerns(error, source):
+            if not _is_read_error(error, source):
                 raise
             return Outcome("broken", f"cannot be read: {error.strerror or error}")
         buffer.append(sample)

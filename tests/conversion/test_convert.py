@@ -195,7 +195,7 @@ def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_pat
 
 
 def test_lock_while_running(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr(staging, "LOCK_TIMEOUT_S", 0.0)
     write(tmp_path / "out" / ".conversion", {"0123456789abcdef/000.shard": "half"})
     fd = os.open(tmp_path / "out" / ".conversion", os.O_RDONLY)
     try:

@@ -134,7 +134,7 @@ def test_none_is_its_own_source(lines: Path, tmp_path: Path, options: dict[str, 
 
 
 def test_an_impossible_out_is_an_error(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
+    monkeypatch.setattr("shardio.conversion.staging.LOCK_TIMEOUT_S", 0)
     with pytest.raises(FileNotFoundError, match="/proc/none"):  # the kernel's own: no entry is made
         convert(lines, Path("/proc/none/out"))
 

@@ -201,7 +201,7 @@ def test_same_url_is_refused(place: Place, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_conversion_at_a_time_per_url(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
+    monkeypatch.setattr("shardio.conversion.upload.LOCK_TIMEOUT_S", 0)
     publish = Upload.publish
 
     def late(self: Upload, *given: Any) -> Any:
@@ -229,7 +229,7 @@ def test_resume_waits_for_old_uploads(place: Place, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as during:
         during.setattr("shardio.conversion.upload.upload_shard", slow)
-        during.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
+        during.setattr("shardio.conversion.upload.LOCK_TIMEOUT_S", 0)
         with pytest.raises(KeyboardInterrupt):
             place.convert(progress=interrupted)
         with pytest.raises(DatasetConflict, match="an interrupted upload"):
