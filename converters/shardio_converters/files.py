@@ -28,12 +28,12 @@ def data_name(name: str) -> str:
 
 
 @contextmanager
-def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
+def open_media(source: Input, *, has_suffix: bool) -> Iterator[IO[bytes]]:
     """Open a file; a broken link is an empty file, unless the suffix promises media."""
     try:
         file: IO[bytes] = open(source.path, "rb")
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ELOOP) or is_promised:
+        if error.errno not in (errno.ENOENT, errno.ELOOP) or has_suffix:
             raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
         file = io.BytesIO()
     with file:

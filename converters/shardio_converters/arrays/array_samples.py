@@ -198,13 +198,13 @@ class ArraySamples(InferringConverter):
 
     def _samples(self, arrays: Sequence[NamedArray]) -> Iterator[dict[str, Any]]:
         if not self.rows:
-            yield {each.name: self._made(each)(each.whole()) for each in arrays}
+            yield {each.name: self._maker(each)(each.whole()) for each in arrays}
             return
         names = [each.name for each in arrays]
-        for values in zip(*(map(self._made(each), each.rows()) for each in arrays), strict=True):
+        for values in zip(*(map(self._maker(each), each.rows()) for each in arrays), strict=True):
             yield dict(zip(names, values, strict=True))
 
-    def _made(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
+    def _maker(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
         field = self.schema()[array.name].array
         if field and field.dtype != array.dtype:
             return partial(_widened, array, field.dtype)

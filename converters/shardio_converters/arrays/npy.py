@@ -129,7 +129,7 @@ def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
 SUFFIXES: Final = (".npy", ".npz", ".safetensors")
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # the shape, True for Fortran order, the dtype
 
-ONLY: Final = "array"  # the name of the array of a .npy file
+SINGLE_ARRAY: Final = "array"  # the name of the array of a .npy file
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER: Final = 100_000_000  # bytes, as in the safetensors library
 _TENSORS: Final = {
@@ -273,7 +273,7 @@ class Arrays(ArraySamples):
             if not suffix and file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
                 return None
             file.seek(0)
-            header = _read_header(file, ONLY)
+            header = _read_header(file, SINGLE_ARRAY)
             n_bytes = os.fstat(file.fileno()).st_size - file.tell()
             begin = partial(FileSlice, file, file.tell(), n_bytes)
-            return [_npy_array(ONLY, header, n_bytes, begin)]
+            return [_npy_array(SINGLE_ARRAY, header, n_bytes, begin)]

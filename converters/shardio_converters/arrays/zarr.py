@@ -31,7 +31,7 @@ from shardio_converters.arrays.array_samples import (
     dtype_name,
     refuse_bomb,
 )
-from shardio_converters.arrays.npy import ONLY
+from shardio_converters.arrays.npy import SINGLE_ARRAY
 from shardio_converters.files import damage, named_path
 
 # Metadata files; the first in the folder of a store is its root file
@@ -126,7 +126,7 @@ def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
             raise MediaError(f"{name}: there is more than one metadata file for this array")
         arrays[folder] = about
         _refuse_pickle({**about, "attributes": None}, name)
-    folders = {folder: folder or ONLY for folder in arrays}
+    folders = {folder: folder or SINGLE_ARRAY for folder in arrays}
     for name in found.sizes:
         is_known = basename(name) in ROOTS or basename(name).startswith(".") or name.endswith("/")
         if not is_known and _store_of(name, folders) is None:
@@ -159,7 +159,7 @@ def _refuse_pickle(content: Any, name: str) -> None:
 
 
 def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> NamedArray:
-    what = f"array {folder or ONLY!r}"
+    what = f"array {folder or SINGLE_ARRAY!r}"
     version = about.get("zarr_format")
     array = found.zarr.open_array(
         found.store, path=found.path_of(folder), mode="r", zarr_format=version
@@ -172,7 +172,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> NamedArray
     n_bytes = max(prod(shape), prod(pieces)) * dtype.itemsize
     refuse_bomb(what, n_bytes, found.n_bytes)
     return block_array(
-        folder.replace("/", ".") or ONLY,
+        folder.replace("/", ".") or SINGLE_ARRAY,
         known,
         shape,
         partial(_read, array, what, cache(checks)),

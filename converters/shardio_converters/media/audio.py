@@ -55,9 +55,9 @@ class AudioFiles(Converter):
 
 def is_media(source: Input) -> bool:
     """Return True if the first bytes or the suffix of a file are those of video or audio."""
-    promised = media.has_media_suffix(source.name)
-    with open_media(source, is_promised=promised) as file:
-        return promised or media.has_media_signature(file.read(media.HEAD_BYTES))
+    has_suffix = media.has_media_suffix(source.name)
+    with open_media(source, has_suffix=has_suffix) as file:
+        return has_suffix or media.has_media_signature(file.read(media.HEAD_BYTES))
 
 
 _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_streams": "streams"}

@@ -95,7 +95,7 @@ class Images(Converter):
 
 def _read(source: Input) -> bytes | None:
     """Return the bytes of a file; None if it is no image by suffix and first bytes."""
-    promised = media.has_image_suffix(source.name)
-    with open_media(source, is_promised=promised) as file:
+    has_suffix = media.has_image_suffix(source.name)
+    with open_media(source, has_suffix=has_suffix) as file:
         head = file.read(_HEAD_BYTES)
-        return head + file.read() if promised or media.has_image_signature(head) else None
+        return head + file.read() if has_suffix or media.has_image_signature(head) else None

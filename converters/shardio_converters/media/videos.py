@@ -50,7 +50,7 @@ _MIN_CODED: Final = 16
 _MAX_CODED: Final = 8192
 
 
-def _settled(options: Any) -> Mapping[str, Any]:
+def _complete_options(options: Any) -> Mapping[str, Any]:
     """Check all options; return the values of missing options, and the standard form of others."""
     found = {"step": options.step}
     if options.step is None:
@@ -71,14 +71,14 @@ def _settled(options: Any) -> Mapping[str, Any]:
     if options.audio is False:
         found["audio"] = None  # False means the same as an option that is not given.
     if store == "h264":
-        found |= _coded(options)
+        found |= _encoder_options(options)
     if store == "jpeg":
         found["quality"] = JPEG_QUALITY if options.quality is None else options.quality
         check_number("quality", found["quality"], 1, 100)
     return found
 
 
-def _coded(options: Any) -> dict[str, Any]:
+def _encoder_options(options: Any) -> dict[str, Any]:
     codec = options.codec or "h264"
     check_choice("codec", codec, [*CODECS])
     usual, most = CODECS[codec]
@@ -187,7 +187,7 @@ class Videos(Converter):
 
     def __post_init__(self) -> None:
         # Converters that store the same bytes then have equal options in the datasets.
-        for name, value in _settled(self).items():
+        for name, value in _complete_options(self).items():
             object.__setattr__(self, name, value)
 
     def schema(self) -> Schema:
@@ -244,7 +244,7 @@ class Videos(Converter):
             if self.fps is None:
                 pictures = video.pictures(self.size, self._is_used)
             else:
-                pictures = _picked(video.pictures(self.size), video.time_base, Fraction(self.fps))
+                pictures = _resample(video.pictures(self.size), video.time_base, Fraction(self.fps))
             interval = video.interval if self.fps is None else 1 / Fraction(self.fps)
             seconds = self.frames * self.stride * interval
             window: deque[tuple[int, Any]] = deque(maxlen=self._span)
@@ -331,11 +331,11 @@ class Videos(Converter):
     ) -> Iterator[tuple[int, media.Pixels | None]]:
         """Return an iterator over the frames to store: their times, and their scaled pixels."""
         found = video.pictures(self.size, pixels=pixels)
-        return found if self.fps is None else _picked(found, video.time_base, Fraction(self.fps))
+        return found if self.fps is None else _resample(found, video.time_base, Fraction(self.fps))
 
     def _encoder(self, time_base: Fraction) -> media.StreamEncoder | media.JpegEncoder:
-        # In the result of `_settled`, the options of the encoder are never None.
-        size, made = self.size, _settled(self)
+        # In the result of `_complete_options`, the options of the encoder are never None.
+        size, made = self.size, _complete_options(self)
         if self.store == "jpeg":
             return media.JpegEncoder(size, size, time_base, quality=made["quality"])
         codec, gop, crf = made["codec"], made["gop"], made["quality"]
@@ -362,7 +362,7 @@ class Videos(Converter):
         )
 
 
-def _picked(
+def _resample(
     frames: Iterable[tuple[int, media.Pixels | None]], time_base: Fraction, rate: Fraction
 ) -> Iterator[tuple[int, media.Pixels | None]]:
     """Yield the first frame of each interval of 1 / `rate` seconds, with its time unchanged.

@@ -15,7 +15,7 @@ from shardio_converters.records import examples
 from shardio_converters.schema_spec import Field, InferringConverter, schema_of
 
 RECORDS: Final = ("example", "bytes")
-ONLY: Final = "record"  # the field name of a record stored as raw bytes
+RECORD_FIELD: Final = "record"  # the field name of a record stored as raw bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,10 @@ class RecordConverter(InferringConverter):
 
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that a feature, or a raw record, can be converted to a field."""
-        if self.records == "bytes" and (name != ONLY or field != Bytes()):
-            raise InvalidArgument(f"records that are bytes have one field, {ONLY!r}: 'bytes'")
+        if self.records == "bytes" and (name != RECORD_FIELD or field != Bytes()):
+            raise InvalidArgument(
+                f"records that are bytes have one field, {RECORD_FIELD!r}: 'bytes'"
+            )
         if not examples.fits(field):
             raise InvalidArgument(
                 f"field {name!r}: found {word!r}; expected bytes, text, image, json, "
@@ -72,7 +74,7 @@ class RecordConverter(InferringConverter):
                     of_file.add(examples.facts_of(examples.read_example(record)))
                 examples.merge_file(found, of_file)
         if records == "bytes":
-            return replace(self, records=records, fields={ONLY: "bytes"})
+            return replace(self, records=records, fields={RECORD_FIELD: "bytes"})
         if not found.n_samples:
             raise probe.nothing_usable(f"{self.what} that can be read and holds a record")
         try:
@@ -113,7 +115,7 @@ class RecordConverter(InferringConverter):
 
     def _maker(self) -> Any:
         if self.records == "bytes":
-            return lambda record: {ONLY: record}
+            return lambda record: {RECORD_FIELD: record}
         schema = schema_of(self.fields or {})
         known = examples.makers(schema)
         names = {name.encode(): name for name in schema}

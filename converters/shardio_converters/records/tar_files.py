@@ -39,24 +39,24 @@ _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 class Member:
     """A regular file in a tar, readable until the next member is requested."""
 
-    __slots__ = ("_left", "_stream", "n_bytes", "name")
+    __slots__ = ("_n_left", "_stream", "n_bytes", "name")
 
     def __init__(self, name: str, n_bytes: int, stream: _Stream) -> None:
         self.name, self.n_bytes = name, n_bytes
-        self._stream, self._left = stream, n_bytes
+        self._stream, self._n_left = stream, n_bytes
 
     def read(self, most: int | None = None) -> bytes:
         """Read up to `most` more bytes; by default all that are left."""
-        n_bytes = self._left if most is None else min(most, self._left)
+        n_bytes = self._n_left if most is None else min(most, self._n_left)
         if n_bytes > _MAX_MEMBER:
             raise MediaError(f"{n_bytes:,} bytes; {_MAX_MEMBER:,} at most")
-        self._left -= n_bytes
+        self._n_left -= n_bytes
         return self._stream.read(n_bytes)
 
     def end(self) -> None:
         """Skip unread data and padding."""
-        self._stream.skip(self._left + -self.n_bytes % _BLOCK)
-        self._left = 0
+        self._stream.skip(self._n_left + -self.n_bytes % _BLOCK)
+        self._n_left = 0
 
 
 def is_tar(name: str) -> bool:

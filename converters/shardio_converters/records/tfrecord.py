@@ -93,7 +93,7 @@ def _records(
                     return
             where = f"record {n_records:,} at byte {start:,}"
             if len(data) - at < _HEAD.size:
-                data, at = _filled(ours, data[at:], _HEAD.size, where), 0
+                data, at = _read_at_least(ours, data[at:], _HEAD.size, where), 0
             length, stored = _HEAD.unpack_from(data, at)
             if (found := _masked(checksum(data[at : at + 8]))) != stored:
                 raise MediaError(
@@ -102,7 +102,7 @@ def _records(
             _check_length(length, start, n_bytes, where)
             at += _HEAD.size
             if len(data) - at < length + 4:
-                data, at = _filled(ours, data[at:], length + 4, where), 0
+                data, at = _read_at_least(ours, data[at:], length + 4, where), 0
             record = data[at : at + length]
             at += length + 4
             stored = int.from_bytes(data[at - 4 : at], "little")
@@ -120,7 +120,7 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
         raise MediaError(f"{where}: the file ends {stop - n_bytes:,} bytes too early")
 
 
-def _filled(ours: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
+def _read_at_least(ours: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
     """Return `data` and more bytes from `ours`, at least `n_bytes`."""
     parts, missing = [data], n_bytes - len(data)
     while missing > 0:
@@ -137,23 +137,23 @@ class _Inflated:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._part = zlib.decompressobj(_GZIP_OR_ZLIB)
-        self._waiting = b""
+        self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self._unread = b""
 
     def read(self, n_bytes: int, /) -> bytes:
         """Return up to `n_bytes`; b"" at the end."""
         while True:
-            data = self._waiting or self._file.read(_BLOCK_BYTES)
+            data = self._unread or self._file.read(_BLOCK_BYTES)
             if not data:
-                if self._part.eof:
+                if self._stream.eof:
                     return b""
                 raise MediaError("the compressed bytes end too early")
             try:
-                if self._part.eof:
-                    self._part = zlib.decompressobj(_GZIP_OR_ZLIB)
-                found = self._part.decompress(data, n_bytes)
+                if self._stream.eof:
+                    self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+                found = self._stream.decompress(data, n_bytes)
             except zlib.error as error:
                 raise MediaError(f"the compressed bytes are damaged: {error}") from error
-            self._waiting = self._part.unconsumed_tail or self._part.unused_data
+            self._unread = self._stream.unconsumed_tail or self._stream.unused_data
             if found:
                 return found

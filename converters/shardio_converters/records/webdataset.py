@@ -20,7 +20,7 @@ from shardio_converters.records.tar_files import Member, is_tar, open_tar
 from shardio_converters.schema_spec import Field, InferringConverter, fits, format_spec
 
 _PARTS: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
-_ASIDE: Final = re.compile(r"__[^/]*__(?:$|/)")
+_IGNORED_NAME: Final = re.compile(r"__[^/]*__(?:$|/)")
 _NUMBERS: Final = "cls cls2 id index inx"
 _WORDS: Final = {
     _NUMBERS: "int64",
@@ -41,7 +41,7 @@ def split(name: str) -> tuple[str, str] | None:
     Return None for hidden files, names without a dot, and `__names__`.
     """
     found = _PARTS.fullmatch(name)
-    if found is None or _ASIDE.match(name):
+    if found is None or _IGNORED_NAME.match(name):
         return None
     return found[1], found[2].lower()
 
@@ -90,9 +90,9 @@ def _facts_of(field: str, member: Member) -> DtypeShape:
         array = array_in(member.read(_NPY_HEAD), field, member.n_bytes)
         return _checked(array)
     if ending in _PICKLES:
-        raise MediaError(f".{ending} is a pickle, which can run any code: {_way_out(field)}")
+        raise MediaError(f".{ending} is a pickle, which can run any code: {_hint(field)}")
     if ending == "npz":
-        raise MediaError(f"a .npz is several arrays: save each as .npy, or {_way_out(field)}")
+        raise MediaError(f"a .npz is several arrays: save each as .npy, or {_hint(field)}")
     return _WORD_OF.get(ending, "bytes"), ()
 
 
@@ -127,7 +127,7 @@ def _checked(array: NamedArray) -> DtypeShape:
     return array.dtype, array.shape
 
 
-def _way_out(field: str) -> str:
+def _hint(field: str) -> str:
     return f'keep it as it is by --schema, in which all fields are given: "{field}": "bytes"'
 
 

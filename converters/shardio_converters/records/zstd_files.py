@@ -27,27 +27,27 @@ class _ZstdFrames(io.RawIOBase):
         self._file = file
         self._decompressor = zstandard.ZstdDecompressor()
         self._frame = self._decompressor.decompressobj()
-        self._is_within = False
-        self._rest = b""  # the input after the end of a frame
-        self._ready = memoryview(b"")
+        self._is_in_frame = False
+        self._next_input = b""  # the input after the end of a frame
+        self._output = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Buffer) -> int:
-        while not self._ready:
-            data = self._rest or self._file.read(_CHUNK_BYTES)
+        while not self._output:
+            data = self._next_input or self._file.read(_CHUNK_BYTES)
             if not data:
-                if self._is_within:
+                if self._is_in_frame:
                     raise EOFError("the file ends within a Zstandard frame")
                 return 0
-            self._ready = memoryview(self._frame.decompress(data))
-            self._is_within, self._rest = not self._frame.eof, b""
+            self._output = memoryview(self._frame.decompress(data))
+            self._is_in_frame, self._next_input = not self._frame.eof, b""
             if self._frame.eof:
-                self._rest = self._frame.unused_data
+                self._next_input = self._frame.unused_data
                 self._frame = self._decompressor.decompressobj()
         view = memoryview(buffer).cast("B")
-        n_bytes = min(len(view), len(self._ready))
-        view[:n_bytes] = self._ready[:n_bytes]
-        self._ready = self._ready[n_bytes:]
+        n_bytes = min(len(view), len(self._output))
+        view[:n_bytes] = self._output[:n_bytes]
+        self._output = self._output[n_bytes:]
         return n_bytes

@@ -123,7 +123,7 @@ def _read_frames(
                 if begin == end:
                     continue
                 if parts and numbers[begin] != number:
-                    yield _EpisodeFrames(number, first_row, _gathered(parts, specs))
+                    yield _EpisodeFrames(number, first_row, _join_parts(parts, specs))
                     parts = {}
                 if not parts:
                     number, first_row = int(numbers[begin]), row + begin
@@ -133,7 +133,7 @@ def _read_frames(
                     parts[key] += values_of(piece, columns[key], field, row + begin)
             row += batch.num_rows
         if parts:
-            yield _EpisodeFrames(number, first_row, _gathered(parts, specs))
+            yield _EpisodeFrames(number, first_row, _join_parts(parts, specs))
 
 
 def _field_of(column: ArrowColumn, spec: str) -> Field:
@@ -150,7 +150,7 @@ def _field_of(column: ArrowColumn, spec: str) -> Field:
     return field
 
 
-def _gathered(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[str, Any]:
+def _join_parts(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[str, Any]:
     return {key: one if specs[key] == _TEXTS else np.array(one) for key, one in parts.items()}
 
 
@@ -223,7 +223,7 @@ class LeRobot(InferringConverter):
     def _fields_of(self, one: Input) -> SchemaInference:
         found = SchemaInference()
         if _is_info(one) and (place := root_of(one)) is not None:
-            specs = self._taken(open_set(place[0]))
+            specs = self._selected_fields(open_set(place[0]))
             found.add({name: (spec, ()) for name, spec in specs.items()})
         return found
 
@@ -247,7 +247,7 @@ class LeRobot(InferringConverter):
             return Outcome("part", "describes the episodes of its data set")
         if name not in robot_set.rows:
             return Outcome("unsupported", f"not what {INFO} says of any episode")
-        taken = self._taken(robot_set)
+        taken = self._selected_fields(robot_set)
         self._refuse_others(taken)
         reasons: list[str] = []
         n_samples = n_frames = 0
@@ -311,7 +311,7 @@ class LeRobot(InferringConverter):
         """Return the specs of the fields that a sample has in addition to the features."""
         return {**super().all_additional_fields(), "task": "text", "tasks": "json"}
 
-    def _taken(self, robot_set: RobotSet) -> dict[str, str]:
+    def _selected_fields(self, robot_set: RobotSet) -> dict[str, str]:
         specs = dict(robot_set.specs)
         if missing := [name for name in (*_OF_ALL, *(self.columns or ())) if name not in specs]:
             raise MediaError(f"{INFO}: feature {missing[0]!r} is missing")

@@ -43,7 +43,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _damage_in(name: str) -> Iterator[None]:
     """Turn errors from damaged content into MediaErrors that begin with the file's name."""
     try:
         yield
@@ -65,13 +65,13 @@ def _read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], 
     paths = sorted(Path(root, _EPISODES).rglob("*.parquet"))
     names = [data_name(path.relative_to(root).as_posix()) for path in paths]
     for path, name in zip(paths, names, strict=True):
-        with _naming(name), open_table(str(path), name) as table:
+        with _damage_in(name), open_table(str(path), name) as table:
             if missing := [key for key in wanted if key not in table.schema.names]:
                 raise MediaError(f"column {missing[0]!r} is missing")
             for batch in table.batches(wanted):
                 for key in wanted:
                     found[key].append(_numbers(key, batch.column(key)))
-    with _naming(_EPISODES):
+    with _damage_in(_EPISODES):
         if not names:
             raise MediaError("there is no table of episodes")
         if not found[wanted[0]]:
@@ -84,7 +84,7 @@ def _read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], 
 def _read_tasks(root: str) -> dict[int, str]:
     from shardio_converters.tabular.arrow_files import open_table
 
-    with _naming(_TASKS), open_table(os.path.join(root, _TASKS), _TASKS) as table:
+    with _damage_in(_TASKS), open_table(os.path.join(root, _TASKS), _TASKS) as table:
         names = table.schema.names
         text = next((key for key in _TASK_TEXTS if key in names), "")
         if not text:
@@ -205,7 +205,7 @@ class RobotSet:
         chunk, file, begin, end = (
             self.columns[f"videos/{camera}/{key}"][row].item() for key in VIDEO_PLACE
         )
-        name = _filled(self.video_path, chunk, file, camera)
+        name = _format_path(self.video_path, chunk, file, camera)
         return CameraSpan(name, Fraction(begin), Fraction(end))
 
 
@@ -230,7 +230,7 @@ def open_set(root: str) -> RobotSet:
 
 @lru_cache(maxsize=4)  # a small cache is enough, as inputs of a dataset are consecutive
 def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
-    with _naming(INFO):
+    with _damage_in(INFO):
         info = json.loads(_text(root, INFO))
         if not isinstance(info, dict) or not isinstance(info["features"], dict):
             raise MediaError("expected an object with features")
@@ -244,10 +244,10 @@ def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
         n_episodes = int(info["total_episodes"])
     tables, columns = _read_episode_tables(root, cameras)
     tasks = _read_tasks(root)
-    with _naming(INFO):
+    with _damage_in(INFO):
         rows = _rows_of(data_path, columns)
         for camera in cameras:
-            _filled(video_path, 0, 0, camera)
+            _format_path(video_path, 0, 0, camera)
     return RobotSet(fps, specs, tasks, columns, rows, video_path, tables, n_episodes)
 
 
@@ -280,12 +280,12 @@ def _rows_of(template: str, columns: Columns) -> dict[str, list[int]]:
     """Return the indices of episodes by the name of the data file that has them."""
     found: dict[str, list[int]] = {}
     for row, place in enumerate(zip(*(columns[key].tolist() for key in DATA_PLACE), strict=True)):
-        found.setdefault(_filled(template, *place), []).append(row)
+        found.setdefault(_format_path(template, *place), []).append(row)
     return found
 
 
 @lru_cache(maxsize=64)  # consecutive episodes are in the same files
-def _filled(template: str, chunk: int, file: int, camera: str | None = None) -> str:
+def _format_path(template: str, chunk: int, file: int, camera: str | None = None) -> str:
     """Fill in a file name template such as `file-{file_index:03d}`; reject other templates."""
     values: dict[str, Any] = {"chunk_index": int(chunk), "file_index": int(file)}
     if camera is not None:
