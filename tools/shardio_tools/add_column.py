@@ -42,7 +42,7 @@ _PLAIN: Final[dict[str, Callable[..., Kind]]] = {
 _TYPE: Final = re.compile(r"(list of )?(\w+)(?:\[([^\]]*)\])?((?:,\w+)*)")
 _TEXT_SUFFIXES: Final = (".csv", ".jsonl", ".ndjson", ".json")
 _MAX_SHOWN: Final = 60
-_TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
+_BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_field(text: str) -> Kind:
@@ -145,7 +145,7 @@ def _text_values(path: str, name: str, field: Kind) -> Iterator[Any]:
         except InvalidArgument:
             raise
         except (ValueError, RecursionError) as error:
-            what = f"{_shown(text.strip())} is not a value of {name}: {shorten(str(error))}"
+            what = f"{_quote(text.strip())} is not a value of {name}: {shorten(str(error))}"
             raise InvalidArgument(f"{path}, line {line}: {what}") from error
 
 
@@ -173,7 +173,7 @@ def _cells(path: str, name: str, file: TextIO) -> Iterator[tuple[int, str]]:
 
 
 def _from_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=named_once, parse_float=_real)
+    return json.loads(text, object_pairs_hook=named_once, parse_float=_parse_float)
 
 
 def _from_text(field: Kind) -> Callable[[str], Any] | None:
@@ -184,35 +184,35 @@ def _from_text(field: Kind) -> Callable[[str], Any] | None:
     if array is None or array.shape:
         return None
     if array.dtype == "bool":
-        return _truth
+        return _parse_bool
     is_real = "float" in array.dtype and array.dtype != "bfloat16"
-    return _real if is_real else lambda text: int(_digits(text))
+    return _parse_float if is_real else lambda text: int(_check_ascii_digits(text))
 
 
-def _real(text: str) -> float:
+def _parse_float(text: str) -> float:
     """Return the nearest float64; raise ValueError for a finite number outside of its range."""
-    value = float(_digits(text))
+    value = float(_check_ascii_digits(text))
     is_zero = not text.lower().partition("e")[0].strip("+-0. ")
     is_infinite = "n" in text.lower()
     if (value == 0 and not is_zero) or (math.isinf(value) and not is_infinite):
-        raise ValueError(f"{_shown(text)} is outside of the range of float64; store it as text")
+        raise ValueError(f"{_quote(text)} is outside of the range of float64; store it as text")
     return value
 
 
-def _digits(text: str) -> str:
+def _check_ascii_digits(text: str) -> str:
     """Return the text; raise ValueError for notations that only Python accepts, such as 1_000."""
     if "_" in text or not text.isascii():
         raise ValueError("expected an ASCII number without underscores")
     return text
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
 
 
-def _truth(text: str) -> bool:
-    if (found := _TRUTH.get(text.lower())) is None:
-        raise ValueError(f"expected one of {', '.join(_TRUTH)}")
+def _parse_bool(text: str) -> bool:
+    if (found := _BOOLS.get(text.lower())) is None:
+        raise ValueError(f"expected one of {', '.join(_BOOLS)}")
     return found
 
 

@@ -27,7 +27,7 @@ from shardio_tools.output import utf8_name
 
 PREFIX = "converter."
 """The prefix of the options' names in the parsed arguments."""
-_SEVERAL = "several kinds"
+_SEVERAL_KINDS = "several kinds"
 _METAVARS = {int: "N", float: "X"}
 
 
@@ -64,11 +64,11 @@ def add_converter_options(parser: argparse.ArgumentParser, kind: str | None) -> 
     for option in options.values():
         if option.flag not in taken:
             families = {classes[each].__module__.rpartition(".")[0] for each in option.helps}
-            family = families.pop() if len(families) == 1 else _SEVERAL
+            family = families.pop() if len(families) == 1 else _SEVERAL_KINDS
             groups.setdefault(family, []).append(option)
-    for family, members in sorted(groups.items(), key=lambda each: each[0] == _SEVERAL):
+    for family, members in sorted(groups.items(), key=lambda each: each[0] == _SEVERAL_KINDS):
         of_group = [kind for kind in kinds if any(kind in each.helps for each in members)]
-        title = f"options of {_SEVERAL if family == _SEVERAL else _joined(of_group)}"
+        title = f"options of {_SEVERAL_KINDS if family == _SEVERAL_KINDS else _joined(of_group)}"
         group = parser.add_argument_group(title)
         for option in members:
             text = option.help(of_group).replace("%", "%%")

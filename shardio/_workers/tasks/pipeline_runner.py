@@ -52,7 +52,7 @@ def _late_result_error(
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
     for job in sorted(at_work, key=lambda job: job.began_ns)[:_NAMED]:
-        lines.append(f"{job.named}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
+        lines.append(f"{job.description}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
         frame = frames.get(job.thread_id)
         if frame is not None:
             lines.append(indent(_stack(frame), "    "))
@@ -258,7 +258,7 @@ class PipelineRunner(Closing):
         """Accept `values`, the last results of a job that then raised `error`."""
         stage = job.stage
         failure = as_failure(error, stage.name)
-        add_note(failure, f"in {job.named}")
+        add_note(failure, f"in {job.description}")
         with self.lock:
             if self.is_closed:
                 return

@@ -146,7 +146,7 @@ class StageJob:
     is_suspended: bool = False
 
     @property
-    def named(self) -> str:
+    def description(self) -> str:
         if self.origin.first < 0:
             return f"{self.stage.name}, item {self.origin.last + self.n_yielded}"
         return f"{self.stage.name}, {self.origin} ({short_repr(self.item)})"

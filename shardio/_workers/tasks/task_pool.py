@@ -54,7 +54,7 @@ class PendingCall:
         self.n_received = 0  # the number of results of the generator that have arrived
 
     @property
-    def named(self) -> str:
+    def description(self) -> str:
         return f"item {self.step} ({short_repr(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
@@ -66,7 +66,7 @@ class PendingCall:
         self.is_suspended = True
         return chunk
 
-    def give_back(self, blocks: ValueBlocks) -> None:
+    def release_block(self, blocks: ValueBlocks) -> None:
         if self.block is not None:
             blocks.give_back(self.block)
             self.block = None
@@ -81,7 +81,7 @@ class PendingCall:
             return read_value(memory)
         except Exception as error:
             raise TransformError(
-                f"what {name} returned for {self.named} cannot be unpickled in this process: "
+                f"what {name} returned for {self.description} cannot be unpickled in this process: "
                 f"{type(error).__name__}: {text_of(error)}"
             ) from error
 
@@ -269,7 +269,7 @@ class TaskPool(Closing):
 
         def tasks_of(worker: int) -> list[str]:
             calls = [self._calls[step] for step in self._schedule.tasks_of(worker)]
-            return [call.named for call in calls if not call.is_suspended]
+            return [call.description for call in calls if not call.is_suspended]
 
         return timeout_error(what, self._name, timeout_s, workers, tasks_of)
 
@@ -287,7 +287,7 @@ class TaskPool(Closing):
             call = self._calls[step]
             call.worker, call.block = worker, block
             if call.is_suspended:  # the worker has exited, and no more results were requested
-                call.give_back(self._blocks)
+                call.release_block(self._blocks)
             else:
                 self._send(worker, step, call, block)
 
@@ -308,11 +308,11 @@ class TaskPool(Closing):
         call = self._calls[step]
         self._calling_ns += taken_ns
         if outcome == CallOutcome.FAILED:
-            where = f"worker {worker}, {call.named}"
+            where = f"worker {worker}, {call.description}"
             self._fail(worker, step, unpack_failure(memoryview(answer)[DESCRIPTOR_BYTES:], where))
             return
         if outcome == CallOutcome.INLINE:
-            call.give_back(self._blocks)
+            call.release_block(self._blocks)
             call.memory = memoryview(answer)[DESCRIPTOR_BYTES:]
         elif call.block is not None:
             self._blocks.note_filled(call.block, n_bytes)
@@ -325,7 +325,7 @@ class TaskPool(Closing):
 
     def _fail(self, worker: int, step: int, error: BaseException) -> None:
         call = self._calls[step]
-        call.give_back(self._blocks)
+        call.release_block(self._blocks)
         if self.error_budget.allows_skip(error):
             call.error = error
             self._schedule.complete(worker, step)
@@ -345,17 +345,17 @@ class TaskPool(Closing):
             call = self._calls[step]
             call.n_crashes += 1
             if self._on_crash is not None:
-                call.give_back(self._blocks)
+                call.release_block(self._blocks)
                 call.memory = memoryview(pack_value(self._on_crash(part, died)).to_bytes())
                 self._schedule.complete(worker, step)
                 del tasks[step]
             elif call.n_crashes == MAX_CRASHES:
-                crashes = f"{MAX_CRASHES} workers crashed on {call.named} in {self._name}"
+                crashes = f"{MAX_CRASHES} workers crashed on {call.description} in {self._name}"
                 self._fail(worker, step, WorkerDied(f"{crashes}; the last: {how}"))
                 del tasks[step]
         for each in tasks:
             call = self._calls[each]
-            call.give_back(self._blocks)
+            call.release_block(self._blocks)
             call.worker, call.is_begun = None, False
         self._to_resume = deque(each for each in self._to_resume if each[0] != worker)
         self._schedule.reassign(worker)

@@ -52,7 +52,7 @@ _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60,
 _FORMATS: Final = {".png": "PNG", ".webp": "WEBP", ".gif": "GIF", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _SHORTEST_MS: Final = 10
 """The time unit of GIF, and the shortest duration of a frame."""
-_TAKEN: Final = "{}: already exists: pass --overwrite to replace a file"
+_EXISTS_MESSAGE: Final = "{}: already exists: pass --overwrite to replace a file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +100,7 @@ def _check_target(kind: str, path: str, options: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise shardio.InvalidArgument(f"{path}: folder {folder} not found")
     if os.path.isdir(path) or (os.path.lexists(path) and not options.overwrite):
-        raise shardio.InvalidArgument(_TAKEN.format(path))
+        raise shardio.InvalidArgument(_EXISTS_MESSAGE.format(path))
 
 
 def _suffix(path: str) -> str:
@@ -363,7 +363,7 @@ def _write(
                 pass
         os.replace(part, path)
     except FileExistsError as error:
-        raise shardio.InvalidArgument(_TAKEN.format(path)) from error
+        raise shardio.InvalidArgument(_EXISTS_MESSAGE.format(path)) from error
     except OSError as error:
         error.filename = path
         raise

@@ -78,9 +78,9 @@ def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
 
 Facts = dict[str, Any]
 
-BAD: Final = (shardio.DataError, ShardNotFound)
+DATA_ERRORS: Final = (shardio.DataError, ShardNotFound)
 """Exceptions for invalid data."""
-READING: Final = (*BAD, OSError)
+READ_ERRORS: Final = (*DATA_ERRORS, OSError)
 """Exceptions raised by reading data."""
 
 
@@ -99,8 +99,8 @@ class Inspection:
         """Return the result of `read`; if the data is bad, return None and record a finding."""
         try:
             return read()
-        except READING as error:
-            if isinstance(error, shardio.ShardioError) and not isinstance(error, BAD):
+        except READ_ERRORS as error:
+            if isinstance(error, shardio.ShardioError) and not isinstance(error, DATA_ERRORS):
                 raise
             self.note(path, error, **where)
         return None
