@@ -30,7 +30,7 @@ from shardio.export.formats import (
 from shardio.format.types import Field
 from shardio.storage.fs import create, make_folder, sync_path
 
-TABLE: Final = "samples.jsonl"
+TABLE_FILE: Final = "samples.jsonl"
 _MAX_TABLE_ITEMS: Final = 1024
 """The maximum number of elements of an array that is stored in the table. Larger arrays, and arrays
 of variable shape, are stored as files."""
@@ -65,24 +65,26 @@ class FilesExporter:
                 specs[name] = "file?" if field.optional else "file"
         options.refuse(refused)
         self.schema_spec: Mapping[str, str] = specs
-        self.prepare: Prepare = options.muxing
+        self.prepare: Prepare = options.muxers
         self._fields = options.fields
-        self._numbers = {n: number_converter(f.array) for n, f in options.fields.items() if f.array}
+        self._number_converters = {
+            n: number_converter(f.array) for n, f in options.fields.items() if f.array
+        }
         several = len(self._encoders) > 1
         self._folders = (
-            distinct_names(self._encoders, TABLE) if several else dict.fromkeys(specs, "")
+            distinct_names(self._encoders, TABLE_FILE) if several else dict.fromkeys(specs, "")
         )
         self._classes = _class_folders(options)
         source = options.fields.get("source")
         self._has_source = source is not None and source.is_utf8
         self._root = Path()
-        self._created: set[Path] = set()
+        self._created_folders: set[Path] = set()
         self._table: IO[bytes] | None = None
 
     def open(self, folder: Path) -> None:
         """Create the table and, in the folder of each field, a folder for each class."""
         self._root = folder
-        self._table = create(folder / TABLE)
+        self._table = create(folder / TABLE_FILE)
         for name in self._encoders:
             for label in ("", *self._classes):
                 self._make_folder(folder / local_name(os.path.join(self._folders[name], label)))
@@ -97,7 +99,7 @@ class FilesExporter:
                 if (value := sample[name]) is not None:
                     suffix, data = encode(value)
                     sample[name] = self._write_file(self._folders[name], stem, number, suffix, data)
-            for name, numbers in self._numbers.items():
+            for name, numbers in self._number_converters.items():
                 if name not in self._encoders and sample[name] is not None:
                     sample[name] = numbers(np.asarray(sample[name])).tolist()
             line = json.dumps({name: sample[name] for name in self._fields}, ensure_ascii=False)
@@ -154,9 +156,9 @@ class FilesExporter:
         raise FileExistsError(f"{self._root / stem}{suffix}")
 
     def _make_folder(self, folder: Path) -> None:
-        if folder not in self._created:
+        if folder not in self._created_folders:
             make_folder(folder)
-            self._created.add(folder)
+            self._created_folders.add(folder)
 
 
 def _is_in_table(field: Field) -> bool:
@@ -171,4 +173,4 @@ def _class_folders(options: ExportOptions) -> list[str]:
     label = field.array if field else None
     if label is None or label.shape or export_dtype(label).kind not in "iu":
         return []
-    return list(distinct_names(options.dataset.classes, TABLE).values())
+    return list(distinct_names(options.dataset.classes, TABLE_FILE).values())

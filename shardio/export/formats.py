@@ -35,8 +35,8 @@ class ExportOptions:
     shard_bytes: int
 
     @property
-    def muxing(self) -> dict[str, Callable[[Any], Any]]:
-        """The function that converts a stream to a media file, for each field of video or audio."""
+    def muxers(self) -> dict[str, Callable[[Any], Any]]:
+        """For each field of video or audio, the function that converts a stream to a media file."""
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
@@ -294,7 +294,7 @@ _IMAGE_SIGNATURES: Final = (
 )
 
 
-def has_suffix(name: str, field: Field) -> bool:
+def has_type_suffix(name: str, field: Field) -> bool:
     """Return True if a field's name ends in a suffix that states the type, such as `a.jpg`."""
     suffix = name.lower().rpartition(".")[2]
     if field.is_opaque:
@@ -310,7 +310,7 @@ def is_int64_scalar(field: Field) -> bool:
     return array is not None and (array.dtype, array.shape) == ("int64", ())
 
 
-def suffix_of(name: str, field: Field) -> str:
+def file_suffix(name: str, field: Field) -> str:
     """Return the suffix of the files of a field, with its dot; "" if it depends on the content."""
     if is_int64_scalar(field) and (
         name == "label" or name.lower().rpartition(".")[2] in _INTEGER_SUFFIXES
@@ -323,9 +323,9 @@ def suffix_of(name: str, field: Field) -> str:
 def file_encoder(name: str, field: Field) -> Encode | None:
     """Return a function that encodes a value of a field as a file; None if that is impossible.
 
-    For a field of video or audio, the values are the media files that `ExportOptions.muxing` makes.
+    For a field of video or audio, the values are the media files that `ExportOptions.muxers` makes.
     """
-    suffix = suffix_of(name, field)
+    suffix = file_suffix(name, field)
     if suffix == ".cls":
         return lambda value: (suffix, str(int(value)).encode())
     if field.is_streamed:

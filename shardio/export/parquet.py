@@ -26,14 +26,14 @@ from shardio.export.formats import (
 from shardio.format.types import Array, Field
 from shardio.storage.fs import create, sync
 
-_GROUP_BYTES: Final = 64 << 20
+_ROW_GROUP_BYTES: Final = 64 << 20
 """When the pending rows exceed this size, they are written to the file as one row group."""
-_TYPES: Final[dict[str, Any]] = {
+_ARROW_TYPES: Final[dict[str, Any]] = {
     "text": pa.string(),
     "json": pa.json_() if hasattr(pa, "json_") else pa.string(),
 }
 """The Arrow types of fields that are neither arrays nor media. Fields of other types are binary."""
-_FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_FILE_TYPE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 class ParquetExporter:
@@ -53,7 +53,7 @@ class ParquetExporter:
         self.schema_spec: Mapping[str, str] = {name: field_spec(field) for name, field in fields}
         as_json = partial(json.dumps, ensure_ascii=False)
         texts = {name: as_json for name, field in fields if field.is_json}
-        self.prepare: Prepare = {**options.muxing, **texts}
+        self.prepare: Prepare = {**options.muxers, **texts}
         self._tree = _field_tree(options.fields)
         columns = [_column(name, inner) for name, inner in self._tree.items()]
         self._schema = pa.schema(columns, metadata=_metadata(options))
@@ -85,13 +85,13 @@ class ParquetExporter:
         self._pending.append(made)
         self._n_pending += made.nbytes
         self._n_written += made.nbytes
-        if self._n_pending > _GROUP_BYTES:
-            self._write_group()
+        if self._n_pending > _ROW_GROUP_BYTES:
+            self._write_row_group()
 
     def finish(self) -> None:
         """Complete the current file, and sync it to the disk."""
         if self._writer is not None and self._file is not None:
-            self._write_group()
+            self._write_row_group()
             self._writer.close()
             self._writer = None
             sync(self._file, self._path)
@@ -113,7 +113,7 @@ class ParquetExporter:
             self._file, self._schema, compression="zstd", write_page_checksum=True
         )
 
-    def _write_group(self) -> None:
+    def _write_row_group(self) -> None:
         if self._pending:
             table = pa.Table.from_batches(self._pending, self._schema)
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
@@ -157,7 +157,7 @@ def _type(field: Field) -> Any:
         return found
     if field.item is not None:
         return pa.list_(_element(_type(field.item)))
-    return _FILE if field.medium else _TYPES.get(field.spec_name(), pa.binary())
+    return _FILE_TYPE if field.medium else _ARROW_TYPES.get(field.spec_name(), pa.binary())
 
 
 def _element(type_: Any) -> Any:
@@ -196,14 +196,14 @@ def _values(field: Field, name: str, batch: SampleBatch) -> Any:
     files = [getattr(value, "data", value) for value in values]
     missing = pa.array([value is None for value in values])
     parts = [pa.array(files, pa.binary()), pa.nulls(len(files), pa.string())]
-    return pa.StructArray.from_arrays(parts, fields=list(_FILE), mask=missing)
+    return pa.StructArray.from_arrays(parts, fields=list(_FILE_TYPE), mask=missing)
 
 
 def _fixed_arrays(
-    field: Array, block: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None
+    field: Array, rows: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None
 ) -> Any:
     """Return an array of the shape (rows, …) as an Arrow array; rows in `missing` become null."""
-    flat = number_converter(field)(block).reshape(-1)
+    flat = number_converter(field)(rows).reshape(-1)
     if not field.shape:
         return pa.array(flat, mask=missing)
     found = pa.array(flat)
@@ -220,10 +220,10 @@ def _list_arrays(field: Field, values: list[Any]) -> Any:
     missing = np.array([value is None for value in values], bool)
     array = field.array
     if array is not None and array.is_fixed:
-        block = np.zeros((len(values), *(n or 0 for n in array.shape)), array.numpy)
+        rows = np.zeros((len(values), *(n or 0 for n in array.shape)), array.numpy)
         for i in np.flatnonzero(~missing).tolist():
-            block[i] = values[i]
-        return _fixed_arrays(array, block, missing if field.optional else None)
+            rows[i] = values[i]
+        return _fixed_arrays(array, rows, missing if field.optional else None)
     there = [value for value in values if value is not None]
     elements: Any = None
     if field.item is not None:

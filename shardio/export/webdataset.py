@@ -17,19 +17,19 @@ from shardio.export.formats import (
     SampleBatch,
     SampleReader,
     file_encoder,
-    has_suffix,
+    file_suffix,
+    has_type_suffix,
     safe_path,
-    suffix_of,
 )
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
 from shardio.format.types import Bytes, Field
 from shardio.storage.fs import create, sync
 
-_BLOCK: Final = 512
-_END_BYTES: Final = 2 * _BLOCK
-_RECORD: Final = 20 * _BLOCK  # the size of a tar is a multiple of this
-_KEY: Final = "key"
+_TAR_BLOCK_BYTES: Final = 512
+_TAR_END_BYTES: Final = 2 * _TAR_BLOCK_BYTES
+_TAR_RECORD_BYTES: Final = 20 * _TAR_BLOCK_BYTES  # the size of a tar is a multiple of this
+_KEY_FIELD: Final = "key"
 
 
 class WebDatasetExporter:
@@ -48,17 +48,17 @@ class WebDatasetExporter:
         self._encoders: dict[str, tuple[str, Encode]] = {}
         refused = {}
         for name, field in options.fields.items():
-            if self._has_keys and name == _KEY:
+            if self._has_keys and name == _KEY_FIELD:
                 continue
             if "/" in name:
                 refused[name] = "name has a slash"
             elif (encode := file_encoder(name, field)) is not None:
-                self._encoders[name] = "" if has_suffix(name, field) else name, encode
+                self._encoders[name] = "" if has_type_suffix(name, field) else name, encode
             else:
                 refused[name] = "a tar member cannot hold a list of arrays"
         options.refuse(refused)
         _check_names(options, {name: options.fields[name] for name in self._encoders})
-        self.prepare: Prepare = options.muxing
+        self.prepare: Prepare = options.muxers
         self._folder = self._path = Path()
         self._file: IO[bytes] | None = None
         self._n_files = self._n_bytes = 0
@@ -74,7 +74,7 @@ class WebDatasetExporter:
             if self._file is None or self._n_bytes > self._options.shard_bytes:
                 self.finish()
                 self._file = self._open_next()
-            key = sample[_KEY] if self._has_keys else f"{number:09d}"
+            key = sample[_KEY_FIELD] if self._has_keys else f"{number:09d}"
             is_empty = True
             for name, (stem, encode) in self._encoders.items():
                 value = sample[name]
@@ -93,7 +93,7 @@ class WebDatasetExporter:
     def finish(self) -> None:
         """Complete the current tar, and sync it to the disk."""
         if self._file is not None:
-            n_zeros = _END_BYTES + -(self._n_bytes + _END_BYTES) % _RECORD
+            n_zeros = _TAR_END_BYTES + -(self._n_bytes + _TAR_END_BYTES) % _TAR_RECORD_BYTES
             self._file.write(bytes(n_zeros))
             sync(self._file, self._path)
             self.close()
@@ -113,7 +113,7 @@ class WebDatasetExporter:
     def _write_member(self, file: IO[bytes], name: str, data: bytes) -> None:
         member = tarfile.TarInfo(name)
         member.size = len(data)
-        head, fill = member.tobuf(tarfile.PAX_FORMAT, "utf-8"), bytes(-len(data) % _BLOCK)
+        head, fill = member.tobuf(tarfile.PAX_FORMAT, "utf-8"), bytes(-len(data) % _TAR_BLOCK_BYTES)
         for part in (head, data, fill):
             file.write(part)
         self._n_bytes += len(head) + len(data) + len(fill)
@@ -123,12 +123,12 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
     """Raise InvalidArgument unless the members' names are distinct and valid as field names."""
     if not fields:
         raise InvalidArgument(
-            f"{options.dataset.current_path}: select a field besides {_KEY!r} for the tar"
+            f"{options.dataset.current_path}: select a field besides {_KEY_FIELD!r} for the tar"
         )
     found: set[str] = set()
     for name, field in fields.items():
         # ".any" stands for a suffix that depends on the content.
-        suffix = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
+        suffix = "" if has_type_suffix(name, field) else file_suffix(name, field) or ".any"
         member_name = f"{name}{suffix}".lower()
         if member_name in found:
             options.refuse({name: f"another field is also named {member_name!r} in a tar"})
@@ -142,12 +142,12 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
 
 
 def _has_usable_keys(options: ExportOptions) -> bool:
-    field = options.fields.get(_KEY)
+    field = options.fields.get(_KEY_FIELD)
     if field is None or not field.is_utf8 or field.optional:
         return False
     hashes: list[int] = []
-    for batch in SampleReader(options.dataset, {_KEY: field}, skip_damaged=True):
-        for key in batch.records[_KEY]:
+    for batch in SampleReader(options.dataset, {_KEY_FIELD: field}, skip_damaged=True):
+        for key in batch.records[_KEY_FIELD]:
             if safe_path(key) != key or "." in key.rpartition("/")[2]:
                 return False
             hashes.append(hash_bytes(key.encode()))

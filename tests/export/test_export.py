@@ -188,7 +188,7 @@ def test_an_export_being_replaced_exists_whenever_the_disk_fails(
 def test_replaced_in_a_step(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(dataset, tmp_path / "out", "files")
     before = tree(tmp_path)
-    monkeypatch.setattr(fs, "_RENAME", None)
+    monkeypatch.setattr(fs, "_RENAMEAT2", None)
     with pytest.raises(UnsupportedEnvironment, match="in one step; remove the folder first"):
         export(dataset, tmp_path / "out", "files", overwrite=True)
     assert tree(tmp_path) == before
