@@ -203,13 +203,13 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     return report
 
 
-def _chunks(n: int) -> Iterator[Rows]:
+def _row_chunks(n: int) -> Iterator[Rows]:
     for start in range(0, n, _CHUNK_ROWS):
         yield np.arange(start, min(n, start + _CHUNK_ROWS))
 
 
 def _compare_by_number(report: DiffReport, a: _Side, b: _Side, names: list[str]) -> None:
-    for rows in _chunks(len(a)):
+    for rows in _row_chunks(len(a)):
         differ: dict[str, npt.NDArray[np.bool_]] = {}
         for name in names:
             masks = a.digests(stored_digests, name, rows) != b.digests(stored_digests, name, rows)
@@ -236,22 +236,22 @@ def _is_exact(a: _Side, b: _Side, name: str) -> bool:
 
 def _compare_by_content(report: DiffReport, a: _Side, b: _Side, names: list[str]) -> None:
     exact = all(_is_exact(a, b, name) for name in names)
-    found_a = _whole_digests(a, stored_digests, names, np.arange(len(a)))
-    found_b = _whole_digests(b, stored_digests, names, np.arange(len(b)))
+    found_a = _combined_digests(a, stored_digests, names, np.arange(len(a)))
+    found_b = _combined_digests(b, stored_digests, names, np.arange(len(b)))
     rows_a, rows_b = _unmatched(found_a, found_b)
     if not exact and len(rows_a) and len(rows_b):
-        left_a = _whole_digests(a, value_digests, names, rows_a)
-        left_b = _whole_digests(b, value_digests, names, rows_b)
+        left_a = _combined_digests(a, value_digests, names, rows_a)
+        left_b = _combined_digests(b, value_digests, names, rows_b)
         kept_a, kept_b = _unmatched(left_a, left_b)
         rows_a, rows_b = rows_a[kept_a], rows_b[kept_b]
     report.n_only_a, report.n_only_b = len(rows_a), len(rows_b)
     report.only_a, report.only_b = rows_a[:MAX_LISTED].tolist(), rows_b[:MAX_LISTED].tolist()
 
 
-def _whole_digests(side: _Side, compute: DigestsOf, names: list[str], rows: Rows) -> Digests:
+def _combined_digests(side: _Side, compute: DigestsOf, names: list[str], rows: Rows) -> Digests:
     """Return, for each of `rows`, one digest of all fields in `names`."""
     found = np.zeros(len(rows), np.uint64)
-    for places in _chunks(len(rows)):
+    for places in _row_chunks(len(rows)):
         part = rows[places]
         fields = [side.digests(compute, name, part) for name in names]
         found[places] = mix(np.zeros(len(part), np.uint64), *fields)

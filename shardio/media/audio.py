@@ -126,7 +126,7 @@ class _OpenAudio:
     codec: AudioCodecContext
     sample_index: SampleIndex
 
-    def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
+    def packets(self, packets: range) -> Iterator[tuple[int, bytes]]:
         table = self.stream.packets[packets.start : packets.stop]
         columns = table["offset"].tolist(), packet_sizes(table).tolist()
         for number, offset, size in zip(packets, *columns, strict=True):
@@ -260,7 +260,7 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
     made: list[npt.NDArray[Any]] = []
     like: AudioFrame | None = None
     position, latest, at = start, -1, 0
-    parts = opened.parts(range(wanted.start - lead, wanted.stop))
+    parts = opened.packets(range(wanted.start - lead, wanted.stop))
     # Only decoders of `_EXACT_CODECS` can be reused. For other codecs, flushing does not reset the
     # whole state of a decoder: an AAC decoder keeps the state of a noise generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)

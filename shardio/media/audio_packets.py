@@ -257,7 +257,7 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
         stream = audio_stream(container, name)
         with prefix_errors(f"{name}: its audio"):
             reader = _AudioPacketReader(source, container, stream, name)
-            return reader.stream() if reader.parts else None
+            return reader.stream() if reader.packets else None
 
 
 class _AudioPacketReader:
@@ -277,7 +277,7 @@ class _AudioPacketReader:
             self.parameters |= {"stream": stream.index, "audio_streams": n_streams}
         self.extradata = codec.extradata or b""
         self.time_base = stream.time_base or Fraction(1, codec.sample_rate)
-        self.parts: list[bytes] = []
+        self.packets: list[bytes] = []
         self.times: list[int | None] = []
         self.discarded: list[bool] = []
         self.n_before = self.n_after = end = 0
@@ -285,7 +285,7 @@ class _AudioPacketReader:
         try:
             for packet in container.demux(stream):
                 if packet.is_corrupt:
-                    raise MediaError(f"packet {len(self.parts)} is marked corrupt")
+                    raise MediaError(f"packet {len(self.packets)} is marked corrupt")
                 if packet.size:
                     self._add(packet)
                     if packet.pts is not None:
@@ -294,7 +294,7 @@ class _AudioPacketReader:
             if is_guessed:
                 self.times = stored_times(source, name, stream.index)
         except av.FFmpegError as error:
-            n = len(self.parts)
+            n = len(self.packets)
             raise MediaError(f"breaks after {n} packets: {error.strerror}") from error
 
     def _add(self, packet: Packet[AudioStream]) -> None:
@@ -302,16 +302,16 @@ class _AudioPacketReader:
             before, after = _SKIP_COUNTS.unpack(bytes(packet.get_sidedata("skip_samples"))[:8])
             self.n_before = self.n_before or before
             self.n_after += after
-        self.parts.append(bytes(packet))
+        self.packets.append(bytes(packet))
         self.times.append(packet.pts)
         self.discarded.append(packet.is_discard)
 
     def stream(self) -> EncodedStream:
         """Count the samples of each packet by decoding it, and build the stream."""
         parameters, extradata = self.parameters, self.extradata
-        counts = np.zeros(len(self.parts), np.int64)
+        counts = np.zeros(len(self.packets), np.int64)
         codec = open_audio_decoder(parameters, extradata)
-        for number, frame in decode_frames(codec, enumerate(self.parts)):
+        for number, frame in decode_frames(codec, enumerate(self.packets)):
             counts[number] += frame.samples
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
@@ -337,8 +337,8 @@ class _AudioPacketReader:
         return EncodedStream(
             parameters=parameters,
             extradata=extradata,
-            packets=pack_packets([len(part) for part in self.parts], flags, pts, counts),
-            data=b"".join(self.parts),
+            packets=pack_packets([len(part) for part in self.packets], flags, pts, counts),
+            data=b"".join(self.packets),
             time_base=Fraction(1, rate),
             n_frames=n_samples,
             width=len(codec.layout.channels),

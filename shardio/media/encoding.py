@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
-_RATE = Fraction(25)
+_NOMINAL_FRAME_RATE = Fraction(25)
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def keep_scheduling_policy() -> Iterator[None]:
                     os.sched_setscheduler(thread, policy, priority)
 
 
-def _x264(gop: int, crf: int) -> dict[str, str]:
+def _x264_options(gop: int, crf: int) -> dict[str, str]:
     # Disable partitions, because decoding is slower if many small blocks are predicted separately.
     settings = "b-adapt=0:b-pyramid=none:partitions=none:subme=4"
     if _has_avx512():
@@ -81,7 +81,7 @@ def _has_avx512(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
 
 
-def _x265(gop: int, crf: int) -> dict[str, str]:
+def _x265_options(gop: int, crf: int) -> dict[str, str]:
     keys = f"keyint={gop}:min-keyint={gop}:scenecut=0:open-gop=0:bframes=0"
     one_thread = "pools=none:frame-threads=1:wpp=0:log-level=none"
     return {
@@ -92,7 +92,7 @@ def _x265(gop: int, crf: int) -> dict[str, str]:
     }
 
 
-def _svtav1(gop: int, crf: int) -> dict[str, str]:
+def _svtav1_options(gop: int, crf: int) -> dict[str, str]:
     return {
         "preset": "8",
         "crf": str(crf),
@@ -102,9 +102,9 @@ def _svtav1(gop: int, crf: int) -> dict[str, str]:
 
 
 _ENCODERS: dict[str, tuple[str, Callable[[int, int], dict[str, str]]]] = {
-    "h264": ("libx264", _x264),
-    "hevc": ("libx265", _x265),
-    "av1": ("libsvtav1", _svtav1),
+    "h264": ("libx264", _x264_options),
+    "hevc": ("libx265", _x265_options),
+    "av1": ("libsvtav1", _svtav1_options),
 }
 
 
@@ -139,7 +139,7 @@ class StreamEncoder:
         self._size, self._time_base, self._codec_name = (width, height), time_base, codec
         self._codec = self._open_codec(gop, crf)
         self._converter = FrameConverter()
-        self._parts: list[bytes] = []
+        self._packets: list[bytes] = []
         self._flags: list[int] = []
         self._times: list[int] = []
         self._packet_frames: list[int] = []  # for each packet, the index of its picture
@@ -165,7 +165,7 @@ class StreamEncoder:
         codec.pix_fmt = "yuv420p"
         # Use the same time base for all streams. The encoder writes it into the extradata, and only
         # streams with equal extradata can share a decoder. The packet table has the real times.
-        codec.time_base, codec.framerate = 1 / _RATE, _RATE
+        codec.time_base, codec.framerate = 1 / _NOMINAL_FRAME_RATE, _NOMINAL_FRAME_RATE
         codec.colorspace, codec.color_range = MATRICES["bt601"], RANGES["limited"]
         codec.thread_type, codec.thread_count = "NONE", 1
         codec.gop_size = gop
@@ -182,8 +182,8 @@ class StreamEncoder:
         import av
 
         _check_rising(self._times, time)
-        frame = self._frame(picture)
-        frame.pts, frame.time_base = len(self._times), 1 / _RATE
+        frame = self._to_frame(picture)
+        frame.pts, frame.time_base = len(self._times), 1 / _NOMINAL_FRAME_RATE
         self._times.append(time)
         opens_codec = len(self._times) == 1
         try:
@@ -192,7 +192,7 @@ class StreamEncoder:
         except av.FFmpegError as error:
             raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
 
-    def _frame(self, picture: Pixels) -> VideoFrame:
+    def _to_frame(self, picture: Pixels) -> VideoFrame:
         from av import VideoFrame
 
         width, height = self._size
@@ -210,7 +210,7 @@ class StreamEncoder:
 
     def _collect(self, packets: Iterable[Any]) -> None:
         for packet in packets:
-            self._parts.append(bytes(packet))
+            self._packets.append(bytes(packet))
             self._flags.append(int(PacketFlag.KEY) if packet.is_keyframe else 0)
             self._packet_frames.append(packet.pts)
 
@@ -230,7 +230,7 @@ class StreamEncoder:
         parameters = _parameters(self._codec_name, "yuv420p", self._size, "limited")
         if self._codec.reorder_depth:
             parameters["reorder"] = self._codec.reorder_depth
-        data, sizes = b"".join(self._parts), list(map(len, self._parts))
+        data, sizes = b"".join(self._packets), list(map(len, self._packets))
         extradata, flags = self._codec.extradata or b"", np.array(self._flags, np.int64)
         if self._codec_name == "h264":
             flags[disposable_packets("h264", b"", data, sizes)] |= int(PacketFlag.DISPOSABLE)
@@ -288,7 +288,7 @@ class JpegEncoder:
                 "quality from 1 to 100"
             )
         self._size, self._time_base, self._quality = (width, height), time_base, quality
-        self._parts: list[bytes] = []
+        self._packets: list[bytes] = []
         self._times: list[int] = []
 
     def add(self, time: int, picture: Pixels) -> None:
@@ -299,7 +299,7 @@ class JpegEncoder:
                 f"a picture is of {picture.shape}; expected uint8 of {(height, width, 3)}"
             )
         _check_rising(self._times, time)
-        self._parts.append(encode_jpeg(picture, quality=self._quality))
+        self._packets.append(encode_jpeg(picture, quality=self._quality))
         self._times.append(time)
 
     def finish(self) -> EncodedStream:
@@ -308,9 +308,9 @@ class JpegEncoder:
             raise MediaError("no picture to encode")
         parameters = _parameters("mjpeg", "yuvj420p", self._size, "full")
         packets = pack_packets(
-            list(map(len, self._parts)),
-            [int(PacketFlag.KEY)] * len(self._parts),
+            list(map(len, self._packets)),
+            [int(PacketFlag.KEY)] * len(self._packets),
             self._times,
             frame_durations(self._times),
         )
-        return build_stream(parameters, b"", packets, b"".join(self._parts), self._time_base)
+        return build_stream(parameters, b"", packets, b"".join(self._packets), self._time_base)

@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 BUFFER_BYTES = 64 << 10
-_TRIES = 3
+_MAX_TRIES = 3
 """The maximum number of times that `remove_tree` tries to remove a folder. A try fails if another
 process adds a file to the folder in the meantime."""
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_RENAME: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+_RENAMEAT2: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 _NO_REPLACE, _EXCHANGE = 1, 2  # flags of renameat2(2)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
+def perform(call: str, path: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call `function`, which makes a system call that changes the file or folder at `path`.
 
     `call` is the name of the system call, for functions that replace `perform`. If the call fails,
     the path is added to the error. If a file got too large, the limit on file sizes is added.
     """
     try:
-        return function(*given, **named)
+        return function(*args, **kwargs)
     except OSError as error:
         if error.filename is None:
             error.filename = path
@@ -213,7 +213,7 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
     """Remove a folder with all of its content, if it exists; links in it are not followed."""
-    for tries_left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_MAX_TRIES)):
         try:
             _remove_once(path)
             return
@@ -258,9 +258,9 @@ def _rename_exclusive(source: str, target: str) -> None:
 def _renameat2(source: str, target: str, flag: int) -> bool:
     """Call renameat2(2); return False if the kernel or the file system does not support it."""
     here = -100  # AT_FDCWD
-    if _RENAME is None:
+    if _RENAMEAT2 is None:
         return False
-    if _RENAME(here, os.fsencode(source), here, os.fsencode(target), flag) == 0:
+    if _RENAMEAT2(here, os.fsencode(source), here, os.fsencode(target), flag) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS):

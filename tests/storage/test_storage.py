@@ -72,7 +72,7 @@ def test_renaming_takes_no_name_from_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, system_can: bool
 ) -> None:
     if not system_can:
-        monkeypatch.setattr(fs, "_RENAME", None)
+        monkeypatch.setattr(fs, "_RENAMEAT2", None)
     new, old = tmp_path / "new", tmp_path / "old"
     new.write_bytes(b"new")
     old.write_bytes(b"old")
