@@ -86,9 +86,10 @@ class ShardCorrupt(DataError, ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.__dict__.copy())
 
-    def at(self, **given: str | int | None) -> Self:
+    def at(self, **attributes: str | int | None) -> Self:
         """Set attributes (path, field, …) that are still None; return the error itself."""
-        vars(self).update({name: given[name] for name in given if getattr(self, name) is None})
+        missing = {name for name in attributes if getattr(self, name) is None}
+        vars(self).update({name: attributes[name] for name in missing})
         return self
 
 

@@ -20,7 +20,7 @@ from shardio.format.types.text import canonical_json, read_json
 
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255
-_SHOWN: Final = 40
+_SHOWN_LENGTH: Final = 40
 """The number of characters that messages show of a name that is too long."""
 
 
@@ -193,7 +193,7 @@ def _check_name(name: str) -> None:
         raise SchemaError(f"field {name!r} cannot be written in UTF-8") from error
     if n_bytes > MAX_NAME_BYTES:
         raise SchemaError(
-            f"field {name[:_SHOWN] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
+            f"field {name[:_SHOWN_LENGTH] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
             f"found {n_bytes}"
         )
     if not _is_printable(name):

@@ -44,8 +44,8 @@ class Figures:
         copy_bytes_per_s: the speed at which one thread per worker copies memory.
         verify: the option `verify` of the dataset.
         cached_share: the share of the files that was in the page cache; None if unknown.
-        tried: all numbers of workers that were measured.
-        fits: True if the files of the dataset fit into the available memory.
+        worker_counts: all numbers of workers that were measured.
+        fits_in_memory: True if the files of the dataset fit into the available memory.
     """
 
     stats: LoadingStats
@@ -55,8 +55,8 @@ class Figures:
     copy_bytes_per_s: float
     verify: str = "first"
     cached_share: float | None = None
-    tried: tuple[int, ...] = ()
-    fits: bool = False
+    worker_counts: tuple[int, ...] = ()
+    fits_in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
     if limit is Limit.READING and cached < _CACHED_SHARE:
         limit = Limit.STORAGE
         because += f"; {1 - cached:.0%} of the files was not in the page cache"
-    advice = _advice_on(limit, figures)
-    if figures.n_workers < n_cpus and n_cpus not in figures.tried:
+    advice = _advice_for(limit, figures)
+    if figures.n_workers < n_cpus and n_cpus not in figures.worker_counts:
         advice = (f"num_workers={n_cpus}: the number of available CPUs", *advice)
     return Conclusion(limit, because, advice)
 
 
-def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
+def _advice_for(limit: Limit, figures: Figures) -> tuple[str, ...]:
     stats = figures.stats
     if limit is Limit.TRANSFORM:
         return ("a cheaper transform; move work that is the same in every epoch to the conversion",)
@@ -149,7 +149,7 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
     if limit is Limit.STORAGE:
         return (
             "dataset.preload(): the files fit into memory, and one sequential read is faster"
-            if figures.fits
+            if figures.fits_in_memory
             else "more memory, to keep the files in the page cache, a faster disk, or "
             "shuffle='blocks', which reads neighbouring samples together",
             "fewer bytes: select the needed fields (fields), or store fields compressed",

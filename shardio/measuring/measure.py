@@ -213,9 +213,13 @@ def measure_loading(
                 progress(count)
             runs.append(_run(dataset, batch_size, count, seconds, options))
         best, one = max(runs, key=lambda run: run.samples_per_s), runs[0]
-        fits = sum(map(os.path.getsize, files)) <= available_bytes()
+        fits_in_memory = sum(map(os.path.getsize, files)) <= available_bytes()
         figures = partial(
-            Figures, n_cpus=n_cpus, verify=source.verify, tried=tuple(counts), fits=fits
+            Figures,
+            n_cpus=n_cpus,
+            verify=source.verify,
+            worker_counts=tuple(counts),
+            fits_in_memory=fits_in_memory,
         )
         warm = figures(
             best.warm,

@@ -29,7 +29,7 @@ from shardio.samples.shard_dataset import ShardDataset
 
 _MAX_COMPARED: Final = 5  # the maximum number of files whose PSNR is measured
 _MAX_ROWS: Final = 24  # the maximum number of different rows that are read
-_MAX_TAKEN: Final = 200  # the maximum number of samples that are read
+_MAX_SAMPLES: Final = 200  # the maximum number of samples that are decoded
 _BEST_DB: Final = 100.0  # used for equal pictures, whose PSNR is infinite, and as the maximum
 
 
@@ -68,35 +68,35 @@ def measure_stored(
     with ShardDataset(report.dataset) as dataset:
         first = report.n_samples_before
         rows = range(first, first + report.n_samples)
-        rate = _rate(dataset, rows, seconds)
-        return StoredReport(rate, dict(_compared(dataset, report, os.fspath(src))))
+        rate = _measure_rate(dataset, rows, seconds)
+        return StoredReport(rate, dict(_compare_pictures(dataset, report, os.fspath(src))))
 
 
-def _spread(items: Sequence[Any], n: int) -> list[Any]:
+def _pick_evenly(items: Sequence[Any], n: int) -> list[Any]:
     """Return at most `n` of the items, at equal distances."""
     n = min(n, len(items))
     return [items[(2 * k + 1) * len(items) // (2 * n)] for k in range(n)]
 
 
-def _rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) -> float:
+def _measure_rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) -> float:
     """Measure and return how many random samples this thread reads and decodes per second."""
     draw, view = random.Random(0), dataset.view
     chosen = rows if len(rows) <= _MAX_ROWS else draw.sample(rows, _MAX_ROWS)
     with ClipDecoder() as decoder, AudioDecoder() as sounds:
-        takes = [_take(dataset, row, view, decoder, sounds, draw) for row in chosen]
-        for row, take in zip(chosen, takes, strict=True):
+        decoders = [_sample_decoder(dataset, row, view, decoder, sounds, draw) for row in chosen]
+        for row, decode in zip(chosen, decoders, strict=True):
             try:
-                take()
+                decode()
             except MediaError as error:
                 raise MediaError(f"{dataset[row].get('source', row)}: {error}") from error
-        n_taken, start_s = 0, time.perf_counter()
-        while (elapsed_s := time.perf_counter() - start_s) < seconds and n_taken < _MAX_TAKEN:
-            draw.choice(takes)()
-            n_taken += 1
-    return n_taken / max(elapsed_s, 1e-9)
+        n_decoded, start_s = 0, time.perf_counter()
+        while (elapsed_s := time.perf_counter() - start_s) < seconds and n_decoded < _MAX_SAMPLES:
+            draw.choice(decoders)()
+            n_decoded += 1
+    return n_decoded / max(elapsed_s, 1e-9)
 
 
-def _take(
+def _sample_decoder(
     dataset: ShardDataset,
     row: int,
     view: Mapping[str, Any],
@@ -108,11 +108,11 @@ def _take(
     video = next((name for name, f in dataset.schema.items() if f.medium == "video"), None)
     if video is not None and view["kind"] == "clips":
         stream = dataset[row][video]
-        return lambda: _take_clip(stream, view, decoder, draw)
+        return lambda: _decode_random_clip(stream, view, decoder, draw)
     pictures = {name for name, field in dataset.schema.items() if field.medium == "image"}
     heard = {name for name, field in dataset.schema.items() if field.medium == "audio"}
 
-    def take() -> None:
+    def decode() -> None:
         for name, value in dataset[row].items():
             if value is None:
                 continue
@@ -123,10 +123,10 @@ def _take(
             elif isinstance(value, np.ndarray):
                 value.copy()
 
-    return take
+    return decode
 
 
-def _take_clip(
+def _decode_random_clip(
     stream: EncodedStream, view: Mapping[str, Any], decoder: ClipDecoder, draw: random.Random
 ) -> None:
     span = (view["frames"] - 1) * view["stride"] + 1
@@ -138,7 +138,7 @@ def _take_clip(
     decoder.decode(stream, list(range(start, start + span, view["stride"])), out)
 
 
-def _compared(
+def _compare_pictures(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
     """Yield the names of some inputs, each with the PSNR of the pictures stored for the input."""
@@ -153,7 +153,7 @@ def _compared(
         for one, row in zip(report.inputs, first_rows, strict=False)
         if one.outcome == "converted" and one.n_samples
     ]
-    for one, row in _spread(converted, _MAX_COMPARED):
+    for one, row in _pick_evenly(converted, _MAX_COMPARED):
         path = os.path.join(root, original_name(one.name)) if os.path.isdir(root) else root
         found = converter.error(Input(one.name, path, one.n_bytes, one.label), dataset[row])
         if found is not None:

@@ -27,7 +27,7 @@ def figures(
     n_cpus: int = 2,
     verify: str = "first",
     cached_share: float | None = None,
-    tried: tuple[int, ...] = (),
+    worker_counts: tuple[int, ...] = (),
     **stats: Any,
 ) -> Figures:
     """Ten seconds of 10,000 batches of 1 MB, for which two workers were busy all the time."""
@@ -48,7 +48,7 @@ def figures(
         10 * GB,
         verify,
         cached_share,
-        tried,
+        worker_counts,
     )
 
 
@@ -98,7 +98,7 @@ ADVICE = {
     "fewer fields": (figures(), "fields"),
     "raw": (figures(decoding_s=12.0), "raw"),
     "blocks": (figures(cached_share=0.1), "shuffle='blocks'"),
-    "preload": (replace(figures(cached_share=0.1), fits=True), "preload"),
+    "preload": (replace(figures(cached_share=0.1), fits_in_memory=True), "preload"),
 }
 
 
@@ -112,7 +112,7 @@ def test_preload_is_not_advised_where_it_does_not_fit() -> None:
     assert not [line for line in said if "preload" in line]
 
 
-@pytest.mark.parametrize("made", [figures(), figures(n_cpus=8, tried=(2, 8))])
+@pytest.mark.parametrize("made", [figures(), figures(n_cpus=8, worker_counts=(2, 8))])
 def test_workers_are_not_advised_beyond_the_cpus_or_where_they_were_no_faster(
     made: Figures,
 ) -> None:
