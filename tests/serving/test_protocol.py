@@ -17,7 +17,7 @@ from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
 from shardio.samples.clips import Clip
 from shardio.samples.packing import Pack
 from shardio.serving.client import handshake, protocol
-from shardio.serving.client.handshake import Opened
+from shardio.serving.client.handshake import LoaderInfo
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     FROM_SERVER,
@@ -170,7 +170,7 @@ _ERROR = ChecksumMismatch("a hash", code="hash", path="/d/0.shard", sample=3, fo
     [
         (_QUESTION, lambda found: unpack([json.dumps(found).encode()], FROM_CLIENT)),
         (handshake.as_json(_ASKED), handshake.from_json),
-        (_OPENED, lambda found: Opened.of(found, parse("tcp://h:1"))),
+        (_OPENED, lambda found: LoaderInfo.of(found, parse("tcp://h:1"))),
         (protocol.as_json(_ERROR), protocol.from_json),
     ],
     ids=["question", "options", "opened", "error"],

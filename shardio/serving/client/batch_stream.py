@@ -24,7 +24,7 @@ from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol
 from shardio.serving.client.connection import SILENCE_MS, ClientKeys, ConnectionLost, Link, Servers
-from shardio.serving.client.handshake import Arrived, Opened, State
+from shardio.serving.client.handshake import LoaderInfo, ReceivedBatch, State
 from shardio.serving.client.protocol import (
     VERSION,
     Address,
@@ -32,7 +32,7 @@ from shardio.serving.client.protocol import (
     member,
     number,
     pack,
-    pack_given,
+    pack_user_values,
     unpack_batch,
 )
 
@@ -63,14 +63,14 @@ class Stream(Closing):
     ) -> None:
         self._servers, self._keys = Servers(addresses, timeout_s), keys
         more = {"token": os.urandom(16).hex(), "most_bytes": most_bytes, "options": dict(options)}
-        self._opening = pack_given("open", version=VERSION, **more)
+        self._opening = pack_user_values("open", version=VERSION, **more)
         self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
         self._link: Link | None = None
         self._lock = threading.RLock()  # ZeroMQ sockets are not thread-safe
         self._is_open = self._is_closed = False
         self._pid = this_process.pid
         self.n_losses = 0
-        self.opened: Opened | None = None
+        self.loader_info: LoaderInfo | None = None
         self._pending_check: bytes | None = None
         """The "check" message without an answer, if any; sent again after a reconnection."""
         self._number = 0
@@ -83,16 +83,16 @@ class Stream(Closing):
         self._next = 0
         """The step of the next batch that the stream will receive."""
         self._n_batch_bytes = 0
-        self.queue: deque[Arrived] = deque()
+        self.queue: deque[ReceivedBatch] = deque()
 
-    def open(self) -> Opened:
+    def open(self) -> LoaderInfo:
         """Wait until a server has created a loader for this client; return its facts."""
-        self._wait(lambda: self.opened, "an answer")
-        return cast(Opened, self.opened)
+        self._wait(lambda: self.loader_info, "an answer")
+        return cast(LoaderInfo, self.loader_info)
 
     def check(self, state: State) -> None:
         """Ask the server to check that a state is valid for this loader; wait for the answer."""
-        self._pending_check = message = pack_given("check", state=state)
+        self._pending_check = message = pack_user_values("check", state=state)
         try:
             with self._lock:
                 if self._is_open:
@@ -112,7 +112,7 @@ class Stream(Closing):
         begun = cast(State, self._begun)
         return begun["epoch"], begun["first"], begun["last"]
 
-    def take(self, wait_s: float | None = None) -> Arrived | None:
+    def take(self, wait_s: float | None = None) -> ReceivedBatch | None:
         """Return the next batch; None if the iteration is over, or if none came in `wait_s`."""
         self._check_open()
         if wait_s is None:
@@ -254,10 +254,10 @@ class Stream(Closing):
 
     def _handle_opened(self, head: dict[str, Any]) -> None:
         """Handle "opened". After a reconnection, continue with the new loader if it fits."""
-        opened = Opened.of(head, self._servers.current)
-        if self.opened is not None:
-            opened.check_follows(self.opened, self._servers.current)
-        self.opened, self._is_open = opened, True
+        info = LoaderInfo.of(head, self._servers.current)
+        if self.loader_info is not None:
+            info.check_follows(self.loader_info, self._servers.current)
+        self.loader_info, self._is_open = info, True
         if self._pending_check is not None:
             self._send(self._pending_check)
         if self._is_iterating:
@@ -306,7 +306,7 @@ class Stream(Closing):
             )
         state, batch = member(head, "state", dict), unpack_batch(head, block)
         self._n_batch_bytes = max(self._n_batch_bytes, len(block))
-        self.queue.append(Arrived(batch, state, len(block)))
+        self.queue.append(ReceivedBatch(batch, state, len(block)))
         self._state = state
         self._next += 1
         self._servers.record_progress()
@@ -319,7 +319,7 @@ class Stream(Closing):
         if not self._is_open:  # this server could not create the loader
             # Another server may succeed. For example, this server may have no room, because the
             # clients of a lost server have come to it.
-            if self.opened is not None and isinstance(error, UnsupportedEnvironment):
+            if self.loader_info is not None and isinstance(error, UnsupportedEnvironment):
                 raise ConnectionLost(str(error))
             self._disconnect()
         self._is_iterating = False

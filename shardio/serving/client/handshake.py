@@ -123,7 +123,7 @@ def _from_json(name: str, value: Any) -> Any:
 def _record(kind: type[Any], value: Any) -> Any:
     if not isinstance(value, dict):
         raise MalformedMessage(f"an option is not a {kind.__name__}")
-    given = {name: _given(name, part) for name, part in value.items()}
+    given = {name: _option_value(name, part) for name, part in value.items()}
     try:
         return kind(**given)  # TypeError: an argument is unknown
     except InvalidArgument:
@@ -133,7 +133,7 @@ def _record(kind: type[Any], value: Any) -> Any:
         raise MalformedMessage(f"an option is not a {kind.__name__}: {error}") from error
 
 
-def _given(name: str, value: Any) -> Any:
+def _option_value(name: str, value: Any) -> Any:
     if name in _FRACTIONS and isinstance(value, str):
         if not _FRACTION.fullmatch(value):  # Fraction("1e999999999") takes hours
             raise MalformedMessage(f"{name} is not a fraction")
@@ -149,7 +149,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ReceivedBatch:
     """A received batch, and the state of the loader after this batch."""
 
     batch: Batch
@@ -158,7 +158,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class LoaderInfo:
     """The facts about a loader that a server has opened; `served` are options set by the server."""
 
     lineage: str
@@ -180,7 +180,7 @@ class Opened:
         lineage, served = member(head, "lineage", str), member(head, "served", dict)
         return cls(lineage, number(head, "generation"), number(head, "batches"), state, served)
 
-    def check_follows(self, before: Opened, address: Address) -> None:
+    def check_follows(self, before: LoaderInfo, address: Address) -> None:
         """Raise InvalidArgument unless this loader has the same batches as the loader `before`."""
         for name in ("lineage", "served"):
             was, found = getattr(before, name), getattr(self, name)

@@ -118,7 +118,7 @@ def pack(kind: str, **more: Any) -> bytes:
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
-def pack_given(kind: str, **more: Any) -> bytes:
+def pack_user_values(kind: str, **more: Any) -> bytes:
     """Return a message's head; raise InvalidArgument if the user's values cannot be sent."""
     try:
         message = pack(kind, **more)

@@ -31,8 +31,8 @@ from shardio.serving.client.handshake import (
     ELSEWHERE,
     KNOWN,
     RECORDS,
-    Arrived,
-    Opened,
+    LoaderInfo,
+    ReceivedBatch,
     State,
     as_json,
 )
@@ -151,17 +151,17 @@ class RemoteLoader(Closing):
     @property
     def lineage(self) -> str:
         """The identifier of the dataset."""
-        return self._opened().lineage
+        return self._loader_info().lineage
 
     @property
     def generation(self) -> int:
         """The generation, or version, of the dataset that the server has opened."""
-        return self._opened().generation
+        return self._loader_info().generation
 
     @property
     def served(self) -> State:
         """The names of the server's `transform` and `batch_transform`; None for one it lacks."""
-        return self._opened().served
+        return self._loader_info().served
 
     @property
     def epoch(self) -> int:
@@ -171,7 +171,7 @@ class RemoteLoader(Closing):
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch for this rank."""
-        return self._opened().n_batches
+        return self._loader_info().n_batches
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch or, after `load_state_dict`, resume from the loaded state."""
@@ -184,7 +184,7 @@ class RemoteLoader(Closing):
         iteration = RemoteIteration(self._stream, self._adapter, self._next)
         self._warn_of_no_batch(iteration)
         self._latest = iteration
-        self._next = {**self._opened().state, "epoch": iteration.epoch + 1}
+        self._next = {**self._loader_info().state, "epoch": iteration.epoch + 1}
         return iteration
 
     def _end_latest(self) -> None:
@@ -257,11 +257,11 @@ class RemoteLoader(Closing):
         """Make a thread that waits for a batch raise ClosedError soon. Call `close` afterwards."""
         self._stream.interrupt()
 
-    def _opened(self) -> Opened:
-        opened = self._stream.opened
-        if opened is None:
+    def _loader_info(self) -> LoaderInfo:
+        info = self._stream.loader_info
+        if info is None:
             raise ClosedError("this loader was closed before a server had opened its dataset")
-        return opened
+        return info
 
     def check_open(self) -> None:
         """Raise ClosedError if the loader was closed, or if this is a forked child."""
@@ -324,7 +324,7 @@ class RemoteIteration:
         self._hand_over_s += time.monotonic() - came_s
         return batch
 
-    def _hand_over(self, arrived: Arrived) -> Batch:
+    def _hand_over(self, arrived: ReceivedBatch) -> Batch:
         batch = arrived.batch
         self._n_batches += 1
         self._n_samples += batch.n_rows

@@ -112,7 +112,7 @@ class RemoteSamples(Closing):
                 if state != beginning:
                     loader.load_state_dict(beginning)
                 iterations.append(loader.begin())
-            return _Shared(self._samples(iterations), self)
+            return _SharedIterator(self._samples(iterations), self)
 
     def _samples(self, iterations: list[RemoteIteration]) -> Iterator[Any]:
         running, last_batch_s = deque(enumerate(iterations)), time.monotonic()
@@ -186,7 +186,7 @@ class RemoteSamples(Closing):
                 loader.close()
 
 
-class _Shared:
+class _SharedIterator:
     """An iterator that several threads may use: each step holds the owner's lock."""
 
     def __init__(self, samples: Iterator[Any], owner: RemoteSamples) -> None:
