@@ -284,7 +284,7 @@ class PoolState:
         self._handle_replies()
         exit_code = zygote.exit_code()
         if exit_code and all(worker.pid is None for worker in self.workers):
-            raise zygote.unsuitable(f"with exit code {exit_code} before it could start a worker")
+            raise zygote.exit_error(f"with exit code {exit_code} before it could start a worker")
         for worker in self.workers:
             if worker.exit is None:
                 _await_exit(worker)

@@ -288,7 +288,7 @@ class Zygote:
             self.pidfd = open_pidfd(self.pid)
         except ProcessLookupError as error:
             ours.close()
-            raise self.unsuitable("at once") from error
+            raise self.exit_error("at once") from error
         except BaseException:  # the zygote exits when its socket closes
             ours.close()
             raise
@@ -315,7 +315,7 @@ class Zygote:
             return None
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
-    def unsuitable(self, when: str) -> UnsupportedEnvironment:
+    def exit_error(self, when: str) -> UnsupportedEnvironment:
         return UnsupportedEnvironment(
             f"the process that starts workers ended {when}; its output on standard error shows "
             "why; num_workers=0 needs no such process"

@@ -304,7 +304,7 @@ class ProcessExecutor(StageExecutor):
         stage = self._stage
         try:
             with TaskPool(
-                partial(_in_chunks, stage.call, stage.name),
+                partial(_call_in_chunks, stage.call, stage.name),
                 stage.n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage puts the results in order, if needed
@@ -383,7 +383,7 @@ class FutureExecutor(ThreadExecutor):
 
     def __init__(self, runner: PipelineRunner, stage: Stage, executor: Executor) -> None:
         super().__init__(runner, [stage], 1)
-        self._executor, self._function = executor, partial(_in_one, stage.call, stage.name)
+        self._executor, self._function = executor, partial(_call_once, stage.call, stage.name)
         self._futures: set[Future[Any]] = set()
 
     def close(self) -> None:
@@ -417,7 +417,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _report_end(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the end of a job; `value` is the result of `_in_one`, or the last chunk of results."""
+    """Report the end of a job; `value` is its result, or the last chunk of its results."""
     if not job.stage.call.yields_many:
         runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):
@@ -426,7 +426,7 @@ def _report_end(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int)
         runner.finish(job, value, busy_ns)
 
 
-def _in_one(call: UserCall, name: str, item: Any) -> Any:
+def _call_once(call: UserCall, name: str, item: Any) -> Any:
     """Return the result of a call; for a generator, a list of its results, or a `FailedCall`."""
     if not call.yields_many:
         return call.invoke(item)
@@ -438,7 +438,7 @@ def _in_one(call: UserCall, name: str, item: Any) -> Any:
     return found
 
 
-def _in_chunks(call: UserCall, name: str, item: Any) -> Any:
+def _call_in_chunks(call: UserCall, name: str, item: Any) -> Any:
     if not call.yields_many:
         return call.invoke(item)
     return ResultChunks(iter(call.function(item)), name)
