@@ -149,7 +149,7 @@ class MultiLoader(Closing):
                 timeout_s=self._timeout_s,
                 start=self._start,
                 error_budget=self._error_budget,
-                say=_say if self.verbose else _ignore,
+                log=_log if self.verbose else _ignore,
             )
         except InvalidArgument as error:
             raise InvalidArgument(
@@ -168,7 +168,7 @@ class MultiLoader(Closing):
                 keys=self._keys,
                 memory_bytes=self._memory_bytes,
                 timeout_s=self._timeout_s,
-                say=_say if self.verbose else _ignore,
+                log=_log if self.verbose else _ignore,
             )
         self._epoch += 1
         return self._servers.epoch(self._epoch - 1)
@@ -198,7 +198,7 @@ class MultiLoader(Closing):
         self.kill()
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(f"# {line}\n")
 
 

@@ -77,7 +77,7 @@ class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
     Threads may share the iterator, which closes itself at the end. All workers together have up to
-    `most_bytes` in flight. `say` is called with the socket's address, and as each worker finishes.
+    `most_bytes` in flight. `log` is called with the socket's address, and as each worker finishes.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class SampleStream(Closing):
         timeout_s: float | None,
         start: Start,
         error_budget: ErrorBudget,
-        say: Callable[[str], object],
+        log: Callable[[str], object],
     ) -> None:
         self._is_of, self._pid = type(dataset).__name__, this_process.pid
-        self._timeout_s, self._error_budget, self._say = timeout_s, error_budget, say
+        self._timeout_s, self._error_budget, self._log = timeout_s, error_budget, log
         self._stacks = [memory_file() for _ in range(n_workers)]
         self._lock = threading.RLock()  # a ZeroMQ socket must be used by one thread at a time
         self._block_lender = BlockLender(n_workers, most_bytes)
@@ -119,7 +119,7 @@ class SampleStream(Closing):
         except BaseException:
             self.close()
             raise
-        self._say(self._receiver.address)
+        self._log(self._receiver.address)
 
     def __iter__(self) -> Self:
         return self
@@ -244,7 +244,7 @@ class SampleStream(Closing):
         sender = self._going[worker]
         skipped = f", and {sender.n_skipped} skipped" if sender.n_skipped else ""
         n_samples = sender.n_arrived - sender.n_skipped
-        self._say(f"worker {worker} has finished: {n_samples} samples{skipped}")
+        self._log(f"worker {worker} has finished: {n_samples} samples{skipped}")
         if sender.ended_with_a_skip:
             warnings.warn(
                 f"worker {worker} ended after sample {sender.n_arrived - 1} of it "

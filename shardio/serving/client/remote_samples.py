@@ -32,7 +32,7 @@ _RESERVED: Final = (
 class RemoteSamples(Closing):
     """The samples of several servers. Owns a RemoteLoader for each server.
 
-    The received batches of all servers have at most `memory_bytes` together. `say` is called with a
+    The received batches of all servers have at most `memory_bytes` together. `log` is called with a
     line of text for each event.
     """
 
@@ -44,11 +44,11 @@ class RemoteSamples(Closing):
         keys: Any,
         memory_bytes: int,
         timeout_s: float | None,
-        say: Callable[[str], object],
+        log: Callable[[str], object],
     ) -> None:
         if given := [name for name in _RESERVED if name in options]:
             raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself; leave it out")
-        self._timeout_s, self._say, self.skipped = timeout_s, say, list[SkippedItem]()
+        self._timeout_s, self._log, self.skipped = timeout_s, log, list[SkippedItem]()
         self.lock, self._is_closed, self._pid = threading.Lock(), False, this_process.pid
         self._addresses = list(addresses)
         n = len(addresses)
@@ -140,7 +140,7 @@ class RemoteSamples(Closing):
                 error.add_note(f"at {self._describe(server, each)}")
                 raise
             if each.is_exhausted:
-                self._say(f"server {server} has sent all of its share")
+                self._log(f"server {server} has sent all of its share")
                 continue
             running.append((server, each))
             if batch is not None:
