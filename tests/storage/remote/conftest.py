@@ -53,11 +53,15 @@ def remote(
     return RemoteSet(store, Path(folder), store.put_dataset(folder, name), tmp_path / "cache")
 
 
+@pytest.fixture(scope="session")
+def equal_url(one_server: Scene, equal_shards: Path) -> str:
+    return one_server.put_dataset(equal_shards, "equal")
+
+
 @pytest.fixture
-def equal(store: Scene, equal_shards: Path, tmp_path: Path) -> RemoteSet:
-    """Return the dataset of `equal_shards`, in a store."""
-    url = store.put_dataset(equal_shards, "equal")
-    return RemoteSet(store, equal_shards, url, tmp_path / "cache")
+def equal(store: Scene, equal_shards: Path, equal_url: str, tmp_path: Path) -> RemoteSet:
+    """Return the dataset of `equal_shards`, in a store; no test changes the objects."""
+    return RemoteSet(store, equal_shards, equal_url, tmp_path / "cache")
 
 
 @pytest.fixture(scope="session")
