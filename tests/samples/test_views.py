@@ -227,6 +227,13 @@ def test_methods_of_datasets_are_refused_with_a_hint(dataset: OpenDataset, name:
             getattr(view, method)(3)
 
 
+def test_an_error_within_a_property_keeps_its_text(dataset: OpenDataset) -> None:
+    view = RowView(dataset)
+    view.dataset = None  # type: ignore[assignment]
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'schema'"):
+        _ = view.fields
+
+
 @pytest.mark.parametrize("given", [None, 5, {"a": 1}, b"rows", "", ["a", "b"], Sound(), iter("a")])
 def test_what_is_no_dataset_is_refused_with_what_is_one(given: Any) -> None:
     made: dict[Any, str] = {
