@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec, module_from_spec
 from itertools import repeat
 from json.scanner import make_scanner
 from operator import itemgetter
@@ -35,6 +35,23 @@ _BLOCK_ROWS: Final = 256
 _SPACE: Final = " \t\r\n"  # the whitespace of JSON
 _SCAN: Final = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # type: ignore[arg-type]
+
+
+def _load_csv() -> Any:
+    """Return an instance of `_csv` with a limit of its own, MAX_LINE characters per cell.
+
+    The limit of `csv`, 131,072 by default, holds for the whole process.
+    """
+    spec = find_spec("_csv")
+    if spec is None or spec.loader is None:
+        raise ImportError("the module _csv is missing", name="_csv")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.field_size_limit(MAX_LINE)
+    return module
+
+
+_CSV: Final = _load_csv()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +105,11 @@ class _Lines:
 
 
 def _read_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
-    reader = csv.reader(lines, strict=True, delimiter=delimiter)
-    limit = csv.field_size_limit(MAX_LINE)  # the limit of the process, 131,072 by default
+    reader = _CSV.reader(lines, strict=True, delimiter=delimiter)
     try:
         yield from _blocks_of_csv(reader, lines)
-    except csv.Error as error:
+    except _CSV.Error as error:
         raise MediaError(f"line {reader.line_num}: not CSV: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _blocks_of_csv(reader: Any, lines: _Lines) -> Iterator[RowBlock]:
