@@ -273,6 +273,13 @@ def test_options_that_fit_nothing_are_refused_before_anything_is_written(
     assert not any((tmp_path / "here").iterdir())
 
 
+def test_a_picture_beyond_its_format_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    folder = of_one(tmp_path, Image(), encode_jpeg(np.zeros((1, 16_384, 3), np.uint8)))
+    said = "WEBP holds at most 16,383 x 16,383 pixels, and the picture has 16,384 x 1: name a .png"
+    assert said in refused(capsys, folder, "--image", tmp_path / "out.webp")
+    inspect(folder, "--image", tmp_path / "out.png")
+
+
 def test_a_disk_that_refuses_leaves_nothing(
     clips: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ _WIDE: Final = 1.5
 """Ratio of columns to rows in a sheet."""
 _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60, 60, 60)
 _FORMATS: Final = {".png": "PNG", ".webp": "WEBP", ".gif": "GIF", ".jpg": "JPEG", ".jpeg": "JPEG"}
+_MAX_SIDES: Final = {"WEBP": 16_383, "GIF": 65_535, "JPEG": 65_500}  # PNG: 2^31 - 1
 _SHORTEST_MS: Final = 10
 """The time unit of GIF, and the shortest duration of a frame."""
 _EXISTS_MESSAGE: Final = "{}: already exists: pass --overwrite to replace a file"
@@ -345,6 +346,12 @@ def _write(
 ) -> None:
     """Write a picture or, with the options `moving`, an animation; the file appears complete."""
     kind = _FORMATS[_suffix(path)]
+    height, width = frames[0].shape[:2]
+    if max(height, width) > (most := _MAX_SIDES.get(kind, max(height, width))):
+        raise shardio.InvalidArgument(
+            f"{path}: {kind} holds at most {most:,} x {most:,} pixels, and the picture has "
+            f"{width:,} x {height:,}: name a .png"
+        )
     images = [_image(pixels) for pixels in frames]
     if moving and kind == "GIF":
         # FASTOCTREE is 50 times as fast as Pillow's default, and 1 dB worse.
