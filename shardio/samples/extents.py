@@ -303,8 +303,6 @@ class Extents:
 
 _MAX_AROUND: Final = 256 << 10
 """The maximum margin on either side of a clip. The margin is a sixteenth of the video's bytes."""
-_HEAD_BYTES: Final = 4096
-"""The estimated maximum size of what precedes the packets in a record."""
 
 
 class ClipExtents:
@@ -341,9 +339,9 @@ class ClipExtents:
         table_ends = tables + _numbers(streams, "n_packets") * PACKET.size
         records = sections[Kind.PAYLOAD, NO_FIELD, 0].offset + _numbers(entries, "offset")
         n_bytes = _numbers(entries, "n_bytes")
-        per_frame = n_bytes / np.maximum(streams["n_frames"], 1)
-        begins, ends = self._parts(n_bytes, per_frame, first_frames)
-        heads = np.minimum(n_bytes, _HEAD_BYTES)
+        heads = _numbers(streams, "parameter_bytes") + _numbers(streams, "extradata_bytes")
+        per_frame = (n_bytes - heads) / np.maximum(streams["n_frames"], 1)
+        begins, ends = self._parts(n_bytes, heads, per_frame, first_frames)
         base = int(self._files.starts[number])
         found = Ranges(
             np.concatenate([tables, records, records + begins]) + base,
@@ -354,12 +352,12 @@ class ClipExtents:
         return Ranges(found.starts[is_right], found.ends[is_right])
 
     def _parts(
-        self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], first_frames: Rows
+        self, n_bytes: Rows, heads: Rows, per_frame: npt.NDArray[np.float64], first_frames: Rows
     ) -> tuple[Rows, Rows]:
         """Estimate which bytes of each record a clip needs, rounded to chunks that have a hash."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
-        begins = (first_frames * per_frame).astype(np.int64) - around
-        ends = ((first_frames + self._clip.span) * per_frame).astype(np.int64) + around
+        begins = heads + (first_frames * per_frame).astype(np.int64) - around
+        ends = heads + ((first_frames + self._clip.span) * per_frame).astype(np.int64) + around
         begins = np.clip(begins, 0, n_bytes) & -CHUNK_BYTES
         return begins, np.clip(-(-ends // CHUNK_BYTES) * CHUNK_BYTES, 0, n_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,17 @@ def test_ranges_cover_packets_and_their_table(dataset: ShardDataset, start: int,
         data = content.find(bytes(stream.data[:]), data + 1)
     assert is_found(data + int(stream.packets["offset"][first]), data + int(ends[last]))
     assert found.n_bytes < 0.5 * len(stream.data)
+
+
+def test_ranges_cover_long_extradata(dataset: ShardDataset, tmp_path: Path) -> None:
+    stream, schema = dataset[0]["video"], Schema({"video": Video()})
+    stream = replace(stream, extradata=bytes(300_000), data=bytes(stream.data[:]))
+    path = write_dataset(tmp_path / "set", 1, 1, schema, [{"video": stream}])
+    with ShardDataset(path) as opened:
+        files = ShardFileNumbers(opened, ["video"])
+        found = ClipExtents(opened, CLIP, files).ranges(*np.zeros((3, 1), np.int64))
+        begin = Path(opened.reader(0, "video").path).read_bytes().find(stream.extradata)
+    assert np.any((found.starts <= begin) & (found.ends >= begin + 300_000))
 
 
 def test_what_cannot_be_is_left_out(dataset: ShardDataset) -> None:
