@@ -33,9 +33,11 @@ class MultiLoader(Closing):
 
     Each worker iterates the whole dataset. Thus n workers yield every sample n times, unless the
     dataset skips the samples of the other workers (see `worker_info`). The samples of one worker
-    arrive in the order of the dataset. Samples of 64 KiB and more arrive without a copy, in memory
-    that is not reused as long as the caller refers to an array in it. A fork of this process does
-    not own this memory: copy the arrays before you fork.
+    arrive in the order of the dataset. Samples of 64 KiB and more arrive in shared memory,
+    which is not reused as long as the caller refers to an array in it. If the caller holds all
+    blocks that `memory_bytes` or the limit of open files allows, samples are copied; the
+    first copy is a RuntimeWarning. A fork of this process does not own the shared memory: copy the
+    arrays before you fork.
 
     Every iteration starts new workers, and ends the workers of earlier iterations. Workers also
     exit when their iteration ends or is garbage-collected, when `kill()` is called, and when this
