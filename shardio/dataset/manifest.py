@@ -222,8 +222,9 @@ def _locked(root: Path) -> Iterator[None]:
     fd = -1
     while fd < 0:
         make_folder(root / GENERATIONS)
+        refuse_links_outside(root, root / GENERATIONS)
         with contextlib.suppress(FileNotFoundError):  # another writer failed and removed the folder
-            fd = lock_folder(root / GENERATIONS, wait=True)
+            fd = lock_folder((root / GENERATIONS).resolve(), wait=True)  # it may be a link
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from shardio import Array, DatasetWriter, Schema, ShardLoader, Text
 from shardio import open as open_dataset
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.dataset.selection import RowRuns
-from shardio.errors import DatasetConflict, InvalidArgument, UnsupportedEnvironment
+from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument, UnsupportedEnvironment
 from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import write_dataset
 from tests.maintenance.datasets import tree
@@ -47,6 +47,16 @@ def test_next_generation_keeps_lineage_and_unchanged_values(folder: Path) -> Non
     third = publish_next(folder, second, subsets={"odd": RowRuns([1], [1])}, stats={"whole": {}})
     assert (third.number, third.classes) == (3, ("a", "b"))
     assert load(folder) == third
+
+
+def test_generations_may_be_a_link_within_the_dataset(folder: Path, tmp_path: Path) -> None:
+    folder.joinpath("generations").rename(folder / "moved")
+    folder.joinpath("generations").symlink_to("moved")
+    assert publish_next(folder, load(folder), classes=("a",)) == load(folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "generations").symlink_to(folder / "moved")
+    with pytest.raises(DatasetCorrupt, match="a link that leads out of the dataset"):
+        publish(tmp_path / "other", schema=LABELS, shards=[])
 
 
 def test_another_dataset_in_the_same_folder_is_a_conflict(folder: Path, tmp_path: Path) -> None:
