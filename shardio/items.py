@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self, get_args
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, SkippedItem
-from shardio._loading.options import OnError, most_skips, refuse_path, seconds
+from shardio._loading.options import OnError, check_seconds, most_skips, refuse_path
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, short_repr
@@ -24,7 +24,7 @@ from shardio._workers.tasks.calls import InlinePool, SingleCaller
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ClosedError, InvalidArgument, TransformError
-from shardio.order.sampling import count
+from shardio.order.sampling import check_count
 
 __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_workers"]
 
@@ -341,7 +341,7 @@ def load_with_workers(
         InvalidArgument: an argument is invalid.
     """
     _check_loader(loader)
-    n_workers = usable_cpus() if num_worker is None else count("num_worker", num_worker, 0)
+    n_workers = usable_cpus() if num_worker is None else check_count("num_worker", num_worker, 0)
     n_blocks = _count_or_none("memory_pool_block_count", memory_pool_block_count, 0)
     if n_blocks is None and isinstance(loader, SharedMemoryShim):
         n_blocks = loader.n_blocks
@@ -364,7 +364,7 @@ def load_with_workers(
             name=name,
         )
 
-    return ItemIteration(begin, loader, items, seconds("timeout_s", timeout_s))
+    return ItemIteration(begin, loader, items, check_seconds("timeout_s", timeout_s))
 
 
 def _check_loader(loader: Any) -> None:
@@ -379,4 +379,4 @@ def _check_loader(loader: Any) -> None:
 
 
 def _count_or_none(name: str, value: Any, least: int) -> int | None:
-    return None if value is None else count(name, value, least)
+    return None if value is None else check_count(name, value, least)

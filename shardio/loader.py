@@ -14,13 +14,13 @@ from shardio._engine.dispatch.engine import Engine
 from shardio._loading.epochs import Epochs
 from shardio._loading.iterator import BatchAssembler, LoaderIterator, ProgressBar
 from shardio._loading.options import (
-    TORCH_HABITS,
+    TORCH_ADVICE,
     Collate,
     Decode,
     LoaderOptions,
     OnError,
     batch_spec_of,
-    dataset_habits,
+    dataset_advice,
     resolve_view,
 )
 from shardio._loading.prefetch import RemotePrefetch
@@ -123,7 +123,7 @@ class ShardLoader(Closing):
         TooManySkipped: (in the loop) too many samples failed; the message names the last ones.
     """
 
-    @refuses(TORCH_HABITS | dataset_habits("ShardLoader({}, batch_size)"), "ShardLoader")
+    @refuses(TORCH_ADVICE | dataset_advice("ShardLoader({}, batch_size)"), "ShardLoader")
     def __init__(
         self,
         dataset: str | os.PathLike[str] | OpenDataset | SampleView,

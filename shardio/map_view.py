@@ -17,7 +17,7 @@ import numpy as np
 
 from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
-from shardio._loading.options import dataset_habits
+from shardio._loading.options import dataset_advice
 from shardio._workers.processes.serialization import pickled
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.loader import ShardLoader
@@ -54,7 +54,7 @@ class MapView(Closing):
     def __init__(
         self, dataset: str | os.PathLike[str] | OpenDataset | SampleView, **options: Any
     ) -> None:
-        refuse_unknown_options("MapView", options, _OPTIONS, dataset_habits("MapView({})"))
+        refuse_unknown_options("MapView", options, _OPTIONS, dataset_advice("MapView({})"))
         source = dataset.dataset if isinstance(dataset, SampleView) else dataset
         if isinstance(source, Mixture):
             raise InvalidArgument(

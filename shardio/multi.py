@@ -11,14 +11,14 @@ from typing import Any, Final, get_args
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
-from shardio._loading.options import OnError, most_skips, refuse_path, seconds
+from shardio._loading.options import OnError, check_seconds, most_skips, refuse_path
 from shardio._workers.processes.serialization import short_repr
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.sample_stream import SampleStream
 from shardio._workers.tasks.zeromq import WorkerInfo, check_prefix, worker_info, zeromq
 from shardio.errors import InvalidArgument
-from shardio.order.sampling import count
+from shardio.order.sampling import check_count
 from shardio.serving.client.protocol import parse_all
 from shardio.serving.client.remote_samples import RemoteSamples
 
@@ -118,12 +118,12 @@ class MultiLoader(Closing):
                 "workers must be at least 1, because a MultiLoader reads in worker processes only; "
                 "found 0: iterate the dataset itself to read in this process"
             )
-        self.workers = count("workers", workers, 1, _MAX_WORKERS)
+        self.workers = check_count("workers", workers, 1, _MAX_WORKERS)
         self.verbose, self.nokill = bool(verbose), bool(nokill)
         self.prefix = prefix
         self._whole_prefix = check_prefix(prefix)
-        self._memory_bytes = count("memory_bytes", memory_bytes, 1)
-        self._timeout_s = seconds("timeout_s", timeout_s)
+        self._memory_bytes = check_count("memory_bytes", memory_bytes, 1)
+        self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._start: Start = one_of("start_method", start_method, get_args(Start))
         self._most_skips = most_skips(on_error, max_skips)
         if address is not None and self._most_skips is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self, get_args
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, StageStats
-from shardio._loading.options import OnError, most_skips, seconds
+from shardio._loading.options import OnError, check_seconds, most_skips
 from shardio._loading.sources import MapIterator, PipelineSource, ResumePosition
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import short_repr
@@ -29,7 +29,7 @@ from shardio._workers.tasks.stage import (
     user_call,
 )
 from shardio.errors import ClosedError, InvalidArgument
-from shardio.order.sampling import count
+from shardio.order.sampling import check_count
 
 __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]
 
@@ -144,7 +144,7 @@ def _make_step(
     return PipeStep(
         call,
         argument if name is None else name,
-        count("concurrency", concurrency, 1),
+        check_count("concurrency", concurrency, 1),
         one_of("order", order, get_args(Order)) == "input",
         thread_group,
         executor,
@@ -230,7 +230,7 @@ class Pipeline(PipelineIterations):
         If `drop_last` is True, a last list with fewer than `n` items is dropped.
         """
         drop = one_of("drop_last", drop_last, (True, False))
-        return self._with_steps(BatchStep(count("n", n, 1), drop))
+        return self._with_steps(BatchStep(check_count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
         """Return a pipeline with one more step, which replaces each item by its elements."""
@@ -246,8 +246,8 @@ class Pipeline(PipelineIterations):
         The loop waits at most `timeout` seconds for each result; None sets no limit.
         """
         pipeline = self._with_steps()
-        pipeline._n_buffered = count("buffer", buffer, 1)
-        pipeline._timeout_s = seconds("timeout", timeout)
+        pipeline._n_buffered = check_count("buffer", buffer, 1)
+        pipeline._timeout_s = check_seconds("timeout", timeout)
         return pipeline
 
     def _with_steps(self, *steps: PipeStep | BatchStep) -> Pipeline:
@@ -314,14 +314,14 @@ class DataLoader(PipelineIterations):
         super().__init__(
             PipelineSource("src", src),
             most_skips(on_error, max_skips),
-            count("buffer_size", buffer_size, 1),
-            seconds("timeout", timeout),
+            check_count("buffer_size", buffer_size, 1),
+            check_seconds("timeout", timeout),
         )
-        self._n_per_result = 1 if batch_size is None else count("batch_size", batch_size, 1)
+        self._n_per_result = 1 if batch_size is None else check_count("batch_size", batch_size, 1)
         self._drops_last = one_of("drop_last", drop_last, (True, False))
         self._is_ordered = one_of("output_order", output_order, get_args(Order)) == "input"
         self._yields_many = False
-        n, order = count("num_threads", num_threads, 1), output_order
+        n, order = check_count("num_threads", num_threads, 1), output_order
         steps: list[PipeStep | BatchStep] = []
         if preprocessor is not None:
             name = "preprocessor"
@@ -355,7 +355,7 @@ class DataLoader(PipelineIterations):
 
         def note(origin: SourceItem | None) -> None:
             if self._current_iteration is this:
-                self._position = ResumePosition.behind(origin)
+                self._position = ResumePosition.after(origin)
 
         return self._iterate(source, note, begin)
 
@@ -376,7 +376,7 @@ class DataLoader(PipelineIterations):
             InvalidArgument: as in `state_dict`, or `state` is invalid or of another source.
         """
         self._check_order()
-        self._start_position = self._position = self._supply.position_in(state)
+        self._start_position = self._position = self._supply.position_from_state(state)
         self._current_iteration = None
 
     def _check_order(self) -> None:

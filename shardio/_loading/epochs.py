@@ -22,15 +22,15 @@ from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.types.array_values import is_masked
 from shardio.order import Order
-from shardio.order.mixture_order import Interleaved
+from shardio.order.mixture_order import InterleavedOrder
 from shardio.order.permutation import OF_SAMPLERS, Positions, SampleGenerators
 from shardio.order.ranks import RankPartition
 from shardio.order.sampling import (
     ORDERS,
-    Listed,
-    Weighted,
+    ListedOrder,
+    WeightedOrder,
     WeightedSampler,
-    count,
+    check_count,
     draw_without_replacement,
     holds_positions,
 )
@@ -95,7 +95,7 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
         )
     order, tokens, view = order.from_state(state, samples, n_samples), None, epoch_sampler.view
     if isinstance(view, WindowView) and view.stream_tokens is not None:
-        had = None if isinstance(order, Listed) else tuple(state.get("sizes", [n_samples]))
+        had = None if isinstance(order, ListedOrder) else tuple(state.get("sizes", [n_samples]))
         tokens = _tokens(state, view, had)
     partition = epoch_sampler.partition(n_samples, position)
     return EpochPlan(epoch, partition, order, tokens)
@@ -117,7 +117,7 @@ def _tokens(
 
 
 def _count(state: Mapping[str, Any], name: str) -> int:
-    return count(f"load_state_dict: the state's {name}", state.get(name), 0, _MAX_COUNT)
+    return check_count(f"load_state_dict: the state's {name}", state.get(name), 0, _MAX_COUNT)
 
 
 class EpochSampler:
@@ -133,16 +133,18 @@ class EpochSampler:
         """A function that draws samples by weights without replacement; None for other orders."""
         self._origin: dict[str, Any] = {}
         """The values that determine weighted draws, for the state of the loader."""
-        self._latest: tuple[int, Listed] | None = None
+        self._latest: tuple[int, ListedOrder] | None = None
         """The epoch whose samples were listed last, and the order of that epoch."""
         self.order: Order | None = None
         """The order of every epoch; None if the samples are listed anew when an epoch begins."""
         self.n_positions_per_epoch: int | None = None
         """The number of positions of every epoch; None if it is unknown."""
         if self._sampler is not None:
-            Listed.check(self.samples)
+            ListedOrder.check(self.samples)
             if isinstance(self._sampler, WeightedSampler):
-                self._set_weights(self._sampler, _checked(self._sampler.weights, self.samples.n))
+                self._set_weights(
+                    self._sampler, _check_weights(self._sampler.weights, self.samples.n)
+                )
             elif not callable(self._sampler):
                 self._check_sampler()
         else:
@@ -151,49 +153,51 @@ class EpochSampler:
             self.order = kind.begin(self.samples)
             if isinstance(view.dataset, Mixture):
                 sizes = view.dataset.sizes_of(view.source_ends)
-                self.order = Interleaved(self.order, sizes)
+                self.order = InterleavedOrder(self.order, sizes)
         if self.order is not None:
             self.n_positions_per_epoch = self.order.n_positions(self.samples)
 
     def order_of(self, epoch: int) -> Order:
-        return self._listed(epoch) if self.order is None else self.order
+        return self._listed_order(epoch) if self.order is None else self.order
 
-    def _listed(self, epoch: int) -> Listed:
+    def _listed_order(self, epoch: int) -> ListedOrder:
         if self._latest is None or self._latest[0] != epoch:
-            numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
+            numbers = (
+                self._sample_positions(epoch) if self._draw is None else self._draw(epoch=epoch)
+            )
             origin = self._origin or {"sampler": _hash_of(numbers)}
             table = SharedArray.from_array(numbers, "the order of an epoch")
-            self._latest = epoch, Listed(table, len(numbers), origin)
+            self._latest = epoch, ListedOrder(table, len(numbers), origin)
         return self._latest[1]
 
     def n_positions(self, epoch: int) -> int:
         n = self.n_positions_per_epoch
         return self.order_of(epoch).n_positions(self.samples) if n is None else n
 
-    def beginning(self, epoch: int) -> EpochPlan:
+    def plan_epoch(self, epoch: int) -> EpochPlan:
         partition = self.partition(self.n_positions(epoch))
         return EpochPlan(epoch, partition, self.order_of(epoch), self.view.stream_tokens)
 
     def partition(self, n_samples: int, first: int = 0) -> RankPartition:
         asked = self._options
-        place = asked.rank, asked.world_size
-        return RankPartition(n_samples, first, asked.batch_size, *place, asked.tail)
+        rank = asked.rank, asked.world_size
+        return RankPartition(n_samples, first, asked.batch_size, *rank, asked.tail)
 
     def _set_weights(self, sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> None:
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
         self.n_positions_per_epoch = n = _count_draws(sampler, weights)
         if sampler.replacement:
             sums = SharedArray.from_array(np.cumsum(weights), "the running sums of weights")
-            self.order = Weighted(sums, n, self._origin)
+            self.order = WeightedOrder(sums, n, self._origin)
         else:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
         """Check that the sampler yields indices of samples, and the same indices a second time."""
-        listed = self._listed(0)
+        listed = self._listed_order(0)
         if holds_positions(self._sampler):
             self.order = listed
-        elif not np.array_equal(listed.table.array, self._sampled(0)):
+        elif not np.array_equal(listed.table.array, self._sample_positions(0)):
             raise InvalidArgument(
                 f"sampler {self._sampler!r}, iterated twice for epoch 0 with the global "
                 "generators seeded alike, yields different positions, so that no epoch could be "
@@ -201,19 +205,19 @@ class EpochSampler:
                 "that returns positions, sampler=f(epoch)"
             )
 
-    def _sampled(self, epoch: int) -> npt.NDArray[np.int64]:
+    def _sample_positions(self, epoch: int) -> npt.NDArray[np.int64]:
         found: Any = self._sampler
         where = "sampler"
         if callable(found):
             found, where = found(epoch), f"sampler({epoch})"
         elif not holds_positions(found):
-            found = _iterated(found, seed=self.seed, epoch=epoch)
+            found = _iterate_sampler(found, seed=self.seed, epoch=epoch)
         if not isinstance(found, np.ndarray | Sequence) and isinstance(found, Iterable):
             found = list(found)
         return check_positions(found, self.samples.n, where)
 
 
-def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
+def _iterate_sampler(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
     """Iterate a sampler for an epoch, with the global random generators seeded for this epoch.
 
     A sampler that draws from these generators, such as torch's, then yields the same samples on all
@@ -226,7 +230,7 @@ def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
         return list(sampler)
 
 
-def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
+def _check_weights(weights: Any, n: int) -> npt.NDArray[np.float64]:
     what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
     try:
         if is_masked(weights):
@@ -290,10 +294,10 @@ class Epochs:
         return epoch_sampler.partition(epoch_sampler.n_positions(self.number)).stop_step
 
     def begin(self, engine: Engine) -> EpochIteration:
-        plan, epoch_sampler, successor = self._start(), self.epoch_sampler, None
+        plan, epoch_sampler, successor = self._next_plan(), self.epoch_sampler, None
         self._warn_of_no_batch(plan)
         if epoch_sampler.order is not None:
-            successor = epoch_sampler.beginning(plan.epoch + 1)
+            successor = epoch_sampler.plan_epoch(plan.epoch + 1)
         self.latest = engine.iterate(plan, successor)
         self._next = plan.epoch + 1
         return self.latest
@@ -308,7 +312,7 @@ class Epochs:
     def state(self) -> dict[str, Any]:
         latest = self.latest
         if latest is None or latest.is_exhausted:
-            return state_of(self._start(), self.epoch_sampler)
+            return state_of(self._next_plan(), self.epoch_sampler)
         partition = latest.plan.partition
         rest = replace(partition, first=partition.position(latest.next_loop_step))
         return state_of(replace(latest.plan, partition=rest), self.epoch_sampler)
@@ -317,6 +321,6 @@ class Epochs:
         self._next = plan_of(state, self.epoch_sampler)
         self.latest = None
 
-    def _start(self) -> EpochPlan:
-        place = self._next
-        return place if isinstance(place, EpochPlan) else self.epoch_sampler.beginning(place)
+    def _next_plan(self) -> EpochPlan:
+        plan = self._next
+        return plan if isinstance(plan, EpochPlan) else self.epoch_sampler.plan_epoch(plan)

@@ -24,11 +24,11 @@ from shardio.order.sampling import (
     ORDERS,
     Sampler,
     Shuffle,
+    check_count,
     check_not_distributed,
     check_one_argument,
     check_sampler,
     check_shuffle,
-    count,
 )
 from shardio.outputs import OUTPUTS, Output
 from shardio.samples.clip_view import ClipView, default_clip
@@ -45,7 +45,7 @@ _MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
 """The longest timeout. The kernel counts a timeout in milliseconds, as a number of 31 bits."""
 
-TORCH_HABITS: Final = {
+TORCH_ADVICE: Final = {
     "batch_sampler": "pass the order of samples as sampler=, and batch_size",
     "collate_fn": 'write collate="pad", "ragged", "list" or a function; equal shapes are stacked',
     "drop_last": 'write tail="drop" instead of drop_last=True',
@@ -72,7 +72,7 @@ _OPEN_OPTIONS: Final = (
 )
 
 
-def dataset_habits(call: str) -> dict[str, str]:
+def dataset_advice(call: str) -> dict[str, str]:
     """Return advice for users who pass options of `shardio.open` or of views to a loader.
 
     `call` is a correct call of the loader as a format string, in which {} stands for the dataset.
@@ -101,7 +101,7 @@ def refuse_path(name: str, value: Any) -> None:
     )
 
 
-def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
+def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise InvalidArgument(
             f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
@@ -109,8 +109,8 @@ def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
     where = "rank"
     if rank is None:
         where, rank, world_size = rank_from_environment()
-    n = count("world_size", world_size, 1, _MAX_RANKS)
-    if count("rank", rank, 0) >= n:
+    n = check_count("world_size", world_size, 1, _MAX_RANKS)
+    if check_count("rank", rank, 0) >= n:
         raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
     return int(rank), n
 
@@ -141,10 +141,10 @@ def most_skips(on_error: Any, max_skips: Any) -> int | None:
             f"max_skips is for on_error='skip'; found max_skips={max_skips!r} with "
             f"on_error={on_error!r}"
         )
-    return count("max_skips", max_skips, 0)
+    return check_count("max_skips", max_skips, 0)
 
 
-def seconds(name: str, value: Any) -> float | None:
+def check_seconds(name: str, value: Any) -> float | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float | np.integer | np.floating)
@@ -155,7 +155,7 @@ def seconds(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def user_function(name: str, function: Any, given: str) -> Any:
+def check_user_function(name: str, function: Any, given: str) -> Any:
     if function is not None:
         if not callable(function):
             raise InvalidArgument(f"{name} must be callable; found {function!r}")
@@ -163,14 +163,14 @@ def user_function(name: str, function: Any, given: str) -> Any:
     return function
 
 
-def _collation(name: str, asked: Any) -> Collation:
+def _check_collation(name: str, asked: Any) -> Collation:
     collation = parse_collate(asked)
     if collation.function is not None:
         check_one_argument(name, "samples", collation.function)
     return collation
 
 
-def device_or_none(device: Any, output: str) -> Any:
+def check_device(device: Any, output: str) -> Any:
     if device is None:
         return None
     if output == "numpy":
@@ -221,27 +221,27 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
 class LoaderOptions:
     """The checked options of a ShardLoader; its docstring describes them."""
 
-    batch_size: int = _option(count, 1)
+    batch_size: int = _option(check_count, 1)
     shuffle: Shuffle = _option(check_shuffle)
-    seed: int = _option(count, 0)
+    seed: int = _option(check_count, 0)
     sampler: Sampler | None = _option(check_sampler, default=lambda: None)
     num_workers: int = _option(
-        count, 0, _MAX_WORKERS, default=lambda: min(usable_cpus(), _MAX_WORKERS)
+        check_count, 0, _MAX_WORKERS, default=lambda: min(usable_cpus(), _MAX_WORKERS)
     )
-    transform: Callable[..., Any] | None = _option(user_function, "sample")
-    batch_transform: Callable[..., Any] | None = _option(user_function, "batch")
+    transform: Callable[..., Any] | None = _option(check_user_function, "sample")
+    batch_transform: Callable[..., Any] | None = _option(check_user_function, "batch")
     output: Output = _option(one_of, OUTPUTS)
     device: str | tuple[str, ...] | None
     tail: Tail = _option(one_of, get_args(Tail), default=lambda: None)
     rank: int
     world_size: int
-    prefetch: int | None = _option(count, 0, default=lambda: None)
-    memory_bytes: int = _option(count, 1, default=default_budget)
+    prefetch: int | None = _option(check_count, 0, default=lambda: None)
+    memory_bytes: int = _option(check_count, 1, default=default_budget)
     on_error: OnError
     max_skips: int | None
-    timeout_s: float | None = _option(seconds)
+    timeout_s: float | None = _option(check_seconds)
     reuse: bool = _option(one_of, (True, False))
-    collate: Collation = _option(_collation)
+    collate: Collation = _option(_check_collation)
     start_method: StartMethod = _option(one_of, _START_METHODS)
 
     @classmethod
@@ -255,12 +255,12 @@ class LoaderOptions:
             raise InvalidArgument(
                 "shuffle and sampler both decide the order of an epoch: pass one of them"
             )
-        rank, world_size = place_among_ranks(found["rank"], found["world_size"])
+        rank, world_size = check_rank(found["rank"], found["world_size"])
         check_not_distributed(found["sampler"], rank, world_size)
         found |= {"rank": rank, "world_size": world_size}
         if found["tail"] is None:
             found["tail"] = "short" if world_size == 1 else "pad"
-        found["device"] = device = device_or_none(found["device"], found["output"])
+        found["device"] = device = check_device(found["device"], found["output"])
         found["max_skips"] = most_skips(found["on_error"], found["max_skips"])
         rules = found["collate"].others, *found["collate"].named.values()
         if isinstance(device, tuple) and any(rule.kind == "ragged" for rule in rules):

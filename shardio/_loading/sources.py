@@ -9,7 +9,7 @@ from shardio._loading.options import refuse_path
 from shardio._workers.processes.serialization import short_repr
 from shardio._workers.tasks.stage import SourceItem, SourcePosition
 from shardio.errors import InvalidArgument
-from shardio.order.sampling import count
+from shardio.order.sampling import check_count
 
 _VERSION: Final = 1
 
@@ -48,8 +48,8 @@ class MapIterator:
 
     def iterate_from(self, index: int) -> Iterator[Any]:
         """Yield the values from position `index` on, without looking up earlier ones."""
-        for place, key in enumerate(self._keys()):
-            if place >= index:
+        for position, key in enumerate(self._keys()):
+            if position >= index:
                 yield self._mapping[key]
 
     def _keys(self) -> Iterable[Any]:
@@ -70,7 +70,7 @@ class ResumePosition(NamedTuple):
     """The result of the source's method `state_dict`, if the source has this method."""
 
     @classmethod
-    def behind(cls, origin: SourceItem | None) -> Self:
+    def after(cls, origin: SourceItem | None) -> Self:
         """Return the position after a result of `origin`; if `origin` is None, return the start."""
         if origin is None:
             return cls()
@@ -113,7 +113,7 @@ class PipelineSource:
                 self.source.load_state_dict(position.source_state)
             else:
                 position = position._replace(source_state=self.source.state_dict())
-            return self._watched(), position
+            return self._iterate_with_states(), position
         if not position.item:
             return self.source, position
         if isinstance(self.source, MapIterator):
@@ -121,7 +121,7 @@ class PipelineSource:
         rest = map(self.source.__getitem__, range(position.item, len(self.source)))
         return rest, position
 
-    def _watched(self) -> Iterator[SourcePosition]:
+    def _iterate_with_states(self) -> Iterator[SourcePosition]:
         items = iter(self.source)
         before = self.source.state_dict()
         for item in items:
@@ -145,7 +145,7 @@ class PipelineSource:
             "source": state,
         }
 
-    def position_in(self, state: Any) -> ResumePosition:
+    def position_from_state(self, state: Any) -> ResumePosition:
         self._check_positions()
         kept = {"version", "item", "n_passed_over", "n_items", "source"}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:
@@ -157,8 +157,8 @@ class PipelineSource:
             raise InvalidArgument(
                 f"state: belongs to a source of {state['n_items']} items; this one has {n_items}"
             )
-        item = count("state['item']", state["item"], 0, n_items)
-        passed_over = count("state['n_passed_over']", state["n_passed_over"], 0)
+        item = check_count("state['item']", state["item"], 0, n_items)
+        passed_over = check_count("state['n_passed_over']", state["n_passed_over"], 0)
         return ResumePosition(item, passed_over, state["source"])
 
     def _check_positions(self) -> None:

@@ -31,7 +31,7 @@ class Ordering(Protocol):
 class Samples:
     """The facts that orders need about the n samples of a dataset or view.
 
-    `shard_ends` returns the cumulative sample counts of the shards. `why_unsharded` returns the
+    `shard_ends` returns the cumulative sample counts of the shards. `no_shards_reason` returns the
     reason why the samples are not in the order of the shards, or None. `measure` returns the total
     bytes and the number of samples of all shards.
     """
@@ -41,7 +41,7 @@ class Samples:
     is_mixture: bool
     clip_grouping: ClipGrouping | None
     shard_ends: Callable[[], Positions]
-    why_unsharded: Callable[[], str | None]
+    no_shards_reason: Callable[[], str | None]
     measure: Callable[[], tuple[int, int]]
 
 
@@ -64,7 +64,7 @@ class Order:
     @classmethod
     def check(cls, samples: Samples) -> None:
         """Raise InvalidArgument if this order cannot be used; the message names another order."""
-        reason = samples.why_unsharded() if cls.needs_shards else None
+        reason = samples.no_shards_reason() if cls.needs_shards else None
         if reason is not None:
             raise InvalidArgument(
                 f"{samples.path}: shuffle={cls.name!r} is for samples in the order of their "

@@ -261,7 +261,7 @@ class _ShuffledSource:
 
 
 @dataclass(frozen=True)
-class Interleaved(Order):
+class InterleavedOrder(Order):
     """The order of a mixture: the order within its sources, and the shares of the sources."""
 
     order: Order

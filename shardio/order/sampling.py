@@ -62,7 +62,7 @@ class WeightedSampler:
                 f"replacement must be one of True, False; found {self.replacement!r}"
             )
         if self.n_draws is not None:
-            object.__setattr__(self, "n_draws", count("n_draws", self.n_draws, 0, _MAX_DRAWS))
+            object.__setattr__(self, "n_draws", check_count("n_draws", self.n_draws, 0, _MAX_DRAWS))
 
     def __repr__(self) -> str:
         try:
@@ -135,7 +135,7 @@ def check_one_argument(name: str, given: str, function: Any) -> None:
         raise InvalidArgument(f"{name} must take ({given}); it takes {signature}") from None
 
 
-def count(name: str, value: Any, least: int, most: int | None = None) -> int:
+def check_count(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return the value; raise InvalidArgument unless it is an integer from `least` to `most`."""
     is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_count or value < least or (most is not None and value > most):
@@ -174,7 +174,7 @@ class WeightedOrdering:
 
 
 @dataclass(frozen=True)
-class Listed(Order):
+class ListedOrder(Order):
     """The order of a sampler. `table` has the sample at each position of an epoch."""
 
     name = False
@@ -209,7 +209,7 @@ class Listed(Order):
         return super().identity(samples) | self.origin | {"rows": self.n}
 
 
-class Weighted(Listed):
+class WeightedOrder(ListedOrder):
     """The order of weighted draws with replacement. `table` has the cumulative weights."""
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:

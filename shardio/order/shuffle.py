@@ -152,8 +152,8 @@ class WindowedOrdering:
             places += starts
             is_last = np.flatnonzero(positions >= self._last)
             if len(is_last):
-                within = positions[is_last] - self._last
-                places[is_last] = self._last + self._in_last.at(within)
+                offsets = positions[is_last] - self._last
+                places[is_last] = self._last + self._in_last.at(offsets)
         return self._row_of(places)
 
     def _row_of(self, places: Positions) -> Positions:
@@ -198,17 +198,17 @@ class GroupedOrdering:
         return rows
 
 
-def permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
+def permute_windows(offsets: Positions, starts: Positions, size: int, key: int) -> Positions:
     """Permute positions within windows of `size` positions, a power of two.
 
-    `starts` has the start of each position's window, and `within` the position relative to it. The
-    halves of the Feistel network are the upper and the lower bits of `within`.
+    `starts` has the start of each position's window, and `offsets` the position relative to it. The
+    halves of the Feistel network are the upper and the lower bits of `offsets`.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
     hashes = keyed_hashes(starts, key)
     keys = (hashes >> np.uint64(32)).astype(np.uint32), hashes.astype(np.uint32)
-    halves = (within >> n_low).astype(np.uint32), (within & ((1 << n_low) - 1)).astype(np.uint32)
+    halves = (offsets >> n_low).astype(np.uint32), (offsets & ((1 << n_low) - 1)).astype(np.uint32)
     step, low = np.empty_like(halves[0]), np.empty_like(halves[0])
     for i in range(_ROUNDS[size >= _SMALL]):
         target, source, added = halves[i % 2], halves[1 - i % 2], keys[i % 2]
@@ -223,7 +223,7 @@ def permute_windows(within: Positions, starts: Positions, size: int, key: int) -
 
 
 SHARDS_PER_WINDOW: Final = 8
-_MAX_KEPT: Final = 8
+_MAX_CACHED: Final = 8
 """The maximum number of windows whose permutations are cached. A permutation has up to 512 KiB."""
 
 
@@ -249,7 +249,7 @@ class ShardShuffle(Order):
     @classmethod
     def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
         """Return the order with windows of `n_shards`; `ends` are the shards' cumulative counts."""
-        ends = ends_within(ends, n)
+        ends = clip_shard_ends(ends, n)
         n_in_window = max(1, n * n_shards // max(1, len(ends)))
         return cls(n_shards, n_in_window, f"{hash_bytes(ends.astype('<i8').data):016x}")
 
@@ -299,7 +299,7 @@ class ShardShuffle(Order):
         return n_bytes
 
 
-def ends_within(ends: Positions, n: int) -> Positions:
+def clip_shard_ends(ends: Positions, n: int) -> Positions:
     """Return the cumulative counts of shards that have some of the first n samples."""
     clipped = np.minimum(ends, n)
     return clipped[np.diff(clipped, prepend=0) > 0]
@@ -313,7 +313,7 @@ class ShardOrdering:
     """
 
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:
-        ends = ends_within(ends, n)
+        ends = clip_shard_ends(ends, n)
         sizes = np.diff(ends, prepend=0)
         shards = Permutation(len(ends), derive_key(64, seed, epoch)).at(np.arange(len(ends)))
         self._stops: Positions = np.cumsum(sizes[shards])
@@ -325,7 +325,7 @@ class ShardOrdering:
         self._n_shards = n_shards
         starts = np.concatenate([[0], self._windows])
 
-        @functools.lru_cache(_MAX_KEPT)
+        @functools.lru_cache(_MAX_CACHED)
         def permutation(window: int) -> tuple[int, Permutation]:
             start, end = starts[window : window + 2].tolist()
             return start, Permutation(end - start, derive_key(65, seed, epoch, window))

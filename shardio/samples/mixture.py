@@ -37,7 +37,7 @@ from shardio.samples.shard_dataset import (
     file_groups_of,
     shard_starts_of,
 )
-from shardio.samples.view import SELECT_HABITS, RowView
+from shardio.samples.view import SELECT_ADVICE, RowView
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
 
@@ -161,7 +161,7 @@ class Mixture(OpenDataset):
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
 
-    @refuses(SELECT_HABITS)
+    @refuses(SELECT_ADVICE)
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> Mixture:
         """Mix the samples of each source that a function selects; see `ShardDataset.select`.
 

@@ -21,7 +21,7 @@ from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask
 from shardio.errors import DatasetCorrupt, InvalidArgument
 from shardio.order.sampling import check_one_argument
 from shardio.samples.open_dataset import OpenDataset, Selection
-from shardio.samples.view import SELECT_HABITS
+from shardio.samples.view import SELECT_ADVICE
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.connection import RemoteOptions, is_url
@@ -155,7 +155,7 @@ class ShardDataset(OpenDataset):
             f"shard{'s' * (n_shards != 1)}, generation {self.generation})"
         )
 
-    @refuses(SELECT_HABITS)
+    @refuses(SELECT_ADVICE)
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> ShardDataset:
         """Return some of the samples as a new dataset of the same files, with indices from 0.
 

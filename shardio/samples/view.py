@@ -17,7 +17,7 @@ from shardio.dataset.selection import check_positions
 from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
-from shardio.order.sampling import count
+from shardio.order.sampling import check_count
 from shardio.samples.clips import Clip, ClipDraws
 from shardio.samples.decoding import AudioSource, ImageSource
 from shardio.samples.field_sources import (
@@ -31,7 +31,7 @@ from shardio.samples.field_sources import (
 from shardio.samples.media import AudioField, audio_field, audio_schema, image_schema, media_fields
 from shardio.shard.verification import Rows
 
-SELECT_HABITS: Final = {
+SELECT_ADVICE: Final = {
     "indices": "write select(indices)",
     "mask": "write select(mask)",
     "where": "write select(lambda columns: …, fields=[…])",
@@ -142,7 +142,7 @@ class SampleView(Sequence[dict[str, Any]]):
             ShardChanged: a mapped file was truncated.
             ShardCorrupt, MediaError: the message names the sample.
         """
-        seed, epoch = count("seed", seed, 0), count("epoch", epoch, 0)
+        seed, epoch = check_count("seed", seed, 0), check_count("epoch", epoch, 0)
         number, n = operator.index(index), len(self)
         if not -n <= number < n:
             raise IndexError(f"{self!r}: there is no sample {number}")
@@ -152,7 +152,7 @@ class SampleView(Sequence[dict[str, Any]]):
         self.dataset.files.check_lengths(chunk.covered(slice(None))[1])
         return self._reader.read(chunk, 0)
 
-    @refuses(SELECT_HABITS)
+    @refuses(SELECT_ADVICE)
     def select(
         self,
         rows: Callable[[dict[str, npt.NDArray[Any]]], Any] | Sequence[Any] | npt.NDArray[Any],

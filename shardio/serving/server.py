@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from shardio._base.classes import Closing
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._loading.options import user_function
+from shardio._loading.options import check_user_function
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
-from shardio.order.sampling import count
+from shardio.order.sampling import check_count
 from shardio.samples.clip_view import ClipView
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import SampleView
@@ -368,11 +368,11 @@ def make_server(
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
     # Check the options here, because the errors of a client's loader are only sent to the client.
-    user_function("transform", transform, "sample")
-    user_function("batch_transform", batch_transform, "batch")
+    check_user_function("transform", transform, "sample")
+    check_user_function("batch_transform", batch_transform, "batch")
     for name, least, value in (("num_workers", 0, num_workers), ("memory_bytes", 1, memory_bytes)):
         if value is not None:
-            count(name, value, least)
+            check_count(name, value, least)
     path = os.fspath(dataset)
     with ShardDataset(path):
         pass  # opening the dataset once reports damage before any client connects
@@ -401,7 +401,7 @@ def make_server(
         {"transform": _named(transform), "batch_transform": _named(batch_transform)},
         bind,
         keys=None if keys is None else server_keys(keys),
-        most_clients=count("max_clients", max_clients, 1),
+        most_clients=check_count("max_clients", max_clients, 1),
     )
 
 

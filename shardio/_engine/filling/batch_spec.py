@@ -153,7 +153,7 @@ def shard_paths(dataset: Dataset) -> tuple[ShardPaths, dict[str, ShardPaths]]:
 def samples_of(view: SampleView) -> Samples:
     dataset = view.dataset
 
-    def why_unsharded() -> str | None:
+    def no_shards_reason() -> str | None:
         if isinstance(dataset, Mixture):
             return "a mixture has those of several datasets"
         return view.no_shards_reason()
@@ -172,7 +172,7 @@ def samples_of(view: SampleView) -> Samples:
         is_mixture=isinstance(dataset, Mixture),
         clip_grouping=view.clip_grouping,
         shard_ends=lambda: view.shard_ends,
-        why_unsharded=why_unsharded,
+        no_shards_reason=no_shards_reason,
         measure=measure,
     )
 

@@ -13,17 +13,17 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.iterator import ProgressBar
 from shardio._loading.options import (
-    TORCH_HABITS,
-    device_or_none,
-    place_among_ranks,
-    seconds,
+    TORCH_ADVICE,
+    check_device,
+    check_rank,
+    check_seconds,
     warn_of_no_batch,
 )
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
-from shardio.order.sampling import count
+from shardio.order.sampling import check_count
 from shardio.outputs import OUTPUTS, Output, TensorAdapter, create_adapter
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import ClientKeys, client_keys
@@ -46,8 +46,8 @@ _OF_VIEW: Final = (
     'write {0}={{"{1}": …}}: the server makes the view of its dataset, with the arguments of '
     "dataset.{0}"
 )
-_HABITS: Final = (
-    TORCH_HABITS
+_ADVICE: Final = (
+    TORCH_ADVICE
     | {
         each.name: _OF_VIEW.format(view, each.name)
         for view, kind in RECORDS.items()
@@ -109,28 +109,28 @@ class RemoteLoader(Closing):
         **options: Any,
     ) -> None:
         known = sorted(KNOWN | ELSEWHERE.keys() | set(_OWN))
-        refuse_unknown_options("shardio.connect", options, known, _HABITS)
+        refuse_unknown_options("shardio.connect", options, known, _ADVICE)
         self._addresses = parse_all(address)
         self._keys = client_keys(keys)
         _check_keys(self._addresses, self._keys)
         output = one_of("output", output, OUTPUTS)
-        place = place_among_ranks(rank, world_size)
+        place = check_rank(rank, world_size)
         sent_options = as_json(
-            {"batch_size": count("batch_size", batch_size, 1), **options}
+            {"batch_size": check_count("batch_size", batch_size, 1), **options}
             | dict(zip(("rank", "world_size"), place, strict=True))
         )
         if sent_options.keys() >= RECORDS.keys():
             raise InvalidArgument("clips and pack are two views of the dataset: pass one of them")
         most_bytes = min(_MAX_BYTES, default_budget()) if memory_bytes is None else memory_bytes
         self._sent_options, self._has_warned = sent_options, False
-        self._adapter = create_adapter(output, device_or_none(device, output))
+        self._adapter = create_adapter(output, check_device(device, output))
         self._stream = Stream(
             self._addresses,
             self._keys,
             sent_options,
-            most_bytes=count("memory_bytes", most_bytes, 1),
-            most_ahead=_MAX_AHEAD if prefetch is None else count("prefetch", prefetch, 0) + 1,
-            timeout_s=seconds("timeout_s", timeout_s),
+            most_bytes=check_count("memory_bytes", most_bytes, 1),
+            most_ahead=_MAX_AHEAD if prefetch is None else check_count("prefetch", prefetch, 0) + 1,
+            timeout_s=check_seconds("timeout_s", timeout_s),
         )
         self._pid = this_process.pid
         self._finalizer = Finalizer(self, _close_in_owner, self._pid, self._stream)
