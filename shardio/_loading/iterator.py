@@ -61,7 +61,7 @@ class BatchAssembler:
             iteration.timer.heap_bytes += heap_bytes
         if self._reuses:
             block = self._engine.pool[number].bytes
-            values = self._lane(layout, number, n_rows, block)
+            values = self._reused_values(layout, number, n_rows, block)
         else:
             leased = self._engine.lease(iteration)
             if leased is None:
@@ -85,28 +85,30 @@ class BatchAssembler:
         slots = layout.fixed + layout.whole
         return {slot.name: wrap(arrays[slot.name], block, slot.logical_dtype) for slot in slots}
 
-    def _lane(
+    def _reused_values(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
         """Return the arrays or tensors of a batch for reuse=True; later batches use them again.
 
         Each block has its own values; but if tensors are copies, one set serves all blocks.
         """
-        lanes = self._engine.pool.view_cache
+        cache = self._engine.pool.view_cache
         if self._adapter is not None and not self._adapter.aliases:
             arrays, adapter = layout.arrays(block, n_rows), self._adapter
             shapes = [array.shape for array in arrays.values()] if layout.whole else None
-            kept = lanes.get((_EVERY_BLOCK, n_rows))
-            if kept is None or kept[0] != shapes:
+            cached = cache.get((_EVERY_BLOCK, n_rows))
+            if cached is None or cached[0] != shapes:
                 slots = layout.fixed + layout.whole
-                made = {s.name: adapter.fixed(arrays[s.name], s.logical_dtype) for s in slots}
-                kept = lanes[_EVERY_BLOCK, n_rows] = shapes, made
-            return {name: kept[1][name](array) for name, array in arrays.items()}
+                copiers = {
+                    s.name: adapter.make_copier(arrays[s.name], s.logical_dtype) for s in slots
+                }
+                cached = cache[_EVERY_BLOCK, n_rows] = shapes, copiers
+            return {name: cached[1][name](array) for name, array in arrays.items()}
         heads = layout.heads(block) if layout.whole else None
-        kept = lanes.get((number, n_rows))
-        if kept is None or kept[0] != heads:
-            kept = lanes[number, n_rows] = heads, self._values(layout, n_rows, block)
-        values: dict[str, Any] = kept[1]
+        cached = cache.get((number, n_rows))
+        if cached is None or cached[0] != heads:
+            cached = cache[number, n_rows] = heads, self._values(layout, n_rows, block)
+        values: dict[str, Any] = cached[1]
         return values
 
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:

@@ -374,7 +374,7 @@ def batch_spec_of(
         skips=options.max_skips is not None,
         pictures=media.pictures,
         audio=view.audio(media.sounds),
-        make_view=view.maker,
+        make_view=view.factory,
         tables={name: (table.array.dtype.str, len(table.array)) for name, table in tables},
         n_selected=None if selection is None else len(selection),
     )

@@ -53,22 +53,22 @@ class RankPartition:
         last = self.first_step + whole
         if not rest or self.tail == "drop":
             return last
-        start, stop = self._part_of_rest(self.n - rest)
+        start, stop = self._own_range_of_rest(self.n - rest)
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
         """Return the first position of all ranks in a step."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
-    def _part_of_rest(self, start: int) -> tuple[int, int]:
+    def _own_range_of_rest(self, start: int) -> tuple[int, int]:
         rest, n = self.n - start, self.world_size
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
-    def share(self, step: int) -> tuple[int, int]:
+    def own_range(self, step: int) -> tuple[int, int]:
         """Return the start and the end of this rank's positions in a step; equal for padding."""
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
-            return self._part_of_rest(start)
+            return self._own_range_of_rest(start)
         start += self.rank * self.batch_size
         return start, start + self.batch_size
 
@@ -76,25 +76,25 @@ class RankPartition:
         """Return the number of this rank's samples in the steps before `step`."""
         if step <= self.first_step:
             return 0
-        start, stop = self.share(step - 1)
+        start, stop = self.own_range(step - 1)
         return (step - 1 - self.first_step) * self.batch_size + stop - start
 
-    def read(self, step: int) -> tuple[int, int]:
+    def read_range(self, step: int) -> tuple[int, int]:
         """Return the start and the end of the positions that this rank reads for a step.
 
-        If `share` is empty, the rank reads one position, to copy the sample there as padding.
+        If `own_range` is empty, the rank reads one position, to copy the sample there as padding.
         """
-        start, stop = self.share(step)
+        start, stop = self.own_range(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, stop_step: int, every: int = 1) -> Positions:
         """Return the positions that this rank reads for every `every`-th step below stop_step."""
         # All steps are complete, except that the last step may be shorter.
         n_whole = (stop_step - 1 - first_step) // every
-        start, stop = self.read(first_step + n_whole * every)
+        start, stop = self.read_range(first_step + n_whole * every)
         if self.world_size == every == 1:
-            return np.arange(self.read(first_step)[0], stop)
-        starts = self.read(first_step)[0] + np.arange(n_whole) * (self._stride * every)
+            return np.arange(self.read_range(first_step)[0], stop)
+        starts = self.read_range(first_step)[0] + np.arange(n_whole) * (self._stride * every)
         whole = (starts[:, None] + np.arange(self.batch_size)).reshape(-1)
         return np.concatenate([whole, np.arange(start, stop)])
 

@@ -34,7 +34,7 @@ class TensorAdapter(Protocol):
         shares the array's memory, and its views, keep `owner` alive.
         """
 
-    def fixed(
+    def make_copier(
         self, array: npt.NDArray[Any], dtype: str | None = None
     ) -> Callable[[npt.NDArray[Any]], Any]:
         """Return a function that copies arrays of this shape and dtype into a tensor.

@@ -36,7 +36,7 @@ class JaxAdapter:
             array = array.view(jax.numpy.bfloat16)
         return jax.device_put(array, self._device, may_alias=True)
 
-    def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
+    def make_copier(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
         """Return a function that copies a NumPy array into a new JAX array."""
         return lambda values: self.wrap(values.copy(), None, dtype)
 

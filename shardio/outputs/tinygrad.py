@@ -81,7 +81,7 @@ class TinygradAdapter:
             tensor = self._view(address, array.shape, native, owner)
         return _as_dtype(tensor, array, dtype)
 
-    def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
+    def make_copier(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
         """Return a function that copies an array into a Tensor: the same Tensor in every call.
 
         Work that was queued before a call still reads the old values. If the device does not

@@ -29,7 +29,7 @@ class TorchAdapter:
         tensor = self._cpu_tensor(array, dtype)
         return tensor if self.aliases else tensor.to(self._device)
 
-    def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
+    def make_copier(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
         """Return a function that copies an array into a tensor: the same tensor in every call.
 
         Work that was queued on torch's current stream still reads the old values.

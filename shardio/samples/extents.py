@@ -37,23 +37,23 @@ class Ranges(NamedTuple):
         return int((self.ends - self.starts).sum())
 
 
-NOTHING: Final = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
+NO_RANGES: Final = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def joined(parts: Sequence[Ranges]) -> Ranges:
+def concatenate_ranges(parts: Sequence[Ranges]) -> Ranges:
     """Return all ranges in one `Ranges`, without merging."""
     if not parts:
-        return NOTHING
+        return NO_RANGES
     starts = [each.starts for each in parts]
     return Ranges(np.concatenate(starts), np.concatenate([each.ends for each in parts]))
 
 
-def merged(ranges: Ranges, grain: int) -> Ranges:
+def merge_ranges(ranges: Ranges, grain: int) -> Ranges:
     """Return the union of ranges, ascending, rounded outwards to multiples of `grain`."""
     filled = ranges.ends > ranges.starts
     starts = ranges.starts[filled] & -grain
     if not len(starts):
-        return NOTHING
+        return NO_RANGES
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     ends = np.maximum.accumulate((ranges.ends[filled][order] + (grain - 1)) & -grain)
@@ -114,7 +114,7 @@ class ShardFileNumbers:
         raise IndexError(f"there is no file {number}")
 
     @contextlib.contextmanager
-    def opened(self, number: int) -> Iterator[int]:
+    def open_file(self, number: int) -> Iterator[int]:
         """Open a file; the descriptor is closed at the end of the `with` block."""
         fd = open_shard(self.path(number))
         try:
@@ -255,7 +255,7 @@ class _RecordExtents:
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
         content = entries.view(np.uint8).reshape(len(local), row_bytes)
         cuts = [0, *(np.flatnonzero(np.diff(local) != 1) + 1).tolist(), len(local)]
-        with self._files.opened(int(self._numbers[shard])) as fd:
+        with self._files.open_file(int(self._numbers[shard])) as fd:
             for begin, end in zip(cuts, cuts[1:], strict=False):
                 offset = first + int(local[begin]) * row_bytes
                 os.preadv(fd, [content[begin:end].reshape(-1).data], offset)
@@ -291,14 +291,14 @@ class Extents:
         local = rows - self._dataset.shard_starts.take(shards)
         found = [each for column in self._columns for each in column.ranges(local, shards)]
         found += [each for records in self._records for each in records.tables(local, shards)]
-        return joined(found)
+        return concatenate_ranges(found)
 
     def records(self, rows: Rows, shards: Rows) -> Ranges:
         """Return the ranges of the records of some rows. Reads the index."""
         if not self._records:
-            return NOTHING
+            return NO_RANGES
         local = rows - self._dataset.shard_starts.take(shards)
-        return joined([each.ranges(local, shards) for each in self._records])
+        return concatenate_ranges([each.ranges(local, shards) for each in self._records])
 
 
 _MAX_AROUND: Final = 256 << 10
@@ -320,14 +320,14 @@ class ClipExtents:
             self._of_shard(shard, local[shards == shard], first_frames[shards == shard])
             for shard in np.flatnonzero(np.bincount(shards)).tolist()
         ]
-        return joined(found) if found else NOTHING
+        return concatenate_ranges(found) if found else NO_RANGES
 
     def _of_shard(self, shard: int, local: Rows, first_frames: Rows) -> Ranges:
         reader, name = self._dataset.files.reader(shard, self._name), self._name
         stored, field = list(reader.schema.records), reader.schema.field_id(name)
         sections = reader.units.sections
         number = int(self._numbers[shard])
-        with self._files.opened(number) as fd:
+        with self._files.open_file(number) as fd:
             first = sections[Kind.INDEX, NO_FIELD, 0].offset + stored.index(name) * ENTRY.size
             entries = _read_items(fd, first + local * (len(stored) * ENTRY.size), ENTRY_DTYPE)
             first = sections[Kind.STREAMS, field, 0].offset

@@ -14,7 +14,7 @@ import numpy as np
 from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
-from shardio.samples.extents import NOTHING, Extents, Ranges, joined, merged
+from shardio.samples.extents import NO_RANGES, Extents, Ranges, concatenate_ranges, merge_ranges
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import open_shard, resized_error
@@ -53,18 +53,18 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     extents = Extents(dataset, fields, "always", with_streams=True)
     fixed = _all(dataset, extents.fixed)
     require_page_cache(fixed.n_bytes, _WHAT, _WAY_OUT)
-    ranges = merged(joined([fixed, _all(dataset, extents.records)]), _GRAIN_BYTES)
+    ranges = merge_ranges(concatenate_ranges([fixed, _all(dataset, extents.records)]), _GRAIN_BYTES)
     require_page_cache(ranges.n_bytes, _WHAT, _WAY_OUT)
     run_parallel(_N_THREADS, _read_piece, _pieces(extents, ranges))
     return ranges.n_bytes
 
 
 def _all(dataset: Dataset, ranges_of: Callable[[Rows, Rows], Ranges]) -> Ranges:
-    found = [NOTHING]
+    found = [NO_RANGES]
     for start in range(0, len(dataset), _AT_ONCE):
         rows = dataset.rows.at(np.arange(start, min(start + _AT_ONCE, len(dataset))))
-        found.append(merged(ranges_of(rows, dataset.locate(rows)), _GRAIN_BYTES))
-    return merged(joined(found), _GRAIN_BYTES)
+        found.append(merge_ranges(ranges_of(rows, dataset.locate(rows)), _GRAIN_BYTES))
+    return merge_ranges(concatenate_ranges(found), _GRAIN_BYTES)
 
 
 def _pieces(extents: Extents, ranges: Ranges) -> Iterator[Piece]:

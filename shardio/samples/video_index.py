@@ -35,7 +35,7 @@ class FrameTimes:
         self.stream, self.time_base = stream, stream.time_base
 
     @property
-    def _shown(self) -> Packets:
+    def _visible_packets(self) -> Packets:
         is_hidden = packet_flags(self.stream.packets) & PacketFlag.HIDDEN
         found: Packets = self.stream.packets[is_hidden == 0]
         return found
@@ -43,7 +43,7 @@ class FrameTimes:
     @cached_property
     def pts(self) -> Numbers:
         """The times of all frames in ticks, ascending; of equal times, the last is on show."""
-        found: Numbers = np.sort(self._shown["pts"])
+        found: Numbers = np.sort(self._visible_packets["pts"])
         n_frames = self.stream.n_frames
         if len(found) != n_frames or not n_frames:
             raise MediaError(f"a table of packets holds {len(found)} frames; expected {n_frames}")
@@ -54,22 +54,22 @@ class FrameTimes:
         """The number of ticks from the first frame to the end of the last."""
         if self.stream.duration:
             return int(self.stream.duration)
-        shown, times = self._shown, self.pts[self._seen[-2:]].tolist()
+        shown, times = self._visible_packets, self.pts[self._visible_frames[-2:]].tolist()
         last = int(shown["duration"][np.flatnonzero(shown["pts"] == times[-1])[-1]])
         # If the duration of the last frame is unknown (0), use that of the frame before.
         last = last or (times[1] - times[0] if len(times) > 1 else 1)
-        return self.after_start(-1) + last
+        return self.ticks_from_start(-1) + last
 
     @cached_property
-    def _seen(self) -> Numbers:
+    def _visible_frames(self) -> Numbers:
         """The frames that are on show at some time."""
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))
 
-    def after_start(self, frame: int) -> int:
+    def ticks_from_start(self, frame: int) -> int:
         """Return the ticks from the first frame to the given one."""
         return int(self.pts[frame]) - int(self.pts[0])
 
-    def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
+    def frames_at(self, first: Fraction, every: Fraction, n: int) -> Numbers:
         """Return the frames on show at `first` + i * `every` ticks after frame 0, for i below n."""
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
@@ -78,7 +78,7 @@ class FrameTimes:
         ticks = [min(begin + (start + i * step) // parts, _MAX_TICKS) for i in range(n)]
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
-    def inside(self, first: Fraction, reach: Fraction) -> Fraction:
+    def clamp(self, first: Fraction, reach: Fraction) -> Fraction:
         """Move the time `first` into the video, so that more than `reach` ticks follow.
 
         A time that is too late becomes the last whole tick that is early enough. The video must be
@@ -94,8 +94,9 @@ class FrameTimes:
         Of the n frames for which this holds, choose frame n * numerator // denominator.
         """
         latest = min(int(self.pts[0]) + self._latest(reach), _MAX_TICKS)
-        n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
-        return Fraction(self.after_start(int(self._seen[numerator * n_starts // denominator])))
+        n_starts = int(np.searchsorted(self.pts[self._visible_frames], latest, "right"))
+        frame = int(self._visible_frames[numerator * n_starts // denominator])
+        return Fraction(self.ticks_from_start(frame))
 
     def _latest(self, reach: Fraction) -> int:
         return self.length - 1 - math.floor(reach)
@@ -160,12 +161,12 @@ def clip_frames(clips: Clips, start_code: int, times: FrameTimes) -> Numbers:
     reach = (clip.frames - 1) * every
     if clip.around is not None:
         first = _ticks_of(_event(clips, start_code), times) - clip.n_before * every
-        first = times.inside(first, reach)
+        first = times.clamp(first, reach)
     elif clip.where == "all":
         first = start_code * every
     else:
         first = times.start_at_fraction(start_code, clips.start_code_divisor, reach)
-    return times.on_show(first, every, clip.frames)
+    return times.frames_at(first, every, clip.frames)
 
 
 def _event(clips: Clips, number: int) -> int | float:
@@ -177,14 +178,14 @@ def _event(clips: Clips, number: int) -> int | float:
 
 def _ticks_of(event: float, times: FrameTimes) -> Fraction:
     if isinstance(event, int):
-        return Fraction(times.after_start(event))
+        return Fraction(times.ticks_from_start(event))
     return Fraction(event) / times.time_base
 
 
 def _first_frame_around(clip: Clip, event: float, times: FrameTimes) -> int:
     frame = event
     if not isinstance(event, int):
-        (frame,) = times.on_show(_ticks_of(event, times), Fraction(0), 1).tolist()
+        (frame,) = times.frames_at(_ticks_of(event, times), Fraction(0), 1).tolist()
     last = len(times.pts) - clip.span
     return max(0, min(int(frame) - clip.n_before * clip.stride, last))
 
@@ -250,7 +251,7 @@ class VideoIndex:
         owners = np.repeat(np.arange(len(self._rows)), counts)
         is_time = values.dtype.kind == "f"
         if is_time:
-            wrong = self._outside(values, owners)
+            wrong = self._find_outside(values, owners)
         else:
             n_frames = self.streams["n_frames"].astype(np.int64)
             wrong = np.flatnonzero((values < 0) | (values >= n_frames[owners]))
@@ -284,7 +285,7 @@ class VideoIndex:
             found.append(np.concatenate([none, *map(np.ravel, parts)]))
         return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
 
-    def _outside(self, values: Values, owners: Rows) -> Rows:
+    def _find_outside(self, values: Values, owners: Rows) -> Rows:
         """Return the events, in seconds, outside their videos; near the end, compare exactly."""
         ticks = self.streams["numerator"] / np.maximum(self.streams["denominator"], 1)
         is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _NEARLY)

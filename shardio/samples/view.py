@@ -47,7 +47,7 @@ class Table(NamedTuple):
 
 
 Tables = Mapping[str, npt.NDArray[Any]]
-Maker = Callable[[Dataset, Tables], "SampleView"]
+ViewFactory = Callable[[Dataset, Tables], "SampleView"]
 
 
 class SampleView(Sequence[dict[str, Any]]):
@@ -160,11 +160,11 @@ class SampleView(Sequence[dict[str, Any]]):
         fields: Sequence[str] = (),
     ) -> Self:
         """Return a view of some rows with the same options; see `ShardDataset.select`."""
-        return self.on(self.dataset.select(rows, fields=fields))
+        return self.with_dataset(self.dataset.select(rows, fields=fields))
 
     def subset(self, name: str) -> Self:
         """Return a view of a subset with the same options."""
-        return self.on(self.dataset.subset(name))
+        return self.with_dataset(self.dataset.subset(name))
 
     def sources_of(self, indices: Any) -> Rows:
         """Return, for each index of a sample, the index of the mixture's source that has it.
@@ -192,18 +192,18 @@ class SampleView(Sequence[dict[str, Any]]):
         """Return the sources of clips, windows and decoded audio, by the name of the field."""
         return {name: AudioSource(self.dataset, each) for name, each in audio.items()}
 
-    def on(self, dataset: Dataset) -> Self:
+    def with_dataset(self, dataset: Dataset) -> Self:
         """Return a view of another dataset with the same options."""
         return type(self)(dataset, *self.options)
 
     def reopened(self, dataset: Dataset) -> SampleView:
         """Return an equal view of `dataset`, which is this view's dataset opened again."""
         if not self.is_read:
-            return self.on(dataset)
-        return self.maker(dataset, {name: table.array for name, table in self.tables().items()})
+            return self.with_dataset(dataset)
+        return self.factory(dataset, {name: table.array for name, table in self.tables().items()})
 
     @property
-    def maker(self) -> Maker:
+    def factory(self) -> ViewFactory:
         """A picklable function that creates an equal view of the same dataset from `tables`."""
         return functools.partial(restored_view, type(self), self.options)
 

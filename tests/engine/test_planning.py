@@ -117,7 +117,7 @@ def test_a_step_has_its_samples(labels: str, n_workers: int, tail: str, first: i
         # Its own ones, and now and then one of another.
         for step in [*steps[::n_workers], *steps[1:30], *steps[-5:]]:
             index_chunk, part = index_planner.index_chunk(plan, step)
-            start, stop = plan.partition.read(step)
+            start, stop = plan.partition.read_range(step)
             expected = order.at(plan.partition.positions(step, step + 1)).tolist()
             assert len(expected) == stop - start
             assert index_chunk.rows[part].tolist() == expected

@@ -281,7 +281,7 @@ def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, 
     counted = 0
     for step in range(partition.first_step, partition.stop_step):
         assert partition.n_samples(step) == counted
-        start, stop = partition.share(step)
+        start, stop = partition.own_range(step)
         counted += stop - start
     assert partition.n_samples(partition.stop_step) == counted
 

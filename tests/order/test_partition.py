@@ -19,7 +19,7 @@ def ranks(tail: Any, n: int, first: int, batch_size: int, world_size: int) -> li
 
 
 def shares(partition: RankPartition, step: int) -> list[int]:
-    return list(range(*partition.share(step)))
+    return list(range(*partition.own_range(step)))
 
 
 cases = st.tuples(
@@ -59,17 +59,19 @@ def test_positions_are_those_of_the_steps_one_after_another(
             first = data.draw(st.integers(each.first_step, each.stop_step - 1))
             last = data.draw(st.integers(first + 1, each.stop_step))
             every = data.draw(st.integers(1, 4))
-            expected = [p for step in range(first, last, every) for p in range(*each.read(step))]
+            expected = [
+                p for step in range(first, last, every) for p in range(*each.read_range(step))
+            ]
             assert each.positions(first, last, every).tolist() == expected
             assert each.positions(first, last, every).dtype == np.int64
 
 
 def test_a_padded_step_without_a_share_reads_the_first_position_that_is_left() -> None:
     last = RankPartition(n=9, first=0, batch_size=4, rank=0, world_size=2, tail="pad")
-    assert last.share(1) == (8, 8)
-    assert last.read(1) == (8, 9)
+    assert last.own_range(1) == (8, 8)
+    assert last.read_range(1) == (8, 9)
     other = RankPartition(n=9, first=0, batch_size=4, rank=1, world_size=2, tail="pad")
-    assert other.share(1) == other.read(1) == (8, 9)
+    assert other.own_range(1) == other.read_range(1) == (8, 9)
 
 
 @pytest.mark.parametrize(("first", "steps"), [(0, (0, 5)), (8, (2, 5)), (9, (2, 5)), (20, (5, 5))])

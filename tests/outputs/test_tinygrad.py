@@ -328,7 +328,7 @@ def test_a_fixed_tensor_is_refilled(monkeypatch: pytest.MonkeyPatch, has_changed
         break_copies(monkeypatch)
     arrays = [counting((3, 4)) + i for i in range(3)]
     arrays[2].flags.writeable = False
-    put = TinygradAdapter("PYTHON").fixed(arrays[0])
+    put = TinygradAdapter("PYTHON").make_copier(arrays[0])
     found = []
     for array in arrays:
         found.append(put(array))
@@ -337,7 +337,7 @@ def test_a_fixed_tensor_is_refilled(monkeypatch: pytest.MonkeyPatch, has_changed
 
 
 def test_one_tensor_of_bits_is_given_the_values_of_many_arrays() -> None:
-    put = TinygradAdapter("PYTHON").fixed(counting((4,), np.uint16), "bfloat16")
+    put = TinygradAdapter("PYTHON").make_copier(counting((4,), np.uint16), "bfloat16")
     for i in range(3):
         array = counting((4,), np.uint16) + np.uint16(i)
         tensor = put(array)
@@ -348,7 +348,7 @@ def test_one_tensor_of_bits_is_given_the_values_of_many_arrays() -> None:
 @on_cpu
 def test_a_captured_step_sees_the_values_that_its_input_was_given() -> None:
     maker = TinygradAdapter("PYTHON")
-    put = maker.fixed(counting((3, 4)))
+    put = maker.make_copier(counting((3, 4)))
 
     @TinyJit
     def step(x: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def test_a_tensor_keeps_the_owner_of_its_array_until_its_last_view_is_gone() -> 
 
 def test_a_tensor_for_many_arrays_takes_the_values_of_each() -> None:
     arrays = [np.full((2, 3), i, np.uint16) for i in range(3)]
-    put = TorchAdapter().fixed(arrays[0], "bfloat16")
+    put = TorchAdapter().make_copier(arrays[0], "bfloat16")
     tensors = [put(array) for array in arrays]
     assert tensors[0] is tensors[2] and tensors[0].dtype == torch.bfloat16
     assert tensors[0].view(torch.int16).tolist() == [[2] * 3] * 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardio import Array, Bytes, Schema, ShardDataset, Text, mix
 from shardio.format.layout import Kind
-from shardio.samples.extents import Extents, Ranges, blocks_of, joined, merged
+from shardio.samples.extents import Extents, Ranges, blocks_of, concatenate_ranges, merge_ranges
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, same_value
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> str:
 
 def wipe_all_but(dataset: ShardDataset, extents: Extents, kept: Ranges) -> None:
     """Overwrite what lies in the large sections of all shards outside of some ranges."""
-    parts = merged(kept, 1)
+    parts = merge_ranges(kept, 1)
     for shard in range(len(dataset.shards)):
         reader, first = dataset.reader(shard), int(extents.files.starts[shard])
         content = bytearray(Path(reader.path).read_bytes())
@@ -50,8 +50,8 @@ def test_nothing_outside_of_the_ranges_is_needed_to_read_the_rows(folder: str) -
         expected = [dataset[row] for row in ROWS.tolist()]
         extents = Extents(dataset, list(EVERY_FIELD), "off")
         shards = dataset.locate(ROWS)
-        found = joined([extents.fixed(ROWS, shards), extents.records(ROWS, shards)])
-        assert 0 < merged(found, 1).n_bytes < extents.files.n_bytes / 5
+        found = concatenate_ranges([extents.fixed(ROWS, shards), extents.records(ROWS, shards)])
+        assert 0 < merge_ranges(found, 1).n_bytes < extents.files.n_bytes / 5
         expected = [
             {
                 name: value.copy() if isinstance(value, np.ndarray) else value
@@ -130,8 +130,8 @@ def test_a_file_that_a_mixture_has_several_times_is_one(folder: str) -> None:
         for behind in (0, N):
             there, shards = rows + behind, twice.locate(rows + behind)
             for of, due in ((found.fixed, expected.fixed), (found.records, expected.records)):
-                assert list(found.files.pieces(merged(of(there, shards), 1))) == list(
-                    expected.files.pieces(merged(due(rows, one.locate(rows)), 1))
+                assert list(found.files.pieces(merge_ranges(of(there, shards), 1))) == list(
+                    expected.files.pieces(merge_ranges(due(rows, one.locate(rows)), 1))
                 )
 
 
@@ -139,7 +139,7 @@ def test_files_are_told_apart_however_ranges_are_rounded(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         extents = Extents(dataset, ["frames"], "off")
         rows = np.arange(N)
-        ranges = merged(extents.fixed(rows, dataset.locate(rows)), 1 << 20)
+        ranges = merge_ranges(extents.fixed(rows, dataset.locate(rows)), 1 << 20)
         found = dict(extents.files.pieces(ranges))
         assert sorted(found) == [0, 1, 2]
         assert [os.path.basename(extents.files.path(k)) for k in sorted(found)] == [
@@ -164,7 +164,7 @@ def test_merged_ranges_hold_each_block_once(pairs: list[tuple[int, int]], size: 
     expected = sorted({at // size for start, n in pairs for at in range(start, start + n)})
     found = ranges_of(pairs)
     assert blocks_of(found, size).tolist() == expected
-    parts = merged(found, size)
+    parts = merge_ranges(found, size)
     covered = [
         block
         for start, end in zip(parts.starts.tolist(), parts.ends.tolist(), strict=True)

@@ -197,11 +197,11 @@ def test_times_that_are_far_apart_do_not_wrap_around() -> None:
     made = Made(packets, Fraction(1), 1, is_known=False)
     times = FrameTimes(made.stream())
     assert times.length == 1 << 64
-    found = times.on_show(Fraction(0), Fraction(1 << 62), 5)
+    found = times.frames_at(Fraction(0), Fraction(1 << 62), 5)
     assert found.tolist() == [0, 0, 1, 1, 2]
-    assert times.on_show(Fraction((1 << 64) - 1), Fraction(1 << 40), 2).tolist() == [2, 2]
+    assert times.frames_at(Fraction((1 << 64) - 1), Fraction(1 << 40), 2).tolist() == [2, 2]
     assert times.start_at_fraction(1, 2, Fraction((1 << 63) - 1)) == 1 << 63
-    assert times.inside(Fraction(1 << 64), Fraction(5)) == (1 << 64) - 6
+    assert times.clamp(Fraction(1 << 64), Fraction(5)) == (1 << 64) - 6
 
 
 def test_a_table_that_counts_other_frames_is_refused() -> None:
@@ -216,5 +216,5 @@ def test_a_clip_that_would_end_with_the_video_is_moved_by_a_tick() -> None:
     times = FrameTimes(
         Made([(k * 4, False) for k in range(10)], Fraction(1, 100), 4, True).stream()
     )
-    assert times.inside(Fraction(32), Fraction(8)) == 31
-    assert times.inside(Fraction(63, 2), Fraction(8)) == Fraction(63, 2)
+    assert times.clamp(Fraction(32), Fraction(8)) == 31
+    assert times.clamp(Fraction(63, 2), Fraction(8)) == Fraction(63, 2)

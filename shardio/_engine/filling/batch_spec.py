@@ -24,7 +24,7 @@ from shardio.samples.field_sources import IndexChunk, Keys
 from shardio.samples.media import AudioField, audio_schema, common_sizes, image_schema
 from shardio.samples.mixture import Mixture, MixtureSpec
 from shardio.samples.shard_dataset import DatasetSource
-from shardio.samples.view import Maker, RowView, SampleView, restored_view
+from shardio.samples.view import RowView, SampleView, ViewFactory, restored_view
 from shardio.shard.verification import Rows
 
 
@@ -55,7 +55,7 @@ class BatchSpec:
     skips: bool = False
     pictures: tuple[str, ...] = ()
     audio: Mapping[str, AudioField] = field(default_factory=dict)
-    make_view: Maker = partial(restored_view, RowView, ())
+    make_view: ViewFactory = partial(restored_view, RowView, ())
     tables: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     n_selected: int | None = None
 
@@ -130,7 +130,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
         rows.set_rows(RowList(shared[0].array))
     tables = {name: SharedArray.from_array(*table) for name, table in view.tables().items()}
     arrays = {name: table.array for name, table in tables.items()}
-    return view.maker(view.dataset, arrays), (*shared, *tables.values())
+    return view.factory(view.dataset, arrays), (*shared, *tables.values())
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:

@@ -171,7 +171,7 @@ class Filler:
             heap = fill_rows(batch)
         states[:] = _ALL_FILLED
         if partition.tail == "pad":
-            start, stop = partition.share(step)
+            start, stop = partition.own_range(step)
             if stop - start < layout.n_rows:
                 layout.pad(memory.bytes, n_read, stop - start)
         return n_rows, heap
@@ -238,7 +238,7 @@ class RowByRowFiller:
         found: list[Skipped] = []
         fill = functools.partial(self._fill_rows, plan, step, to_skip or {}, found)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, fill)
-        start, stop = plan.partition.share(step)
+        start, stop = plan.partition.own_range(step)
         # Rows from `stop - start` on pad the batch; samples that were skipped there do not count.
         skips = tuple(each for each in found if each.row < stop - start)
         states = layout.origins(memory.bytes)["status"]
@@ -259,7 +259,7 @@ class RowByRowFiller:
         one = batch._replace(layout=layout, memory=Scratch(layout), part=slice(0, 1), n_rows=1)
         batch.states[:] = _EMPTY
         used = 0
-        for i, position in enumerate(range(*plan.partition.read(step))):
+        for i, position in enumerate(range(*plan.partition.read_range(step))):
             one = one._replace(states=batch.states[i : i + 1])
             skipped = self._find(plan, position, i, to_skip.get(i, {}), origins[i], one)
             if skipped is not None:

@@ -21,7 +21,7 @@ from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._workers.processes.limits import available_bytes
 from shardio.errors import ShardioError
 from shardio.samples.clip_view import ClipView
-from shardio.samples.extents import ClipExtents, Extents, Ranges, blocks_of, merged
+from shardio.samples.extents import ClipExtents, Extents, Ranges, blocks_of, merge_ranges
 from shardio.samples.field_sources import IndexChunk
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
@@ -71,7 +71,7 @@ class ReadAhead:
             return
         n_positions = plan.order.window
         if n_positions is not None:
-            window = plan, plan.partition.read(step)[0] // n_positions
+            window = plan, plan.partition.read_range(step)[0] // n_positions
             if window != self._window:
                 self._window = window
                 self._asked.clear()
@@ -151,7 +151,7 @@ class ReadAhead:
         for ranges in self._ranges(rows, shards, first_frames):
             middles = np.sort((ranges.starts + ranges.ends) // 2)
             for number, parts in files.pieces(Ranges(middles, middles)):
-                with files.opened(number) as fd:
+                with files.open_file(number) as fd:
                     for offset, _ in parts:
                         if not (found := is_cached(fd, offset)):
                             return found
@@ -172,8 +172,8 @@ class ReadAhead:
                 self._asked.update(blocks)
                 ranges = Ranges(fresh * grain, (fresh + 1) * grain)
             n_fresh += len(ranges.starts)
-            for number, parts in files.pieces(merged(ranges, grain)):
-                with files.opened(number) as fd:
+            for number, parts in files.pieces(merge_ranges(ranges, grain)):
+                with files.open_file(number) as fd:
                     for offset, n_bytes in parts:
                         prefetch_range(fd, offset, n_bytes)
         return n_fresh
