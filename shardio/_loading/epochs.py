@@ -55,7 +55,7 @@ def state_of(plan: EpochPlan, epoch_sampler: EpochSampler) -> dict[str, Any]:
         "rows": plan.partition.n,
         **_identity(epoch_sampler, plan.order),
         **plan.order.to_state(),
-        "tokens": None if plan.tokens is None else list(plan.tokens),
+        "tokens": None if plan.stream_tokens is None else list(plan.stream_tokens),
     }
     return {name: value for name, value in state.items() if value is not None}
 

@@ -94,7 +94,7 @@ def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterato
     last_seen = np.full(len(dataset.shards), -2)
     for number, first in enumerate(range(partition.first_step, partition.stop_step, n_steps)):
         last = min(first + n_steps, partition.stop_step)
-        index_chunk = index_planner.at(plan, partition.positions(first, last))
+        index_chunk = index_planner.chunk_at(plan, partition.positions(first, last))
         rows, located = index_chunk.covered(slice(None))
         shards, first_uses = np.unique(located, return_index=True)
         for i in np.argsort(first_uses, kind="stable").tolist():

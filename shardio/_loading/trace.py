@@ -66,7 +66,7 @@ class Trace:
         if self._path is not None:
             self._file = _open(self._path)
         self._began_ns = now_ns()
-        self._engine.counters.record(is_recording=True)
+        self._engine.counters.set_recording(is_recording=True)
         self.is_recording = True
         return self
 
@@ -75,10 +75,10 @@ class Trace:
             return
         engine, self._engine = self._engine, None
         self.is_recording = False
-        engine.counters.record(is_recording=False)
+        engine.counters.set_recording(is_recording=False)
         self._fillings = [
             [one for one in kept if one.start_ns >= self._began_ns]
-            for kept in engine.counters.fillings()
+            for kept in engine.counters.fill_records()
         ]
         if self._file is not None:
             with self._file as file:

@@ -215,9 +215,9 @@ class SampleGenerators:
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
         """Return the generator of a sample, valid until the next call of `at` or `keyed`."""
-        return self.keyed(self.key(epoch, position))
+        return self.from_key(self.key(epoch, position))
 
-    def keyed(self, key: int) -> np.random.Generator:
+    def from_key(self, key: int) -> np.random.Generator:
         """Return the generator of the sample that has this `key`."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private

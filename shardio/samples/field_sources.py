@@ -58,15 +58,19 @@ class IndexChunk:
 
     `rows` has each sample's row in the dataset, `shards` the shard with this row. `origins`,
     (samples, 3), are entries for a block's origin table (see `batch.layout`); each entry says that
-    no field is being read yet. `tokens` is the `n_tokens` of `PackedWindows.parts`.
+    no field is being read yet. `stream_tokens` is the `n_tokens` of `PackedWindows.parts`.
     """
 
     def __init__(
-        self, view: SampleView, numbers: Rows, keys: Keys, tokens: tuple[int, ...] | None = None
+        self,
+        view: SampleView,
+        numbers: Rows,
+        keys: Keys,
+        stream_tokens: tuple[int, ...] | None = None,
     ) -> None:
         dataset = view.dataset
         self._view, self._dataset = view, dataset
-        self.numbers, self.keys, self.tokens = numbers, keys, tokens
+        self.numbers, self.keys, self.stream_tokens = numbers, keys, stream_tokens
         self.rows = view.at(numbers)
         self.shards = dataset.locate(self.rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(numbers), 3), np.int64)

@@ -272,7 +272,7 @@ class TokenSource(FieldSource):
         outs = {
             n: np.empty((1, self._pack.length), f.numpy) for n, f in self._window_fields.items()
         }
-        self.fill(outs, chunk.numbers, slice(k, k + 1), chunk.tokens)
+        self.fill(outs, chunk.numbers, slice(k, k + 1), chunk.stream_tokens)
         return {name: out[0] for name, out in outs.items()}
 
     def fill_fixed(
@@ -282,7 +282,7 @@ class TokenSource(FieldSource):
         if slot.name == self.name:
             layout, n_read = batch.layout, batch.n_read
             outs = {s.name: layout.fixed_rows(batch.memory.bytes, s, n_read) for s in layout.fixed}
-            self.fill(outs, batch.chunk.numbers, batch.part, batch.chunk.tokens)
+            self.fill(outs, batch.chunk.numbers, batch.part, batch.chunk.stream_tokens)
 
     def fill(
         self,

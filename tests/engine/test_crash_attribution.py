@@ -12,7 +12,7 @@ import pytest
 from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
 from shardio._engine.dispatch.backends import InlineWorker
-from shardio._engine.dispatch.crashes import claims_in
+from shardio._engine.dispatch.crashes import read_claims
 from shardio._engine.dispatch.worker import TaskResult, WorkerLost
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, layout_for_samples
@@ -160,4 +160,4 @@ def test_crash_names_three_samples_of_three_shards(rows: list[tuple[int, ...]], 
     for i, values in enumerate(rows):
         for name, value in zip(("shard", "row", "field", "status"), values, strict=True):
             origins[i][name] = value
-    assert said in claims_in(layout, block, dataset, ("y", "x")).text
+    assert said in read_claims(layout, block, dataset, ("y", "x")).text

@@ -271,7 +271,7 @@ class Scripted(BatchWorker):
         self._batch_spec = BatchSpec(source, ("x",), 1, 9, is_full_shuffle=False, seed=0, **options)
         self._replies = ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
-    def _do(self, *task: int) -> tuple[int, bytes]:
+    def _run_task(self, *task: int) -> tuple[int, bytes]:
         status, step = self._ends[task[4]], task[4]
         rest = b"x" * 32 if status == Status.FAILED else b""
         return status, pack(status, 0, 0, step, 0, 0, 0) + rest
@@ -299,7 +299,7 @@ def test_quick_answers_are_held_back_until_another_is_due(
     monkeypatch.setattr(worker, "now_ns", itertools.count(0, tick_ns).__next__)
     scripted = Scripted(ends, **options)
     tasks = [pack(RequestKind.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
-    scripted.take(b"".join(tasks), ())
+    scripted.handle_message(b"".join(tasks), ())
     found = []
     for message in scripted.sent:
         is_failure = unpack(message)[0] == Status.FAILED

@@ -98,7 +98,7 @@ def test_the_order_of_an_epoch_is_arranged_once(
     with shardio.open(labels) as dataset:
         index_planner = IndexPlanner(RowView(dataset), seed=5)
         for each in (plan, plan, other):
-            index_planner.at(each, np.arange(5))
+            index_planner.chunk_at(each, np.arange(5))
             index_planner.index_chunk(each, 0)
     assert arranged == [3, 4]
 

@@ -82,7 +82,7 @@ class Run:
     def step(self, plan: EpochPlan, step: int) -> set[int]:
         """Look ahead of one; returns where its rows lie in their file."""
         index_chunk, part = self._index_planner.index_chunk(plan, step)
-        self.advice.before(plan, step, index_chunk, part)
+        self.advice.prefetch(plan, step, index_chunk, part)
         return {self._first + row * ROW for row in index_chunk.rows[part].tolist()}
 
 

@@ -292,10 +292,10 @@ def test_a_ring_keeps_the_latest_batches_of_a_worker() -> None:
         table.begin(0, 17)
         counters = IterationCounters(table.fd, 1)
         for step, is_recording in enumerate([False, True, True, True, True, False]):
-            table.record(is_recording=is_recording)
+            table.set_recording(is_recording=is_recording)
             counters.add(0, step, counters.start())
         for _ in range(2):  # also after `close`
-            first, second = table.fillings()
+            first, second = table.fill_records()
             assert (first, [each.step for each in second]) == ([], [2, 3, 4])
             assert {each.iteration_ns for each in second} == {17}
             table.close()

@@ -82,7 +82,7 @@ class InlineWorker:
     def send_samples_to_skip(self, worker: int, to_skip: SamplesToSkip) -> None:
         self._runner.to_skip = to_skip
 
-    def reset_crashes(self) -> None:
+    def reset_crash_count(self) -> None:
         """Do nothing: there is no worker to crash."""
 
     def queue_task(self, worker: int, task: Task, block: Block | None) -> None:
@@ -98,10 +98,10 @@ class InlineWorker:
         # Ctrl-C may interrupt the task, so the task is removed only when it is done.
         task, block = self._tasks[0]
         if not self._batch_spec.runs_user_code:
-            answer = self._do(task, block)
+            answer = self._run_task(task, block)
         else:
             with GENERATOR_LOCK.held():
-                answer = self._do(task, block)
+                answer = self._run_task(task, block)
         with contextlib.suppress(IndexError):  # another thread may have closed the loader meanwhile
             self._tasks.popleft()
         try:
@@ -111,7 +111,7 @@ class InlineWorker:
             # this frame to the answer.
             del answer
 
-    def _do(self, task: Task, block: Block | None) -> TaskResult:
+    def _run_task(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0
         status: int = Status.SCHEMA
         error: BaseException | None = None
@@ -226,7 +226,7 @@ class WorkerBackend:
         with pack_message(_message(RequestKind.SKIP_SAMPLES) + pickle.dumps(to_skip)) as parcel:
             self._pool.send(worker, *parcel)
 
-    def reset_crashes(self) -> None:
+    def reset_crash_count(self) -> None:
         """Reset the counter of consecutive crashes: the sample that caused them will be skipped."""
         self._crash_loop.n_crashes = 0
 
@@ -305,9 +305,9 @@ class WorkerBackend:
 
 
 def _message(
-    ask: RequestKind, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0
+    kind: RequestKind, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0
 ) -> bytes:
-    return pack(ask, slot, block, 0, step, 0, n_rows)
+    return pack(kind, slot, block, 0, step, 0, n_rows)
 
 
 def _answers(worker: int, data: bytes) -> list[TaskResult]:

@@ -125,7 +125,7 @@ class CounterTable:
         """Make workers drop those tasks of an iteration that are not begun yet."""
         self._lines[slot, :, _IS_CANCELLED] = 1
 
-    def record(self, *, is_recording: bool) -> None:
+    def set_recording(self, *, is_recording: bool) -> None:
         self._has_recorded = self._has_recorded or is_recording
         self._head[_IS_RECORDING] = is_recording
 
@@ -140,7 +140,7 @@ class CounterTable:
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
-    def fillings(self) -> list[list[FillRecord]]:
+    def fill_records(self) -> list[list[FillRecord]]:
         """Return the latest records of each worker, ordered by time."""
         found: list[list[FillRecord]] = []
         for ring in self._rings if self._has_recorded else ():

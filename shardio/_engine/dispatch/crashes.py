@@ -40,7 +40,7 @@ class InFlightRows:
     """For each sample, its row in the batch and its index in the view."""
 
 
-def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
+def describe_first_sample(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
     """Describe the work on sample `number` of the view, from which the schema is inferred."""
     rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
@@ -52,7 +52,7 @@ def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> 
     return InFlightRows(f"while it {work} {sample}", {shard: [row]})
 
 
-def claims_in(
+def read_claims(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> InFlightRows:
     origins = layout.origins(block.bytes)
@@ -109,7 +109,7 @@ def crash_error(
                     code="file_size",
                     path=path,
                     field=claims.field,
-                    sample=_first_lost(dataset, shard, claims, n_bytes),
+                    sample=_first_truncated_row(dataset, shard, claims, n_bytes),
                     expected=summary.n_bytes,
                     found=n_bytes,
                 )
@@ -125,7 +125,9 @@ def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
     return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
-def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
+def _first_truncated_row(
+    dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
+) -> int | None:
     """Return the first claimed row that may be stored past the first `n_bytes` of its file."""
     rows = claims.rows.get(shard, [])
     # Use only a reader that is already open, because a truncated file cannot be opened.

@@ -12,10 +12,10 @@ from shardio._engine.dispatch.backends import Backend
 from shardio._engine.dispatch.crashes import (
     InFlightRows,
     SuspectSamples,
-    claims_in,
     clear_claims,
     crash_error,
     is_final,
+    read_claims,
 )
 from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration, IterationTable
 from shardio._engine.dispatch.worker import RequestKind, Status, Task, TaskResult, WorkerLost
@@ -241,7 +241,7 @@ class Dispatcher:
             if self._batch_spec.skips and isinstance(error, WorkerDied):
                 suspects = iteration.suspects.setdefault(step, SuspectSamples())
                 if suspects.record_crash(claims, loss.end):
-                    self._backend.reset_crashes()
+                    self._backend.reset_crash_count()
                 is_reported = suspects.has_too_many_crashes
             else:
                 is_reported = is_final(error, n_crashes)
@@ -269,7 +269,7 @@ class Dispatcher:
         """
         fields = self._batch_spec.fields
         for step, number in tasks.items():
-            claims = claims_in(iteration.layout, self.pool[number], self._dataset, fields)
+            claims = read_claims(iteration.layout, self.pool[number], self._dataset, fields)
             if claims.rows:
                 yield step, number, claims
                 return

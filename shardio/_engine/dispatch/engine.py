@@ -20,7 +20,7 @@ import numpy.typing as npt
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod, WorkerBackend
 from shardio._engine.dispatch.counters import CounterTable
-from shardio._engine.dispatch.crashes import claim_of_first, crash_error, is_final
+from shardio._engine.dispatch.crashes import crash_error, describe_first_sample, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
 from shardio._engine.dispatch.iterations import (
     N_SLOTS,
@@ -80,7 +80,7 @@ class SchemaProbe:
     def _sample(self) -> int:
         return self._candidates[self._number]
 
-    def ask(self) -> Schemas | None:
+    def request(self) -> Schemas | None:
         """Return the schemas if no user code runs; otherwise send a request, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
@@ -99,16 +99,16 @@ class SchemaProbe:
         If user code fails or a worker crashes, raise an error that names the sample; the next call
         tries again.
         """
-        known = self.ask()
+        known = self.request()
         since_s = time.monotonic()
         while known is None:
             left_s = None if timeout_s is None else since_s + timeout_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
             n_answers, is_starting = 0, self._backend.is_starting
-            # `map` avoids a variable for the answer. If `_take` raises the error of the answer,
+            # `map` avoids a variable for the answer. If `_handle_answer` raises the answer's error,
             # the traceback keeps this frame alive, and a variable would keep the answer alive.
-            for schemas in map(self._take, self._backend.wait(left_s)):
+            for schemas in map(self._handle_answer, self._backend.wait(left_s)):
                 known = schemas or known
                 n_answers += 1
             if not n_answers and is_starting:
@@ -117,42 +117,46 @@ class SchemaProbe:
 
     def tasks_of(self, worker: int) -> list[str]:
         is_busy = self._is_pending and worker == _PROBED_WORKER
-        return [claim_of_first(self._batch_spec, self._view, self._sample).text] if is_busy else []
+        return (
+            [describe_first_sample(self._batch_spec, self._view, self._sample).text]
+            if is_busy
+            else []
+        )
 
-    def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
+    def _handle_answer(self, answer: TaskResult | WorkerLost) -> Schemas | None:
         if isinstance(answer, WorkerLost) and not (
             self._is_pending and answer.worker == _PROBED_WORKER
         ):
             return None  # the worker was not working on the request when it exited
         self._is_pending = False
         if isinstance(answer, WorkerLost):
-            return self._ask_again(answer)
+            return self._retry_after_crash(answer)
         if answer.error is None:
             return answer.schemas
-        if may_skip(answer.error) and self._has_another():
-            return self.ask()
+        if may_skip(answer.error) and self._advance():
+            return self.request()
         try:
             raise answer.error
         finally:
             del answer  # breaks the reference cycle error -> traceback -> this frame -> error
 
-    def _has_another(self) -> bool:
+    def _advance(self) -> bool:
         """Advance to the next candidate; after the last, return False and begin with the first."""
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
-    def _ask_again(self, loss: WorkerLost) -> Schemas | None:
+    def _retry_after_crash(self, loss: WorkerLost) -> Schemas | None:
         self._n_crashes += 1
-        claim = claim_of_first(self._batch_spec, self._view, self._sample)
+        claim = describe_first_sample(self._batch_spec, self._view, self._sample)
         n = self._n_crashes
         many = f", at which {n} workers have crashed" if n > 1 else ""
         error = crash_error(loss.how, loss.signal, claim, many, self._view.dataset)
         if not is_final(error, n):
-            return self.ask()
+            return self.request()
         self._n_crashes = 0
-        if isinstance(error, WorkerDied) and self._has_another():
-            self._backend.reset_crashes()
-            return self.ask()
+        if isinstance(error, WorkerDied) and self._advance():
+            self._backend.reset_crash_count()
+            return self.request()
         try:
             raise error
         finally:
@@ -232,7 +236,7 @@ class Engine:
         self.view, self._tables = share_view(view)
         self._backend.send_hello(self.view, self._fds, self._tables)
         self._schema_probe = SchemaProbe(self._batch_spec, self.view, self._backend)
-        schemas = self._schema_probe.ask()  # if this is None, `layout` waits for the answer
+        schemas = self._schema_probe.request()  # if this is None, `layout` waits for the answer
         if schemas is not None:
             self._lay_out(schemas)
 

@@ -25,7 +25,7 @@ from shardio._base.classes import Closing
 from shardio._engine.dispatch.worker import STACKS, BatchWorker, ReplyBuffer
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.filler import Filler
-from shardio._engine.filling.user_functions import UserCalls, call_keyed
+from shardio._engine.filling.user_functions import UserCalls, call_seeded
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import (
     States,
@@ -140,7 +140,7 @@ class _SharedState:
         if not GENERATOR_LOCK.take(lambda: self.is_closing):
             raise _closed()
         try:
-            return call_keyed(key, function, arguments)
+            return call_seeded(key, function, arguments)
         finally:
             GENERATOR_LOCK.end(threading.current_thread())
 
@@ -317,11 +317,11 @@ def _serve(
 ) -> None:
     try:
         with _ThreadWorker(index, batch_spec, common) as worker:
-            while (letter := inbox.get()) is not None:
+            while (message := inbox.get()) is not None:
                 if common.is_closing:
-                    inbox.put(letter)  # the end of this function closes its descriptors
+                    inbox.put(message)  # the end of this function closes its descriptors
                     break
-                worker.take(*letter)
+                worker.handle_message(*message)
     except BaseException as error:  # noqa: BLE001  # the pool's owner gets it as text
         text = "".join(traceback.format_exception(error))
         common.answers.put(Failed(index, text))

@@ -90,7 +90,7 @@ class Task(NamedTuple):
     thus the main process notices an outdated reply.
     """
 
-    ask: int
+    kind: int
     slot: int
     block: int
     epoch: int
@@ -171,7 +171,7 @@ class ReplyBuffer:
 
 
 # Plain ints, because members of an enum are slow to look up and to compare.
-_LAST_OF_WORK, _SCHEMA = int(RequestKind.SCHEMA), int(Status.SCHEMA)
+_LAST_TASK_KIND, _SCHEMA = int(RequestKind.SCHEMA), int(Status.SCHEMA)
 _FILLED, _QUICK = int(Status.FILLED), int(Status.QUICK)
 _FAILED, _CANCELLED = int(Status.FAILED), int(Status.CANCELLED)
 
@@ -244,7 +244,7 @@ def work(batch_spec: BatchSpec, channel: Channel) -> None:
     keep_freed_memory()
     worker = BatchWorker(batch_spec, send)
     while (received := channel.recv()) is not None:
-        worker.take(*received)
+        worker.handle_message(*received)
 
 
 class BatchWorker(Closing):
@@ -280,22 +280,22 @@ class BatchWorker(Closing):
     def _serve_stack_dumps(self, fd: int) -> None:
         install_stack_handler(fd)
 
-    def take(self, message: bytes, fds: tuple[int, ...]) -> None:
+    def handle_message(self, message: bytes, fds: tuple[int, ...]) -> None:
         """Handle a message, and send the replies that are due."""
-        if not fds and message[0] <= _LAST_OF_WORK:
-            self._do_all(message)
+        if not fds and message[0] <= _LAST_TASK_KIND:
+            self._run_tasks(message)
             return
         task, runner = Task(*unpack(message)), self._runner
-        if task.ask == RequestKind.BLOCK:
+        if task.kind == RequestKind.BLOCK:
             self._blocks[task.block] = self._map(fds[0])
-        elif task.ask == RequestKind.PLAN:
+        elif task.kind == RequestKind.PLAN:
             runner.plans[task.slot] = unpack_shared(message[DESCRIPTOR_BYTES:], fds)
-        elif task.ask == RequestKind.SKIP_SAMPLES:
+        elif task.kind == RequestKind.SKIP_SAMPLES:
             runner.to_skip = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
-        elif task.ask == RequestKind.LAYOUT:
+        elif task.kind == RequestKind.LAYOUT:
             self._most_bytes = task.step
             runner.layout = self._batch_spec.lay_out(pickle.loads(message[DESCRIPTOR_BYTES:]))
-        elif task.ask == RequestKind.HELLO:
+        elif task.kind == RequestKind.HELLO:
             try:
                 lineage = message[DESCRIPTOR_BYTES:].decode()
                 self._accept_hello(lineage, fds, task.block, task.n_rows)
@@ -305,7 +305,7 @@ class BatchWorker(Closing):
             # that READY is not the reply to a task.
             self._send(pack(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
-    def _do_all(self, tasks: bytes) -> None:
+    def _run_tasks(self, tasks: bytes) -> None:
         """Run tasks one after the other; hold back replies to quick tasks for up to QUICK_NS.
 
         If tasks run user code, each reply is sent immediately, because the next task may hang.
@@ -313,7 +313,7 @@ class BatchWorker(Closing):
         may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
         for words in unpack_all(tasks):
-            status, answer = self._do(*words)
+            status, answer = self._run_task(*words)
             if status == _QUICK and may_wait and now_ns() < end_ns and not self._replies.is_full:
                 self._replies.add(answer)
                 continue
@@ -342,18 +342,18 @@ class BatchWorker(Closing):
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         view = receive_view(self._dataset, self._batch_spec, fds[TABLES:])
         filler = self._new_filler(view)
-        filler.share_steps(n_workers)
+        filler.set_n_workers(n_workers)
         self._runner.start(filler, fds[COUNTERS], number)
 
-    def _do(
-        self, ask: int, slot: int, block: int, epoch: int, step: int, use: int, n_rows: int
+    def _run_task(
+        self, kind: int, slot: int, block: int, epoch: int, step: int, use: int, n_rows: int
     ) -> tuple[int, bytes]:
         """Run a task; return the status, and the reply with its payload."""
         heap_bytes, rest = 0, b""
         try:
             if self._start_error is not None:
                 raise self._start_error
-            if ask == _LAST_OF_WORK:
+            if kind == _LAST_TASK_KIND:
                 status, rest = _SCHEMA, pickle.dumps(self._runner.schemas(step))
             else:
                 status, n_rows, heap_bytes, skips = self._runner.fill(

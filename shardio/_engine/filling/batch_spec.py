@@ -110,13 +110,14 @@ class EpochPlan:
     """The samples of one iteration: which sample comes at which position of the epoch.
 
     `partition` has the positions of this rank, and `order` maps positions to samples. If samples
-    are windows of tokens and the last one is padded, `tokens` has the token count of each source.
+    are windows of tokens and the last one is padded, `stream_tokens` has the token count of each
+    source.
     """
 
     epoch: int
     partition: RankPartition
     order: Order = Sequential()
-    tokens: tuple[int, ...] | None = None
+    stream_tokens: tuple[int, ...] | None = None
 
 
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
@@ -205,12 +206,12 @@ class IndexPlanner:
         stop = min(start + partition.batch_size, len(chunk.numbers))
         return chunk, slice(start, stop)
 
-    def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
+    def chunk_at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
         self._use(plan)
         keys = Keys(self._seed, plan.epoch, positions)
-        return IndexChunk(self._view, self._order.at(positions), keys, plan.tokens)
+        return IndexChunk(self._view, self._order.at(positions), keys, plan.stream_tokens)
 
-    def first(self, number: int) -> IndexChunk:
+    def chunk_of(self, number: int) -> IndexChunk:
         """Return a chunk with sample `number` of the view, as in epoch 0 without shuffling."""
         numbers = np.array([number])
         return IndexChunk(self._view, numbers, Keys(self._seed, 0, numbers))
@@ -235,4 +236,4 @@ class IndexPlanner:
         first += (own - first) % every
         last = min(partition.stop_step, begin + n_steps)
         positions = partition.positions(first, last, every)
-        return first, last, self.at(plan, positions)
+        return first, last, self.chunk_at(plan, positions)

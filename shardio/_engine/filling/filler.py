@@ -89,14 +89,14 @@ class Filler:
     def close(self) -> None:
         self._reader.close()
 
-    def share_steps(self, n_workers: int) -> None:
+    def set_n_workers(self, n_workers: int) -> None:
         self._index_planner.n_workers = n_workers
 
     def _sample_schemas(self, number: int) -> Schemas:
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
             return Schemas(batch_spec.sample_schema(view))
-        chunk = self._index_planner.first(number)
+        chunk = self._index_planner.chunk_of(number)
         if self._check_shards is not None:
             self._check_shards(chunk.covered(slice(0, 1))[1])
         sample = self._transformed.sample(chunk, 0)
@@ -124,7 +124,7 @@ class Filler:
             return found
         n_rows = batch_spec.block_rows
         if batch_spec.skips:
-            chunk, part = self._index_planner.first(number), slice(0, 1)
+            chunk, part = self._index_planner.chunk_of(number), slice(0, 1)
         else:
             partition = RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad")
             plan = EpochPlan(
@@ -149,7 +149,7 @@ class Filler:
         If `row_by_row` is given, it fills the rows instead of `fill_rows`.
         """
         chunk, part = self._index_planner.index_chunk(plan, step)
-        self._readahead.before(plan, step, chunk, part)
+        self._readahead.prefetch(plan, step, chunk, part)
         n_read, partition = part.stop - part.start, plan.partition
         views = memory.views
         if views is None:
@@ -185,7 +185,7 @@ class Filler:
         return self._transformed.fill(batch)
 
     def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
-        return self._index_planner.at(plan, np.array([position]))
+        return self._index_planner.chunk_at(plan, np.array([position]))
 
 
 ATTEMPTS: Final = 32

@@ -65,7 +65,7 @@ class ReadAhead:
         """The requested pieces of `_grain` bytes, as indices into all files together."""
         self._is_scattered = False
 
-    def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
+    def prefetch(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
         """Probe the batch in `part` of `index_chunk` if a probe is due; request missing data."""
         if self._has_stopped:
             return

@@ -74,10 +74,10 @@ _TRANSFORM: Final = "the transform"
 _READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
-"""A function that calls a user function; its parameters are those of `call_keyed`."""
+"""A function that calls a user function; its parameters are those of `call_seeded`."""
 
 
-def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def call_seeded(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Seed the global random generators with `key`, and call a user function."""
     seed_generators(key)
     return function(*arguments)
@@ -90,7 +90,7 @@ class UserCalls:
     """
 
     def __init__(
-        self, reraise: tuple[type[BaseException], ...] = (), call: Call = call_keyed
+        self, reraise: tuple[type[BaseException], ...] = (), call: Call = call_seeded
     ) -> None:
         self._reraise, self._call = reraise, call
 
@@ -180,7 +180,7 @@ class TransformRunner:
         sample, generators = self._reader.read(chunk, k), self._generators
         _make_read_only(sample)
         key = generators.key(chunk.keys.epoch, chunk.positions[k])
-        arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
+        arguments = (sample, generators.from_key(key)) if self._takes_rng else (sample,)
         locate = functools.partial(self.location, chunk, k)
         return self._calls.run(_TRANSFORM, self._transform, arguments, key, locate)
 
