@@ -167,7 +167,7 @@ class ShardLoader(Closing):
             start_method=options.start_method,
         )
         self._prefetch = RemotePrefetch(view.dataset, batch_spec, self._epochs.epoch_sampler.order)
-        self._finalizer = Finalizer(self, self._prefetch.end_with, self._engine.close)
+        self._finalizer = Finalizer(self, self._prefetch.cancel_and_close, self._engine.close)
         try:
             self._engine.open(view)
             self._assembler = self._assembler_for(view.dataset)
@@ -224,7 +224,7 @@ class ShardLoader(Closing):
 
     def _iterate(self) -> LoaderIterator:
         iteration = self._epochs.begin(self._engine)
-        self._prefetch.follow(iteration, self.view)
+        self._prefetch.start(iteration, self.view)
         if self._trace is not None and self._trace.is_recording:
             return self._trace.iterator(self, self._engine, self._assembler, iteration)
         return LoaderIterator(self, self._engine, self._assembler, iteration)

@@ -28,62 +28,64 @@ class RemotePrefetch:
 
     def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:
         self._dataset, self._batch_spec = dataset, batch_spec
-        self._ahead: Prefetcher | None = None
-        self._at_once = 0
+        self._prefetcher: Prefetcher | None = None
+        self._bytes_in_use = 0
         """The total size of the files that an iteration uses at the same time, in bytes."""
-        self._here = set[str]()
+        self._downloaded = set[str]()
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():
-            most, by_shard = self._most_bytes(), self._sizes().reshape(-1, len(dataset.shards))
+            most, by_shard = self._max_cache_bytes(), self._sizes().reshape(-1, len(dataset.shards))
             room = f"{dataset.path}: has {by_shard.sum()} bytes, of which {most} fit into its cache"
-            self._at_once = order.check_cache(by_shard.sum(axis=0), most, room)
+            self._bytes_in_use = order.check_cache(by_shard.sum(axis=0), most, room)
 
-    def follow(self, iteration: EpochIteration, view: SampleView) -> None:
+    def start(self, iteration: EpochIteration, view: SampleView) -> None:
         """Start to download the shards of an iteration; stop downloads for the previous one."""
         if self._is_done or self._has_all():
             return
-        if self._ahead is not None:
-            self._ahead.cancel()
+        if self._prefetcher is not None:
+            self._prefetcher.cancel()
 
         def reached() -> int | None:
             is_over = iteration.is_cancelled or iteration.is_exhausted
             return None if is_over else iteration.next_loop_step
 
-        wanted = _wanted(view, self._batch_spec, iteration.plan)
-        most = self._most_bytes()
-        most_ahead = min(most // 2, max(0, most - self._at_once))
-        self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
+        requests = _requests(view, self._batch_spec, iteration.plan)
+        most = self._max_cache_bytes()
+        most_ahead = min(most // 2, max(0, most - self._bytes_in_use))
+        self._prefetcher = Prefetcher(requests, reached, most_ahead, self._downloaded)
 
     def _has_all(self) -> bool:
         files = remote_files(self._dataset, self._batch_spec.fields)
         self._is_done = self._all_fit() and all(
-            storage.path_of(summary) in self._here for storage, summary in files
+            storage.path_of(summary) in self._downloaded for storage, summary in files
         )
         return self._is_done
 
     def _sizes(self) -> Rows:
         return remote_sizes(self._dataset, self._batch_spec.fields)
 
-    def _most_bytes(self) -> int:
+    def _max_cache_bytes(self) -> int:
         return min(storage.max_bytes for storage in self._dataset.remote_storages)
 
     def _all_fit(self) -> bool:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
-    def end_with(self, close: Callable[[], None]) -> None:
+    def cancel_and_close(self, close: Callable[[], None]) -> None:
         """Cancel all downloads, call `close` (of the engine), and wait until the downloads end."""
-        if self._ahead is not None:
-            self._ahead.cancel()
+        if self._prefetcher is not None:
+            self._prefetcher.cancel()
         try:
             close()
         finally:
-            if self._ahead is not None:
-                self._ahead.close()
+            if self._prefetcher is not None:
+                self._prefetcher.close()
                 for storage in self._dataset.remote_storages:
                     storage.close()  # the last downloads may have opened files again
 
 
-def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
+def _requests(
+    view: SampleView, batch_spec: BatchSpec, plan: EpochPlan
+) -> Iterator[PrefetchRequest]:
     """Yield the files that an iteration needs, ordered by the first step that needs each.
 
     A file that is needed again after a long gap is yielded again: the cache may have dropped it.

@@ -67,20 +67,20 @@ class MappedRows:
                 f"memory pages of this kernel have {mmap.PAGESIZE} bytes; "
                 "shardio maps columns on 4096-byte boundaries only"
             )
-        step = math.lcm(stride, mmap.PAGESIZE)
-        n_steps = [max(1, -(-n * stride // step)) for n in counts]
-        self._n_bytes = max(1, sum(n_steps)) * step
+        granule = math.lcm(stride, mmap.PAGESIZE)
+        n_granules = [max(1, -(-n * stride // granule)) for n in counts]
+        self._n_bytes = max(1, sum(n_granules)) * granule
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
+        self.maps_per_shard = 1 if used == max(n_granules, default=1) * granule else 2
         """The number of memory maps of the largest part: the file, and any unused rest."""
         self._stride, self._row_bytes, self._is_scattered = stride, row_bytes, False
         self._address = reserve(self._n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self._n_bytes)
         self._close.atexit = False  # at exit, other threads may still be reading the range
-        ends: Rows = np.cumsum(np.array(n_steps, np.int64))
-        self._slots: Rows = (ends - n_steps) * (step // stride)
+        ends: Rows = np.cumsum(np.array(n_granules, np.int64))
+        self._part_starts: Rows = (ends - n_granules) * (granule // stride)
         """For each part, the index of its first row in the array `_rows`."""
-        self._shift = self._slots - starts
+        self._shift = self._part_starts - starts
         """For each shard: the index of a row in `_rows`, minus the row's index in the dataset."""
         self._is_shifted = bool(
             self._shift.any()
@@ -88,9 +88,9 @@ class MappedRows:
         self._mapped: dict[int, int] = {}
         """For each part into which a file is mapped, the number of mapped bytes."""
         raw = (ctypes.c_ubyte * self._n_bytes).from_address(self._address)
-        n_slots = self._n_bytes // stride
+        n_rows = self._n_bytes // stride
         whole = np.frombuffer(memoryview(raw), np.uint8)
-        self._rows: RowBytes = whole[: n_slots * stride].reshape(n_slots, stride)
+        self._rows: RowBytes = whole[: n_rows * stride].reshape(n_rows, stride)
         self._prefaulted, self._n_at_once = None, sys.maxsize
         if row_bytes in _PREFAULTED_BYTES:
             self._prefaulted, self._n_at_once = self._rows[:, row_bytes // 2], _PREFAULTED_ROWS
@@ -109,7 +109,7 @@ class MappedRows:
         """
         if not section.size:
             return
-        address = self._address + int(self._slots[shard]) * self._stride
+        address = self._address + int(self._part_starts[shard]) * self._stride
         fd = open_shard(reader.path)
         try:
             # Reading a mapped page after the end of a truncated file would kill the process.
@@ -124,32 +124,32 @@ class MappedRows:
     def detach(self, shard: int) -> None:
         """Unmap the file of a shard, if it is attached."""
         if n_bytes := self._mapped.pop(shard, 0):
-            clear_reserved(self._address + int(self._slots[shard]) * self._stride, n_bytes)
+            clear_reserved(self._address + int(self._part_starts[shard]) * self._stride, n_bytes)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
         """Copy row `rows[i]`, of the attached shard `shards[i]`, to `out[i]`, for all i."""
-        slots, step = rows, self._n_at_once
+        indices, n = rows, self._n_at_once
         if self._is_shifted:
-            slots = rows + self._shift.take(shards)
-        if len(slots) <= step:
-            self._copy_slice(slots, out)
+            indices = rows + self._shift.take(shards)
+        if len(indices) <= n:
+            self._copy_slice(indices, out)
             return
-        for i in range(0, len(slots), step):
-            self._copy_slice(slots[i : i + step], out[i : i + step])
+        for i in range(0, len(indices), n):
+            self._copy_slice(indices[i : i + n], out[i : i + n])
 
-    def _copy_slice(self, slots: Rows, out: RowBytes) -> None:
+    def _copy_slice(self, indices: Rows, out: RowBytes) -> None:
         if self._prefaulted is not None:
             # Read one byte of each row first. The CPU then waits for many pages at the same time,
             # whereas a copy waits for one page after another. Read a byte in the middle of the row,
             # because the copy prefetches the start of the row anyway.
-            self._prefaulted[slots]
+            self._prefaulted[indices]
         if self._scratch is None:
-            self._rows.take(slots, axis=0, out=out, mode="clip")
+            self._rows.take(indices, axis=0, out=out, mode="clip")
             return
         # Copy the rows with their padding to the scratch buffer. An array of the rows without their
         # padding is not contiguous, and np.take would first copy this whole array.
-        scratch = self._scratch[: len(slots)]
-        self._rows.take(slots, axis=0, out=scratch, mode="clip")
+        scratch = self._scratch[: len(indices)]
+        self._rows.take(indices, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
 
     def disable_readahead(self) -> None:
@@ -184,11 +184,11 @@ class PooledRows(MappedRows):
         """Map `section` of the open file of a shard into a free part."""
         if not self._free:  # rebuild the list of free parts: Ctrl-C may have interrupted `attach`
             taken = self._parts.values()
-            self._free = [part for part in range(len(self._slots)) if part not in taken]
+            self._free = [part for part in range(len(self._part_starts)) if part not in taken]
         part = self._free[-1]
         super().attach(part, reader, section)
         self._parts[shard] = self._free.pop()
-        self._shift[shard] = self._slots[part] - self._starts[shard]
+        self._shift[shard] = self._part_starts[part] - self._starts[shard]
 
     def detach(self, shard: int) -> None:
         """Unmap a shard's file and free its part, if the shard is attached."""
@@ -205,16 +205,16 @@ class FileRows:
 
     def __init__(self, stride: int, starts: Rows) -> None:
         self._stride, self._starts = stride, starts
-        self._places: dict[int, tuple[PreadFile, int]] = {}
+        self._sections: dict[int, tuple[PreadFile, int]] = {}
 
     def attach(self, shard: int, reader: ShardReader, section: Section) -> None:
         """Record the open file and the `section` from which `copy` reads the rows of a shard."""
         if isinstance(reader.content, PreadFile):  # true for every file that is not mapped
-            self._places[shard] = reader.content, section.offset
+            self._sections[shard] = reader.content, section.offset
 
     def detach(self, shard: int) -> None:
         """Drop the reference to the file of a shard."""
-        self._places.pop(shard, None)
+        self._sections.pop(shard, None)
 
     def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
         """Read row `rows[i]` into `out[i]`, for all i; raise ShardChanged if a file has changed."""
@@ -227,7 +227,7 @@ class FileRows:
                 return
             shard, part = int(shards[order[start]]), slice(start, end)
             local = ascending[part] - self._starts[shard]
-            file, offset = self._places[shard]
+            file, offset = self._sections[shard]
             file.read_ascending(offset, self._stride, local, out, order[part])
             start = end
 
@@ -236,4 +236,4 @@ class FileRows:
 
     def close(self) -> None:
         """Drop the references to all files. Idempotent."""
-        self._places.clear()
+        self._sections.clear()

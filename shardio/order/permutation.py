@@ -214,7 +214,7 @@ class SampleGenerators:
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
-        """Return the generator of a sample, valid until the next call of `at` or `keyed`."""
+        """Return the generator of a sample, valid until the next call of `at` or `from_key`."""
         return self.from_key(self.key(epoch, position))
 
     def from_key(self, key: int) -> np.random.Generator:

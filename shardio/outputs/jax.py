@@ -18,7 +18,7 @@ Ndarray = npt.NDArray[Any]
 class JaxAdapter:
     """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; None for JAX's default.
 
-    JAX arrays are immutable, so `fixed` creates a new one for each batch, and `aliases` is False.
+    JAX arrays are immutable: `make_copier` creates one for each batch, and `aliases` is False.
     Without the option `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
     """
 

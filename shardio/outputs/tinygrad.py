@@ -129,11 +129,11 @@ class TinygradAdapter:
         if self._copies is not None:
             tensor = self._copies.new(_writeable(source), _DTYPES[native])
         else:
-            tensor = self._publicly_copied(source)
+            tensor = self._copy_by_public_api(source)
         self._wait_if_needed(array)
         return tensor
 
-    def _publicly_copied(self, array: Ndarray) -> Tensor:
+    def _copy_by_public_api(self, array: Ndarray) -> Tensor:
         source, first = Tensor(array, device="NPY"), self._devices[0]
         is_sharded = len(self._devices) > 1
         try:
@@ -180,15 +180,15 @@ def _open(name: str | None) -> str:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tinygrad.runtime.ops_"):
             raise InvalidArgument(f"tinygrad has no device {name!r}") from error
-        raise _unsuitable(name, error) from error
+        raise _device_error(name, error) from error
     except InvalidArgument:
         raise
     except Exception as error:  # the exception for a missing driver depends on the device
-        raise _unsuitable(name, error) from error
+        raise _device_error(name, error) from error
     return canonical
 
 
-def _unsuitable(name: str | None, error: Exception) -> UnsupportedEnvironment:
+def _device_error(name: str | None, error: Exception) -> UnsupportedEnvironment:
     return UnsupportedEnvironment(
         f"tinygrad cannot open {'its default device' if name is None else f'device {name}'} "
         f"({type(error).__name__}: {error}); the CPU device needs the program clang "
@@ -226,26 +226,26 @@ def yuv420_to_rgb(frames: Tensor, *, dtype: Levels = "uint8") -> Tensor:
     # Change the shape of chroma so that U and V are on an axis of their own. They are then
     # interpolated together.
     both = chroma.reshape(*frames.shape[:-2], height // 2, 2, width // 2).transpose(-3, -2)
-    u, v = _wider(_taller(both.cast(dtypes.float) - 128)).split(1, -3)
-    rgb = _mixed(luma.cast(dtypes.float), u.squeeze(-3), v.squeeze(-3))
+    u, v = _double_width(_double_height(both.cast(dtypes.float) - 128)).split(1, -3)
+    rgb = _yuv_to_rgb(luma.cast(dtypes.float), u.squeeze(-3), v.squeeze(-3))
     levels = rgb.clip(0, 255)
     return (levels + 0.5).cast(dtypes.uint8) if dtype == "uint8" else levels.cast(dtype)
 
 
-def _mixed(y: Tensor, u: Tensor, v: Tensor) -> Tensor:
+def _yuv_to_rgb(y: Tensor, u: Tensor, v: Tensor) -> Tensor:
     luma = (y - 16) * (255 / 219)
     of_v, of_u = (2 * (1 - weight) * 255 / 224 for weight in (_RED, _BLUE))
     less = u * (of_u * _BLUE / _GREEN) + v * (of_v * _RED / _GREEN)
     return Tensor.stack(luma + v * of_v, luma - less, luma + u * of_u, dim=-1)
 
 
-def _wider(chroma: Tensor) -> Tensor:
+def _double_width(chroma: Tensor) -> Tensor:
     """Double the columns: keep each sample, and insert the mean of it and the next."""
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
     return Tensor.stack(chroma, (chroma + after) * 0.5, dim=-1).flatten(-2)
 
 
-def _taller(chroma: Tensor) -> Tensor:
+def _double_height(chroma: Tensor) -> Tensor:
     """Double the rows; an old sample is between two new ones."""
     before = chroma[..., :1, :].cat(chroma[..., :-1, :], dim=-2)
     after = chroma[..., 1:, :].cat(chroma[..., -1:, :], dim=-2)

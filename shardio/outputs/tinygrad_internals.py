@@ -155,33 +155,33 @@ def _is_realized_on(device: str, tensor: Tensor) -> bool:
 class GraphViews:
     """A factory of views."""
 
-    # The maximum number of cached results of `_place`, which is more than a loader's blocks need:
-    # one for each field of each block. A result stays valid if other memory gets the same address.
-    MAX_PLACES = 1024
+    # The maximum number of cached results of `_external`, more than a loader's blocks need: one for
+    # each field of each block. A result stays valid if other memory gets the same address.
+    MAX_CACHED = 1024
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._graphs = TensorTemplates(device)
         self._allocator: Any = Device[device].allocator
-        self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._cached: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
         """Return a tensor over the memory at `address`, which keeps `owner` alive."""
         size = math.prod(shape)
         n_bytes = size * dtype.itemsize
-        place = self._places.get((address, n_bytes)) or self._place(address, n_bytes)
-        buffer: Any = self._graphs.Buffer(self._device, size, dtype, *place)
+        external = self._cached.get((address, n_bytes)) or self._external(address, n_bytes)
+        buffer: Any = self._graphs.Buffer(self._device, size, dtype, *external)
         buffer._carrier = owner
         return self._graphs.tensor(shape, dtype, buffer)
 
-    def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
+    def _external(self, address: int, n_bytes: int) -> tuple[Any, Any]:
         """Return a Buffer's arguments for external memory, and cache them, as they take 2 µs."""
         spec = self._graphs.BufferSpec(external_ptr=address)
         # Do not use the method `alloc`, which caches an entry for each address forever.
         found = self._allocator._alloc(n_bytes, spec), spec
-        if len(self._places) >= self.MAX_PLACES:
-            self._places.clear()
-        self._places[address, n_bytes] = found
+        if len(self._cached) >= self.MAX_CACHED:
+            self._cached.clear()
+        self._cached[address, n_bytes] = found
         return found
 
 

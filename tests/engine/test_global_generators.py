@@ -111,10 +111,10 @@ def held_by(turns: GeneratorLock) -> Iterator[Callable[[], None]]:
 def test_who_does_not_want_it_any_more_gets_no_turn() -> None:
     turns = GeneratorLock()
     for end in held_by(turns):
-        assert not turns.take(lambda: True)
+        assert not turns.acquire(lambda: True)
         end()
-    assert turns.take()
-    turns.end(threading.current_thread())
+    assert turns.acquire()
+    turns.release(threading.current_thread())
 
 
 def test_a_turn_leaves_the_generators_as_they_were_also_where_it_is_lent() -> None:
@@ -138,11 +138,11 @@ def test_a_turn_leaves_the_generators_as_they_were_also_where_it_is_lent() -> No
 
 def test_a_turn_that_was_taken_away_is_not_given_back_twice() -> None:
     turns, thread = GeneratorLock(), threading.current_thread()
-    turns.take()
+    turns.acquire()
     random.seed(1)
-    turns.end(thread)
+    turns.release(thread)
     state = random.getstate()
-    turns.end(thread)
+    turns.release(thread)
     assert random.getstate() == state, "what comes back late changes nothing"
 
 

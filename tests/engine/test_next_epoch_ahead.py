@@ -40,7 +40,7 @@ def _filled_ahead(loader: ShardLoader) -> EpochIteration:
 
 
 def _n_filled(loader: ShardLoader, iteration: EpochIteration) -> int:
-    return int(loader._engine._iterations.counters.of(iteration.slot)[0])
+    return int(loader._engine._iterations.counters.sums(iteration.slot)[0])
 
 
 def _steps(loader: ShardLoader) -> list[int]:

@@ -136,7 +136,7 @@ class CounterTable:
         self._rings = self._rings.copy() if self._has_recorded else self._rings[:0].copy()
         self._head = self._head.copy()
 
-    def of(self, slot: int) -> npt.NDArray[np.uint64]:
+    def sums(self, slot: int) -> npt.NDArray[np.uint64]:
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 

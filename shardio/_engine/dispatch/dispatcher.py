@@ -276,8 +276,8 @@ class Dispatcher:
 
     def apply_finalizers(self) -> None:
         """End the iterations cancelled by finalizers, and free the blocks of released batches."""
-        if self._iterations.ended:
-            for iteration in self._iterations.take_ended():
+        if self._iterations.newly_cancelled:
+            for iteration in self._iterations.take_cancelled():
                 self._finish(iteration)
         self.pool.take_back_returned(self.synchronize)
 
@@ -286,7 +286,7 @@ class Dispatcher:
             self.pool.give_back(block)
         self._free_delivered_block(iteration)
         if not iteration.schedule.n_in_flight:
-            self._iterations.forget(iteration)
+            self._iterations.remove(iteration)
 
     def _free_delivered_block(self, iteration: EpochIteration) -> None:
         """Free the block that was delivered last, unless it was leased to a batch."""

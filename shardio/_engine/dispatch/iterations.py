@@ -81,8 +81,8 @@ class IterationTable:
     def __init__(self) -> None:
         self._by_slot: dict[int, EpochIteration] = {}
         self._free_slots = list(range(N_SLOTS))
-        self.ended: deque[EpochIteration] = deque()
-        """Cancelled iterations that `take_ended` has not yielded yet."""
+        self.newly_cancelled: deque[EpochIteration] = deque()
+        """Cancelled iterations that `take_cancelled` has not yielded yet."""
         self.ahead: EpochIteration | None = None
         """The iteration that was begun ahead; None once a loop takes it over or it is cancelled."""
         self._latest: EpochIteration | None = None
@@ -147,7 +147,7 @@ class IterationTable:
         if iteration.plan != plan:
             self.cancel(iteration, is_known=True)
             return None
-        iteration.timer = iteration.timer.restarted(self.counters.of(iteration.slot))
+        iteration.timer = iteration.timer.restarted(self.counters.sums(iteration.slot))
         iteration.is_ahead = False
         iteration.schedule.set_backlog([0] * self.counters.n_workers)
         return iteration
@@ -169,20 +169,20 @@ class IterationTable:
         `is_known` is False after `close`, and in a fork of the process that owns the workers.
         """
         if is_known and not iteration.is_cancelled:
-            self.counters.cancel(iteration.slot)  # `take_ended` may be called much later
+            self.counters.cancel(iteration.slot)  # `take_cancelled` may be called much later
         iteration.timer.end()
-        self.ended.append(iteration)
+        self.newly_cancelled.append(iteration)
 
-    def take_ended(self) -> Iterator[EpochIteration]:
+    def take_cancelled(self) -> Iterator[EpochIteration]:
         """Set `is_cancelled` of the iterations that `cancel` has recorded; yield each once."""
-        while self.ended:
-            iteration = self.ended.popleft()
+        while self.newly_cancelled:
+            iteration = self.newly_cancelled.popleft()
             if not iteration.is_cancelled:
                 iteration.is_cancelled = True
                 self.counters.cancel(iteration.slot)
                 yield iteration
 
-    def forget(self, iteration: EpochIteration) -> None:
+    def remove(self, iteration: EpochIteration) -> None:
         if not iteration.is_ahead:
             self._forgotten += self.stats_of(iteration)
         del self._by_slot[iteration.slot]
@@ -195,15 +195,15 @@ class IterationTable:
 
         Iterations that have an iterator will resume at their next step; the others are dropped.
         """
-        while self.ended:
-            self.ended.popleft().is_cancelled = True
+        while self.newly_cancelled:
+            self.newly_cancelled.popleft().is_cancelled = True
         for iteration in self:
             iteration.is_cancelled |= not iteration.is_watched
             iteration.schedule = iteration.schedule.restarted()
             iteration.sizes, iteration.skips, iteration.delivered_block = {}, {}, None
             iteration.sent_to.clear()
             if iteration.is_cancelled:
-                self.forget(iteration)
+                self.remove(iteration)
         self.ahead = None  # it had no iterator, so it was dropped
         # An exception may have interrupted `begin` after it took a slot.
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
@@ -212,7 +212,7 @@ class IterationTable:
         """Return the figures of an iteration so far, before its slot is used again."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
-        words = self.counters.of(iteration.slot)
+        words = self.counters.sums(iteration.slot)
         found = timer.stats(plan.partition, iteration.next_loop_step, row_bytes, words)
         return replace(found, n_skipped=iteration.n_skipped)
 

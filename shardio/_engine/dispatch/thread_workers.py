@@ -49,8 +49,8 @@ class GeneratorLock:
         self._waiting: deque[object] = deque()
         self._states: States
 
-    def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
-        """Acquire the lock for the calling thread, in the order of the calls; `end` releases it.
+    def acquire(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
+        """Acquire the lock for the calling thread, in the order of the calls.
 
         Return False if `is_unwanted()` returns True meanwhile; `wake` makes waiting threads check.
         """
@@ -74,7 +74,7 @@ class GeneratorLock:
         with self._changed:
             self._changed.notify_all()
 
-    def end(self, thread: threading.Thread) -> None:
+    def release(self, thread: threading.Thread) -> None:
         """Release the lock if `thread`, which may hang in user code, holds it."""
         with self._changed:
             if self._holder is thread:
@@ -94,10 +94,10 @@ class GeneratorLock:
                 restore_generators(states)
             return
         try:
-            self.take()
+            self.acquire()
             yield
         finally:
-            self.end(thread)
+            self.release(thread)
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
@@ -110,11 +110,11 @@ class GeneratorLock:
             yield
             return
         states = generator_states()
-        self.end(thread)
+        self.release(thread)
         try:
             yield
         finally:
-            self.take()
+            self.acquire()
             restore_generators(states)
 
 
@@ -137,12 +137,12 @@ class _SharedState:
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call a seeded user function; raise ClosedError if the pool was closed meanwhile."""
-        if not GENERATOR_LOCK.take(lambda: self.is_closing):
+        if not GENERATOR_LOCK.acquire(lambda: self.is_closing):
             raise _closed()
         try:
             return call_seeded(key, function, arguments)
         finally:
-            GENERATOR_LOCK.end(threading.current_thread())
+            GENERATOR_LOCK.release(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
         """Return the memory map of a block, the same for all threads; take ownership of `fd`.
@@ -296,7 +296,7 @@ class ThreadWorkers(Closing):
                 # The current thread may be a worker, if a finalizer has called `close`.
                 if thread is not threading.current_thread():
                     thread.join(max(0.0, end_s - time.monotonic()))
-                    GENERATOR_LOCK.end(thread)
+                    GENERATOR_LOCK.release(thread)
             # An abandoned thread keeps its own references to the maps that it uses.
             common.maps.clear()
 
