@@ -262,7 +262,7 @@ class LoaderOptions:
             found["tail"] = "short" if world_size == 1 else "pad"
         found["device"] = device = check_device(found["device"], found["output"])
         found["max_skips"] = most_skips(found["on_error"], found["max_skips"])
-        rules = found["collate"].others, *found["collate"].named.values()
+        rules = found["collate"].default, *found["collate"].by_field.values()
         if isinstance(device, tuple) and any(rule.kind == "ragged" for rule in rules):
             raise InvalidArgument(
                 "collate='ragged' makes arrays whose first axis is not the batch, so they cannot "

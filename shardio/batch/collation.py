@@ -59,10 +59,10 @@ class JoinedField(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collation:
-    """The parsed option `collate`: rules for `named` fields and for `others`, or a `function`."""
+    """The parsed option `collate`: rules by field and a default rule, or a `function`."""
 
-    others: CollateRule = field(default_factory=lambda: CollateRule("stack"))
-    named: Mapping[str, CollateRule] = field(default_factory=dict)
+    default: CollateRule = field(default_factory=lambda: CollateRule("stack"))
+    by_field: Mapping[str, CollateRule] = field(default_factory=dict)
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def relax_shapes(self, schema: Schema) -> Schema:
@@ -70,18 +70,18 @@ class Collation:
 
         Arrays may have any shape if their rule allows this.
         """
-        return Schema({name: self._loosen(name, each) for name, each in schema.items()})
+        return Schema({name: self._relax_shape(name, each) for name, each in schema.items()})
 
-    def _loosen(self, name: str, found: Field) -> Field:
-        is_free = self.function is not None or self.named.get(name, self.others).kind != "stack"
+    def _relax_shape(self, name: str, found: Field) -> Field:
+        is_free = self.function is not None or self.by_field.get(name, self.default).kind != "stack"
         if not is_free or (array := found.array) is None or not array.shape:
             return found
         return replace(array, shape=(None,) * len(array.shape))
 
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
         """Return the schema of batches whose samples have `schema`, and the joined fields."""
-        for name, rule in self.named.items():
-            _check_named(name, rule, schema)
+        for name, rule in self.by_field.items():
+            _check_rule(name, rule, schema)
         fields: dict[str, Field] = {}
         joins = []
         for name, found in schema.items():
@@ -107,8 +107,8 @@ class Collation:
         if (array := found.array) is None or array.is_fixed:
             return None
         # By default, a varying field becomes a list.
-        rule = self.named.get(name) or self.others
-        if rule.kind == "list" or (name not in self.named and rule.kind == "stack"):
+        rule = self.by_field.get(name) or self.default
+        if rule.kind == "list" or (name not in self.by_field and rule.kind == "stack"):
             return None
         ending = _COMPANIONS.get(rule.kind)
         return JoinedField(name, rule, array, f"{name}_{ending[0]}" if ending else None)
@@ -120,9 +120,9 @@ DEFAULT_COLLATION: Final = Collation()
 def parse_collate(asked: object) -> Collation:
     """Parse a loader's option `collate`."""
     if isinstance(asked, Mapping):
-        return Collation(named={str(name): _parse_rule(each) for name, each in asked.items()})
+        return Collation(by_field={str(name): _parse_rule(each) for name, each in asked.items()})
     if isinstance(asked, str) and asked in KINDS:
-        return Collation(others=_parse_rule(asked))
+        return Collation(default=_parse_rule(asked))
     if callable(asked):
         return Collation(function=asked)
     raise InvalidArgument(
@@ -145,7 +145,7 @@ def _parse_rule(asked: object) -> CollateRule:
     )
 
 
-def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
+def _check_rule(name: str, rule: CollateRule, schema: Schema) -> None:
     """Raise InvalidArgument if the rule cannot be applied to the field `name`."""
     if name not in schema:
         raise InvalidArgument(

@@ -37,15 +37,16 @@ _UNKNOWN: Final = -1
 class ColumnGather:
     """An object that copies and verifies rows of one column of all shards. Owns the memory maps.
 
-    `files` are borrowed. `starts` has the index of each shard's first row, then the number of rows.
+    `files` are borrowed. `shard_starts` has the index of each shard's first row, then the number of
+    rows.
     """
 
     def __init__(
-        self, name: str, field: Array, files: DatasetFiles, starts: Rows, verify: Verify
+        self, name: str, field: Array, files: DatasetFiles, shard_starts: Rows, verify: Verify
     ) -> None:
         self._name, self._verify, self._files = name, verify, files.open_files
         self._first_file, self._is_mapped = files.first_file(name), files.access == "mmap"
-        self._starts, self._counts = starts[:-1], np.diff(starts)
+        self._starts, self._counts = shard_starts[:-1], np.diff(shard_starts)
         counts = self._counts
         self._marks, self._mark_starts = files.marks_of(name)
         self._row_bytes, self._stride = field.row_bytes or 0, field.stride
@@ -112,7 +113,7 @@ class ColumnGather:
             self._files.mark_used(shards + self._first_file)
             return True
         wanted = distinct(shards)
-        if len(wanted) > self._max_together:
+        if len(wanted) > self._max_shards_per_copy:
             return False
         self._files.mark_used(wanted + self._first_file)
         for shard in wanted[~self._is_open[wanted]].tolist():
@@ -126,7 +127,7 @@ class ColumnGather:
         return bool(self._is_open[wanted].all())
 
     @property
-    def _max_together(self) -> int:
+    def _max_shards_per_copy(self) -> int:
         """The maximum number of shards per copy: half of `max_open`, so none evicts another."""
         return max(1, (self._files.max_open or 1) // 2)
 
@@ -157,7 +158,7 @@ class ColumnGather:
 
     def _gather_in_parts(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         wanted = distinct(shards)
-        numbers = np.searchsorted(wanted, shards) // min(self._max_together, len(wanted) - 1)
+        numbers = np.searchsorted(wanted, shards) // min(self._max_shards_per_copy, len(wanted) - 1)
         for number in range(int(numbers.max()) + 1):
             part = np.flatnonzero(numbers == number)
             found = np.empty((len(part), self._row_bytes), np.uint8)

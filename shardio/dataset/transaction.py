@@ -69,7 +69,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 
     `before` is the number of the generation that the block reads; by default, the published one.
     """
-    before = published_in(folder) if before is None else before
+    before = published_number(folder) if before is None else before
     try:
         yield
     except (DataError, FileNotFoundError) as error:
@@ -82,7 +82,7 @@ def raise_conflict(folder: PathName, before: int | None, cause: Exception | None
 
     Check the generations from `before` up to, but without, the published one; for None, check none.
     """
-    now = published_in(folder)
+    now = published_number(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
         return
     raise DatasetConflict(
@@ -91,7 +91,7 @@ def raise_conflict(folder: PathName, before: int | None, cause: Exception | None
     ) from cause
 
 
-def published_in(folder: PathName) -> int | None:
+def published_number(folder: PathName) -> int | None:
     """Return the number of the published generation; None if `dataset.json` cannot be read."""
     with contextlib.suppress(DataError, DatasetNotFound, OSError):
         return read_pointer(folder)[0]

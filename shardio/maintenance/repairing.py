@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import generation_numbers, load, load_generation
-from shardio.dataset.transaction import published_in, raise_conflict
+from shardio.dataset.transaction import published_number, raise_conflict
 from shardio.dataset.writer import GenerationWriter
 from shardio.errors import (
     DataError,
@@ -91,7 +91,7 @@ def _plan(source: str) -> RepairPlan:
 
 def _all_generation_numbers(root: Path) -> set[int]:
     """Return the numbers of all generation files, and the number that `dataset.json` points to."""
-    published = published_in(root)
+    published = published_number(root)
     return {*generation_numbers(root), *([] if published is None else [published])}
 
 
@@ -237,7 +237,7 @@ def repair(
         DatasetExists: `out` is not empty.
         DatasetConflict: another writer removed shards of `source` during the repair.
     """
-    before, plan = published_in(source), _plan(os.fspath(source))
+    before, plan = published_number(source), _plan(os.fspath(source))
     sizes = [sum(size_of(shard.path) for shard in group) for group in plan.groups]
     repairs: list[ShardRepair] = []
     with GenerationWriter(out, plan.schema) as output:

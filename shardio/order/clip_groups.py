@@ -53,15 +53,15 @@ class ClipGroups:
         """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
 
-    def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
+    def find(self, size_index: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
         """Return the video and first clip of some groups; `numbers` are indices within one size.
 
-        The size is `sizes[which]`; `key` determines the place of the smaller group within each
+        The size is `sizes[size_index]`; `key` determines the place of the smaller group within each
         video.
         """
         k = self._k
-        if which:
-            videos = self._by_size[self._firsts[which] + numbers]
+        if size_index:
+            videos = self._by_size[self._firsts[size_index] + numbers]
             begins, counts = self._clips_of(videos)
             return videos, begins + _random_up_to(counts // k, videos, key) * k
         videos = np.searchsorted(self._ends_of_whole, numbers, "right")
@@ -143,23 +143,23 @@ class ClipGroupOrdering:
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
 
-    def _in_window(self, window: int, places: Positions) -> Positions:
+    def _in_window(self, window: int, positions: Positions) -> Positions:
         """Return the clips at positions within a window."""
         firsts, lasts = self._n_ranked(np.array([window, window + 1]))
         videos, starts, sizes = [], [], []
-        for which in np.flatnonzero(lasts > firsts).tolist():
-            ranks = np.arange(firsts[which], lasts[which])
-            numbers = self._permutations[which].at(ranks)
-            of, begin = self._groups.find(which, numbers, self._keys[1])
+        for size_index in np.flatnonzero(lasts > firsts).tolist():
+            ranks = np.arange(firsts[size_index], lasts[size_index])
+            numbers = self._permutations[size_index].at(ranks)
+            of, begin = self._groups.find(size_index, numbers, self._keys[1])
             videos.append(of)
             starts.append(begin)
-            sizes.append(np.broadcast_to(self._groups.sizes[which], len(of)))
+            sizes.append(np.broadcast_to(self._groups.sizes[size_index], len(of)))
         start = np.concatenate(starts)
         turn = spread_groups(np.concatenate(videos), start, derive_key(window, self._keys[2]))
         start, size = start[turn], np.concatenate(sizes)[turn]
         ends = np.cumsum(size)
-        found = np.searchsorted(ends, places, "right")
-        clips: Positions = start[found] + places - (ends - size)[found]
+        found = np.searchsorted(ends, positions, "right")
+        clips: Positions = start[found] + positions - (ends - size)[found]
         return clips
 
 
@@ -182,9 +182,9 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     # machine.
     phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
     jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
-    places = (parts + phases + jitter) / counts
-    places -= places >= 1
-    return by_video[np.argsort(places, kind="stable")]
+    angles = (parts + phases + jitter) / counts
+    angles -= angles >= 1
+    return by_video[np.argsort(angles, kind="stable")]
 
 
 def _fractions(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

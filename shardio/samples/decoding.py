@@ -45,7 +45,7 @@ class ImageSource(RecordSource):
 
     is_converted = True
 
-    def converted(self, value: Any, chunk: IndexChunk, k: int) -> Any:
+    def convert(self, value: Any, chunk: IndexChunk, k: int) -> Any:
         """Return the pixels of an image; None if the image is missing."""
         return None if value is None else self._decode(value, *chunk.shard_rows[k])
 
@@ -125,7 +125,7 @@ class ClipSource(FieldSource):
         self._n_packets = 0
         self._videos: OrderedDict[tuple[int, int], FrameTimes] = OrderedDict()
 
-    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+    def read_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return a clip and, with `times`, the times of its frames."""
         (shard, row), code = chunk.shard_rows[k], int(chunk.start_codes[k])
         made = np.empty([n or 0 for n in self._clip.array.shape], np.uint8)
@@ -230,7 +230,7 @@ class AudioSource(FieldSource):
         self._decoder = AudioDecoder(max_streams=_MAX_AUDIO_STREAMS)
         self._streams: OrderedDict[tuple[int, int], list[EncodedStream]] = OrderedDict()
 
-    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+    def read_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the audio and its span; missing audio is None, or silence of the fixed length."""
         field = self._field
         samples, span = self._audio(chunk, k)

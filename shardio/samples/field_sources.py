@@ -162,16 +162,16 @@ class FieldSource(Closing):
     is_stored: ClassVar[bool] = False
     """True if `SampleReader` reads the stored value, together with those of other fields."""
     is_converted: ClassVar[bool] = False
-    """True if samples have the result of `converted` instead of the value that was read."""
+    """True if samples have the result of `convert` instead of the value that was read."""
 
     def __init__(self, dataset: Dataset, name: str, names: tuple[str, ...] = ()) -> None:
         self._dataset, self.name, self.names = dataset, name, names or (name,)
 
-    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+    def read_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the fields that are made for sample k of a chunk. Not used if `is_stored`."""
         raise NotImplementedError(f"the field {self.name!r} is read together with others")
 
-    def converted(self, value: Any, chunk: IndexChunk, k: int) -> Any:
+    def convert(self, value: Any, chunk: IndexChunk, k: int) -> Any:
         """Return the value for sample k of a chunk, given the stored value."""
         raise NotImplementedError(f"the field {self.name!r} is delivered as stored")
 
@@ -337,11 +337,11 @@ class SampleReader(Closing):
         # `SampleView.sample` have checked the files of the chunk.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
         for source in self._converted:
-            sample[source.name] = source.converted(sample[source.name], chunk, k)
+            sample[source.name] = source.convert(sample[source.name], chunk, k)
         if not self._others:
             return sample
         for source in self._others:
-            sample |= source.of_sample(chunk, k)
+            sample |= source.read_sample(chunk, k)
         return {name: sample[name] for name in self._names}
 
     def fill(self, batch: BatchRows) -> int:

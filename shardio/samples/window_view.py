@@ -267,7 +267,7 @@ class TokenSource(FieldSource):
         self._document_offsets = np.zeros(0, np.int64)
         self._lookaheads.clear()
 
-    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+    def read_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the fields of one window."""
         outs = {
             n: np.empty((1, self._pack.length), f.numpy) for n, f in self._window_fields.items()

@@ -78,7 +78,9 @@ def test_a_function_is_left_as_it_is() -> None:
 
 
 def test_a_shape_is_what_a_field_is_padded_to() -> None:
-    assert parse_collate({"points": [3, None]}).named == {"points": CollateRule("pad", (3, None))}
+    assert parse_collate({"points": [3, None]}).by_field == {
+        "points": CollateRule("pad", (3, None))
+    }
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ _DEPTH: Final = 2
 """The maximum nesting of lists: a field of a batch may be a list of lists."""
 
 
-def plain(made: Any) -> Any:
+def to_plain(made: Any) -> Any:
     if not isinstance(made, Mapping):
         return made
     changed = dict[str, Any]()
@@ -112,7 +112,7 @@ class UserCalls:
             raise _error_of(what, error, locate()) from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
-            return plain(made)
+            return to_plain(made)
         except SchemaError as error:
             raise error_at(error, locate()) from None
 
