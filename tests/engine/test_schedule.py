@@ -256,7 +256,7 @@ class Passes(RuleBasedStateMachine):
         room = sum(max(0, room) for room in self.rooms())
         assert schedule.n_wanted == min(n_left, room)
         lows = zip(self.counts(), self.lows, strict=True)
-        assert schedule.is_low == any(n <= low for n, low in lows)
+        assert schedule.has_nearly_idle_worker == any(n <= low for n, low in lows)
         assert schedule.wants_block == (not self.free and not self.lost)
         tasks = [sorted(schedule.tasks_of(worker)) for worker in range(self.n_workers)]
         assert tasks == [
@@ -354,7 +354,7 @@ def test_steps_behind_those_of_a_slow_worker_are_done_meanwhile() -> None:
                 schedule.complete(worker, at_work.pop(worker)[0], is_quick=worker == 1)
         while (delivered := schedule.deliver()) is not None:
             schedule.free(delivered)
-        if schedule.is_low:
+        if schedule.has_nearly_idle_worker:
             list(assign_all(schedule))
         for worker, taken in ((0, slow_ns), (1, 1)):
             if worker not in at_work and (tasks := schedule.tasks_of(worker)):

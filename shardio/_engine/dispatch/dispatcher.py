@@ -62,7 +62,7 @@ class Dispatcher:
         if iteration.delivered_block is not None:
             self._free_delivered_block(iteration)
         step = schedule.next_step
-        if schedule.is_low:
+        if schedule.has_nearly_idle_worker:
             self.apply_finalizers()
             self.assign_tasks(iteration)
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -101,7 +101,7 @@ class Dispatcher:
     def assign_tasks(self, iteration: EpochIteration) -> None:
         """Assign tasks while workers and blocks are free; then those of the next iteration."""
         schedule = iteration.schedule
-        if not schedule.is_low:
+        if not schedule.has_nearly_idle_worker:
             return
         try:
             n_wanted = schedule.n_wanted

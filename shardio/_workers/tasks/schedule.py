@@ -46,10 +46,10 @@ class Schedule:
         self._n_previous_tasks = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
-        # Worker i may soon be idle at a load of up to `_low_loads[i]`. A step of worker i goes to
-        # another worker if the load of i exceeds the least load by more than `_max_leads[i]`.
-        self._low_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
-        self._n_low = n_workers
+        # Worker i is nearly idle at a load of up to `_nearly_idle_loads[i]`. A step of worker i
+        # goes to another one if the load of i exceeds the least load by more than `_max_leads[i]`.
+        self._nearly_idle_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
+        self._n_nearly_idle = n_workers
         self._ready: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
         self._lost: dict[int, int] = {}
@@ -81,9 +81,9 @@ class Schedule:
         return min(n_left, sum([full - n for n in self._loads if n < full])) if n_left else 0
 
     @property
-    def is_low(self) -> bool:
+    def has_nearly_idle_worker(self) -> bool:
         """True if a worker may soon be idle; if not, tasks may wait and share a message."""
-        return self._n_low > 0
+        return self._n_nearly_idle > 0
 
     @property
     def wants_block(self) -> bool:
@@ -107,7 +107,7 @@ class Schedule:
         self._n_previous_tasks = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
-        self._count_low()
+        self._count_nearly_idle()
 
     def free(self, block: int) -> None:
         # Last in, first out, because the block used last is still in the CPU cache.
@@ -135,7 +135,7 @@ class Schedule:
             worker, load = loads.index(least), least
         self._tasks[worker][step] = block
         loads[worker] = load + 1
-        self._n_low -= load == self._low_loads[worker]
+        self._n_nearly_idle -= load == self._nearly_idle_loads[worker]
         self.n_in_flight += 1
         return worker, step, block
 
@@ -144,7 +144,7 @@ class Schedule:
         self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, inlined for speed
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
-        self._n_low += load == self._low_loads[worker]
+        self._n_nearly_idle += load == self._nearly_idle_loads[worker]
         if is_quick is not self._is_quick[worker]:
             self._change_depth(worker, is_quick=is_quick)
 
@@ -154,16 +154,18 @@ class Schedule:
         self._is_quick[worker] = is_quick
         full, depth = self._full, QUICK_DEPTH if is_quick else self._base_depth
         self._update_load(worker, depth)
-        self._low_loads[worker] = full - depth // 2 if is_quick else full - 1
+        self._nearly_idle_loads[worker] = full - depth // 2 if is_quick else full - 1
         self._max_leads[worker] = depth // 4 if is_quick else 0
-        self._count_low()
+        self._count_nearly_idle()
 
     def _update_load(self, worker: int, depth: int) -> None:
         n_tasks = len(self._tasks[worker]) + self._n_previous_tasks[worker]
         self._loads[worker] = self._full - depth + n_tasks
 
-    def _count_low(self) -> None:
-        self._n_low = sum(n <= low for n, low in zip(self._loads, self._low_loads, strict=True))
+    def _count_nearly_idle(self) -> None:
+        self._n_nearly_idle = sum(
+            n <= low for n, low in zip(self._loads, self._nearly_idle_loads, strict=True)
+        )
 
     def fail(self, worker: int, step: int, error: BaseException) -> None:
         """Record that a step failed; `deliver` raises the error in place of the step's block."""
@@ -183,7 +185,7 @@ class Schedule:
         block = self._tasks[worker].pop(step)
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
-        self._n_low += load == self._low_loads[worker]
+        self._n_nearly_idle += load == self._nearly_idle_loads[worker]
         return block
 
     def tasks_of(self, worker: int) -> dict[int, int]:
