@@ -227,14 +227,14 @@ def _call_method(loader: Loader, method: str, argument: Any, number: int, item: 
         return getattr(loader, method)(argument)
     except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
         # An exception of these types would end the iteration as if there were no more items.
-        message = f"{_named(loader, method)} raised {type(error).__name__}"
+        message = f"{_method_name(loader, method)} raised {type(error).__name__}"
         raise TransformError(f"{message}, item {number} ({short_repr(item)})") from error
     except Exception as error:
-        add_note(error, f"in {_named(loader, method)}, item {number} ({short_repr(item)})")
+        add_note(error, f"in {_method_name(loader, method)}, item {number} ({short_repr(item)})")
         raise
 
 
-def _named(loader: Loader, method: str) -> str:
+def _method_name(loader: Loader, method: str) -> str:
     return f"{type(loader).__name__}.{method}"
 
 
@@ -300,7 +300,7 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
         Exception: what the loader or the source of items has raised; a note names the item.
     """
     _check_loader(loader)
-    task_pool = InlinePool(loader.load, _named(loader, "load"))
+    task_pool = InlinePool(loader.load, _method_name(loader, "load"))
     return _values(task_pool, loader, _iterator(items), None)
 
 
@@ -348,7 +348,7 @@ def load_with_workers(
     n_bytes = _count_or_none("memory_bytes", memory_bytes, 1)
     in_order = one_of("order", order, get_args(ItemOrder)) == "input"
     how: Start = one_of("start_method", start_method, get_args(Start))
-    most, name = most_skips(on_error, max_skips), _named(loader, "load")
+    most, name = most_skips(on_error, max_skips), _method_name(loader, "load")
 
     def begin() -> TaskPool | InlinePool:
         if not n_workers:

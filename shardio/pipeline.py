@@ -43,9 +43,9 @@ class PipelineIterations(Closing):
     """The base class of DataLoader and Pipeline, which starts and ends iterations."""
 
     def __init__(
-        self, supply: PipelineSource, n_skips: int | None, n_buffered: int, timeout_s: float | None
+        self, pipeline_source: PipelineSource, n_skips: int | None, n_buffered: int, timeout_s: float | None
     ) -> None:
-        self._supply, self._most_skips = supply, n_skips
+        self._pipeline_source, self._most_skips = pipeline_source, n_skips
         self._n_buffered, self._timeout_s = n_buffered, timeout_s
         self._steps: tuple[PipeStep | BatchStep, ...] = ()
         self._runners: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
@@ -186,8 +186,8 @@ class Pipeline(PipelineIterations):
         on_error: OnError = "raise",
         max_skips: int | None = None,
     ) -> None:
-        supply = PipelineSource("source", source)
-        super().__init__(supply, most_skips(on_error, max_skips), _BUFFER, None)
+        pipeline_source = PipelineSource("source", source)
+        super().__init__(pipeline_source, most_skips(on_error, max_skips), _BUFFER, None)
 
     def pipe(
         self,
@@ -253,7 +253,7 @@ class Pipeline(PipelineIterations):
     def _with_steps(self, *steps: PipeStep | BatchStep) -> Pipeline:
         pipeline = Pipeline.__new__(Pipeline)
         PipelineIterations.__init__(
-            pipeline, self._supply, self._most_skips, self._n_buffered, self._timeout_s
+            pipeline, self._pipeline_source, self._most_skips, self._n_buffered, self._timeout_s
         )
         pipeline._steps = (*self._steps, *steps)
         return pipeline
@@ -264,7 +264,7 @@ class Pipeline(PipelineIterations):
         The iterator ends when it raises an exception: that of a function, TooManySkipped,
         BatchTimeout if a result is late, or WorkerDied after crashes.
         """
-        return self._iterate(self._supply.source, lambda origin: None)
+        return self._iterate(self._pipeline_source.source, lambda origin: None)
 
 
 class DataLoader(PipelineIterations):
@@ -349,7 +349,7 @@ class DataLoader(PipelineIterations):
         The iterator raises the exceptions of `Pipeline.__iter__`.
         """
         self._check_open()
-        source, begin = self._supply.begin_at(self._start_position)
+        source, begin = self._pipeline_source.begin_at(self._start_position)
         self._start_position, self._position = ResumePosition(), begin
         this = self._current_iteration = object()
 
@@ -367,7 +367,7 @@ class DataLoader(PipelineIterations):
                 resume in the middle.
         """
         self._check_order()
-        return self._supply.state_of(self._position)
+        return self._pipeline_source.state_of(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration start at the position in `state`, a result of `state_dict`.
@@ -376,7 +376,7 @@ class DataLoader(PipelineIterations):
             InvalidArgument: as in `state_dict`, or `state` is invalid or of another source.
         """
         self._check_order()
-        self._start_position = self._position = self._supply.position_from_state(state)
+        self._start_position = self._position = self._pipeline_source.position_from_state(state)
         self._current_iteration = None
 
     def _check_order(self) -> None:
@@ -392,9 +392,9 @@ class DataLoader(PipelineIterations):
         Raises:
             TypeError: the source has no length, or the preprocessor is a generator function.
         """
-        n_items = self._supply.n_items
+        n_items = self._pipeline_source.n_items
         if n_items is None:
-            raise TypeError(f"the source has no length: {short_repr(self._supply.source)}")
+            raise TypeError(f"the source has no length: {short_repr(self._pipeline_source.source)}")
         if self._yields_many:
             raise TypeError(
                 "a DataLoader whose preprocessor is a generator function has no length: an item "

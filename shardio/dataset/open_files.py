@@ -134,9 +134,9 @@ class OpenFiles:
         self._maps_per_file = n_maps
         if self.max_open is not None:
             _instances.append(weakref.ref(self, _instances.remove))
-        self._used: Rows = np.zeros(0 if self.max_open is None else n_files, np.int64)
-        """For each file, the value of the counter `_turn` at the last use of the file."""
-        self._turn = 0
+        self._last_used: Rows = np.zeros(0 if self.max_open is None else n_files, np.int64)
+        """For each file, the value of the counter `_clock` at the last use of the file."""
+        self._clock = 0
         self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class OpenFiles:
         if reader is None:
             reader = self._open(file)
         elif self.max_open is not None:
-            self._used[file] = self._turn
+            self._last_used[file] = self._clock
         return reader
 
     def reader_if_open(self, file: int) -> ShardReader | None:
@@ -189,8 +189,8 @@ class OpenFiles:
 
     def mark_used(self, files: Rows) -> None:
         """Record that `files` are now the most recently used."""
-        self._turn += 1
-        self._used[files] = self._turn
+        self._clock += 1
+        self._last_used[files] = self._clock
 
     def _open(self, file: int) -> ShardReader:
         self.check_open()
@@ -199,8 +199,8 @@ class OpenFiles:
             if (surplus := len(self._readers) - self.max_open) >= 0:
                 # Evict an eighth at once: finding the least recently used files scans all files.
                 self._evict(surplus + max(1, self.max_open // 8))
-            self._turn += 1
-            self._used[file] = self._turn
+            self._clock += 1
+            self._last_used[file] = self._clock
         open_file = self._open_file()
         if open_file is None:
             raise AssertionError("the owner of the files opens them")
@@ -231,7 +231,7 @@ class OpenFiles:
     def _evict(self, n: int) -> None:
         """Evict the n least recently used files."""
         files = np.fromiter(self._readers, np.int64)
-        for file in files[np.argsort(self._used[files], kind="stable")[: max(0, n)]].tolist():
+        for file in files[np.argsort(self._last_used[files], kind="stable")[: max(0, n)]].tolist():
             for method in self._listeners:
                 if (listener := method()) is not None:
                     listener(file)

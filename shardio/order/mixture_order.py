@@ -224,10 +224,10 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
 class _ShuffledSource:
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key
-        self._arranged = functools.partial(order.arrange_round, samples, n, source=source)
+        self._arrange = functools.partial(order.arrange_round, samples, n, source=source)
         # One call of `at` may need many rounds of a small source. The orders of these rounds are
         # then computed together.
-        self._is_small = n <= SORTED_MAX and isinstance(self._arranged(key=0), Permutation)
+        self._is_small = n <= SORTED_MAX and isinstance(self._arrange(key=0), Permutation)
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
@@ -254,7 +254,7 @@ class _ShuffledSource:
         if self._is_small:
             self._tables = permutations(self._n, keys)
         else:
-            self._order = self._arranged(key=int(keys[0]))
+            self._order = self._arrange(key=int(keys[0]))
         # Set `_rounds` last: if Ctrl-C interrupts this method before that, the next call computes
         # the orders again.
         self._rounds = rounds

@@ -126,11 +126,11 @@ class WindowedOrdering:
         # The last n % run rows form a shorter run, which gets a random position among the runs.
         self._short_starts = derive_key(17, seed, epoch) % (n_runs + 1) * window.run
         self._n_short = n_rest
-        self._to_short = n_runs * window.run - self._short_starts
+        self._short_shift = n_runs * window.run - self._short_starts
         self._windows_key = derive_key(18, seed, epoch)
         self._last = n - n % window.window_rows
         """The start of the last window if it is shorter than the others, otherwise n."""
-        self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
+        self._last_permutation = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
         """Return the row at each of `positions`, as `Ordering.at` does."""
@@ -145,7 +145,7 @@ class WindowedOrdering:
     def _rows_at(self, positions: Positions) -> Positions:
         n_rows = self._window.window_rows
         if not self._last:
-            places = self._in_last.at(positions)
+            places = self._last_permutation.at(positions)
         else:
             starts = positions & -n_rows
             places = permute_windows(positions - starts, starts, n_rows, self._windows_key)
@@ -153,7 +153,7 @@ class WindowedOrdering:
             is_last = np.flatnonzero(positions >= self._last)
             if len(is_last):
                 offsets = positions[is_last] - self._last
-                places[is_last] = self._last + self._in_last.at(offsets)
+                places[is_last] = self._last + self._last_permutation.at(offsets)
         return self._row_of(places)
 
     def _row_of(self, places: Positions) -> Positions:
@@ -165,7 +165,7 @@ class WindowedOrdering:
         behind = (from_start >= n_short).astype(np.int64)
         rows = self._in_runs(places - n_short * behind)
         if len(is_short):
-            rows[is_short] = places[is_short] + self._to_short
+            rows[is_short] = places[is_short] + self._short_shift
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:

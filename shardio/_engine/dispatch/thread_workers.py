@@ -176,15 +176,15 @@ def filler_in_main(batch_spec: BatchSpec, view: SampleView, calls: UserCalls) ->
 
 
 class _ThreadWorker(BatchWorker):
-    def __init__(self, index: int, batch_spec: BatchSpec, common: _SharedState) -> None:
-        self._common = common
-        super().__init__(batch_spec, lambda answer: common.answers.put(Message(index, answer)))
+    def __init__(self, index: int, batch_spec: BatchSpec, shared: _SharedState) -> None:
+        self._shared = shared
+        super().__init__(batch_spec, lambda answer: shared.answers.put(Message(index, answer)))
 
     def _new_filler(self, view: SampleView) -> Filler:
-        return filler_in_main(self._batch_spec, view, UserCalls(call=self._common.call))
+        return filler_in_main(self._batch_spec, view, UserCalls(call=self._shared.call))
 
     def _map(self, fd: int) -> BlockMap:
-        return self._common.map_of(fd, self._most_bytes)
+        return self._shared.map_of(fd, self._most_bytes)
 
     def _accept_hello(
         self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int
@@ -216,7 +216,7 @@ class ThreadWorkers(Closing):
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
         self._batch_spec = batch_spec
         self._owner_pid = this_process.pid
-        self._common = _SharedState()
+        self._shared = _SharedState()
         self._inboxes: list[queue.SimpleQueue[_Message | None]] = []
         self._threads: list[threading.Thread] = []
         try:
@@ -233,7 +233,7 @@ class ThreadWorkers(Closing):
         inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         thread = threading.Thread(
             target=_serve,
-            args=(index, self._batch_spec, inbox, self._common),
+            args=(index, self._batch_spec, inbox, self._shared),
             name=f"shardio-worker-{index}",
             daemon=True,  # a hanging thread must not keep the program from exiting
         )
@@ -258,7 +258,7 @@ class ThreadWorkers(Closing):
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait until there is an event; return all events, or none after `timeout_s`."""
         self._check_usable()
-        answers = self._common.answers
+        answers = self._shared.answers
         events: list[Event | None] = []
         with contextlib.suppress(queue.Empty):
             with GENERATOR_LOCK.released():
@@ -282,13 +282,13 @@ class ThreadWorkers(Closing):
 
     def close(self) -> None:
         """Stop all workers. Idempotent; does nothing in a forked child."""
-        common = self._common
-        if common.is_closing or this_process.pid != self._owner_pid:
+        shared = self._shared
+        if shared.is_closing or this_process.pid != self._owner_pid:
             return
         with interrupts_held():
-            common.is_closing = True
+            shared.is_closing = True
             GENERATOR_LOCK.wake()
-            common.answers.put(None)  # wakes a thread that is inside `wait`
+            shared.answers.put(None)  # wakes a thread that is inside `wait`
             for inbox in self._inboxes:
                 inbox.put(None)
             end_s = time.monotonic() + GRACE_S
@@ -298,10 +298,10 @@ class ThreadWorkers(Closing):
                     thread.join(max(0.0, end_s - time.monotonic()))
                     GENERATOR_LOCK.release(thread)
             # An abandoned thread keeps its own references to the maps that it uses.
-            common.maps.clear()
+            shared.maps.clear()
 
     def _check_usable(self) -> None:
-        if self._common.is_closing:
+        if self._shared.is_closing:
             raise _closed()
 
 
@@ -313,19 +313,19 @@ def _serve(
     index: int,
     batch_spec: BatchSpec,
     inbox: queue.SimpleQueue[_Message | None],
-    common: _SharedState,
+    shared: _SharedState,
 ) -> None:
     try:
-        with _ThreadWorker(index, batch_spec, common) as worker:
+        with _ThreadWorker(index, batch_spec, shared) as worker:
             while (message := inbox.get()) is not None:
-                if common.is_closing:
+                if shared.is_closing:
                     inbox.put(message)  # the end of this function closes its descriptors
                     break
                 worker.handle_message(*message)
     except BaseException as error:  # noqa: BLE001  # the pool's owner gets it as text
         text = "".join(traceback.format_exception(error))
-        common.answers.put(Failed(index, text))
-        common.answers.put(WorkerExit(index, None, None, 1))
+        shared.answers.put(Failed(index, text))
+        shared.answers.put(WorkerExit(index, None, None, 1))
     finally:
         while not inbox.empty():
             for fd in (inbox.get() or (b"", ()))[1]:

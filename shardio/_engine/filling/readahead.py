@@ -44,7 +44,7 @@ Neighbouring rows belong to the same window, so they will be needed soon.
 """
 WIDE_BYTES: Final = 512 << 10
 """The size of a request if all files fit into half of the available memory: they stay cached."""
-_MAX_ASKED: Final = 1 << 16
+_MAX_REQUESTED: Final = 1 << 16
 
 
 class ReadAhead:
@@ -61,7 +61,7 @@ class ReadAhead:
         self._has_stopped = False
         self._window: tuple[EpochPlan, int] | None = None
         """If the order has windows, the plan of the latest batch and the index of its window."""
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         """The requested pieces of `_grain` bytes, as indices into all files together."""
         self._is_scattered = False
 
@@ -74,7 +74,7 @@ class ReadAhead:
             window = plan, plan.partition.read_range(step)[0] // n_positions
             if window != self._window:
                 self._window = window
-                self._asked.clear()
+                self._requested.clear()
                 self._wait, self._is_cold, self._next_pause = 0, False, 1
                 self._n_hits = min(self._n_hits, HITS_UNTIL_WARM - HITS_OF_WINDOW)
         if self._wait:
@@ -103,7 +103,7 @@ class ReadAhead:
                 self._next_pause = min(2 * self._next_pause + 1, MAX_SKIPPED)
         else:
             if not self._is_cold:
-                self._asked.clear()  # earlier requests were evicted, or were for another epoch
+                self._requested.clear()  # earlier requests were evicted, or were for another epoch
             self._is_cold, self._n_hits, self._next_pause = True, 0, 1
             if not (self._fits or self._is_scattered):
                 self._expect_scattered()
@@ -111,7 +111,7 @@ class ReadAhead:
             grain = self._grain if self._fits or plan.order.window is not None else PAGE_BYTES
             n_fresh = self._request(rows, shards, first_frames, grain)
             if not found and not n_fresh:  # the requested data was evicted
-                self._asked.clear()
+                self._requested.clear()
                 self._request(rows, shards, first_frames, grain)
 
     def _open(self) -> None:
@@ -165,11 +165,11 @@ class ReadAhead:
         files, n_fresh = self._extents.files, 0
         for ranges in self._ranges(rows, shards, first_frames):
             if grain > PAGE_BYTES:
-                if len(self._asked) > _MAX_ASKED:
-                    self._asked.clear()
+                if len(self._requested) > _MAX_REQUESTED:
+                    self._requested.clear()
                 blocks = blocks_of(ranges, grain).tolist()
-                fresh = np.array([each for each in blocks if each not in self._asked], np.int64)
-                self._asked.update(blocks)
+                fresh = np.array([each for each in blocks if each not in self._requested], np.int64)
+                self._requested.update(blocks)
                 ranges = Ranges(fresh * grain, (fresh + 1) * grain)
             n_fresh += len(ranges.starts)
             for number, parts in files.pieces(merge_ranges(ranges, grain)):
