@@ -173,9 +173,9 @@ class MixtureOrdering:
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
         for some, at in _in_groups(spans, _SPANS_AT_ONCE):
-            places = positions[at] % SPAN + np.searchsorted(some, spans[at]) * SPAN
+            offsets = positions[at] % SPAN + np.searchsorted(some, spans[at]) * SPAN
             of_spans, draws_of_spans = self._spans(some)
-            sources[at], draws[at] = of_spans[places], draws_of_spans[places]
+            sources[at], draws[at] = of_spans[offsets], draws_of_spans[offsets]
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
@@ -186,17 +186,17 @@ class MixtureOrdering:
         # Assign the positions past the epoch's end to an extra source, which is sorted last.
         here = np.concatenate([here, SPAN - here.sum(1, keepdims=True)], axis=1).reshape(-1)
         in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # int16 is sorted faster
-        slots = np.repeat(in_turn, here).reshape(n, SPAN)
+        unshuffled = np.repeat(in_turn, here).reshape(n, SPAN)
         first_slots = np.cumsum(here) - here
         before = np.pad(before, ((0, 0), (0, 1))).reshape(-1)
         draws_in_turn = np.arange(n * SPAN) + np.repeat(before - first_slots, here)
         # Put 56 random bits and the 8 bits of the index into one integer and sort these integers,
         # because `sort` is faster than `argsort`.
         hashes = keyed_hashes(spans[:, None] * SPAN + np.arange(SPAN), self._key)
-        hashes[slots == n_sources] = ~np.uint64(0)
+        hashes[unshuffled == n_sources] = ~np.uint64(0)
         shuffled = np.sort(hashes & ~np.uint64(SPAN - 1) | np.arange(SPAN, dtype=np.uint64), axis=1)
         rows = (np.arange(n) * SPAN)[:, None]
-        sources = slots.reshape(-1)[(shuffled & np.uint64(SPAN - 1)).astype(np.int64) + rows]
+        sources = unshuffled.reshape(-1)[(shuffled & np.uint64(SPAN - 1)).astype(np.int64) + rows]
         # The k-th position of a source in a span gets the k-th of the source's draws in this span.
         by_source = np.argsort(sources, axis=1, kind="stable") + rows
         draws = np.empty(n * SPAN, np.int64)
@@ -237,16 +237,16 @@ class _ShuffledSource:
 
     def at(self, draws: Positions) -> Positions:
         rounds = draws // self._n
-        places = draws - rounds * self._n
-        samples = np.empty_like(places)
+        offsets = draws - rounds * self._n
+        samples = np.empty_like(offsets)
         for some, at in _in_groups(rounds, self._n_at_once):
             if not np.array_equal(some, self._rounds):
                 self._prepare(some)
             if self._is_small:
                 which = np.searchsorted(some, rounds[at])
-                samples[at] = self._tables[which, places[at]]
+                samples[at] = self._tables[which, offsets[at]]
             else:
-                samples[at] = self._order.at(places[at])
+                samples[at] = self._order.at(offsets[at])
         return samples
 
     def _prepare(self, rounds: npt.NDArray[np.int64]) -> None:

@@ -68,24 +68,24 @@ def _all(dataset: Dataset, ranges_of: Callable[[Rows, Rows], Ranges]) -> Ranges:
 
 
 def _pieces(extents: Extents, ranges: Ranges) -> Iterator[Piece]:
-    for number, places in extents.files.pieces(ranges):
+    for number, parts in extents.files.pieces(ranges):
         path, most = extents.files.path(number), int(extents.files.sizes[number])
-        for offset, n_bytes in places:
+        for offset, n_bytes in parts:
             end = min(offset + n_bytes, most)
             for start in range(offset, end, _PIECE_BYTES):
                 yield path, start, min(_PIECE_BYTES, end - start), most
 
 
 def _read_piece(piece: Piece) -> None:
-    path, place, left, file_bytes = piece
+    path, offset, left, file_bytes = piece
     fd, buffer = open_shard(path), memoryview(bytearray(_BUFFER_BYTES))
     try:
         while left > 0:
             # Nobody uses the bytes, so that one system call may fill the same buffer many times.
-            parts = [buffer] * (left // _BUFFER_BYTES) or [buffer[:left]]
-            if not (n_read := os.preadv(fd, parts, place)):
-                raise resized_error(path, file_bytes, os.fstat(fd).st_size).at(offset=place)
-            place, left = place + n_read, left - n_read
+            buffers = [buffer] * (left // _BUFFER_BYTES) or [buffer[:left]]
+            if not (n_read := os.preadv(fd, buffers, offset)):
+                raise resized_error(path, file_bytes, os.fstat(fd).st_size).at(offset=offset)
+            offset, left = offset + n_read, left - n_read
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
     finally:

@@ -399,11 +399,11 @@ class TokenSource(FieldSource):
             return [row.data for row in out]
         records: list[Record] = [b""] * len(rows)
         for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            local = rows[places] - dataset.shard_starts[shard]
-            found = self._read_shard(shard, local, documents[places])
-            for place, record in zip(places.tolist(), found, strict=True):
-                records[place] = record
+            indices = np.flatnonzero(shards == shard)
+            local = rows[indices] - dataset.shard_starts[shard]
+            found = self._read_shard(shard, local, documents[indices])
+            for i, record in zip(indices.tolist(), found, strict=True):
+                records[i] = record
         return records
 
     def _read_shard(self, shard: int, local: Rows, documents: Rows) -> list[Record]:
@@ -428,8 +428,8 @@ class TokenSource(FieldSource):
         for i in np.flatnonzero(wrong)[:1].tolist():
             what = "the stored shape, or the length at opening, does not account for the bytes"
             error = ShardCorrupt(what, code="shape", found=int(n_bytes[i]))
-            place = records.offset + int(entries["offset"][i])
-            raise records.add_location(error, name, int(local[i]), place)
+            offset = records.offset + int(entries["offset"][i])
+            raise records.add_location(error, name, int(local[i]), offset)
 
     def _mask(self, out: npt.NDArray[np.bool_], parts: WindowParts) -> None:
         """Set the mask to False in padding and where a target is missing or in another document."""
@@ -454,8 +454,8 @@ def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: Wi
     of_tokens, starts = np.repeat(numbers, counts), np.repeat(starts, counts)
     if (n_tokens == length).all():
         segments.reshape(-1)[:] = of_tokens
-        places = np.arange(n * length, dtype=np.int32)
-        np.subtract(places, starts, out=positions.reshape(-1))
+        offsets = np.arange(n * length, dtype=np.int32)
+        np.subtract(offsets, starts, out=positions.reshape(-1))
         return
     is_token = np.arange(length) < n_tokens[:, None]
     segments.fill(0)
