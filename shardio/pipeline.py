@@ -43,7 +43,11 @@ class PipelineIterations(Closing):
     """The base class of DataLoader and Pipeline, which starts and ends iterations."""
 
     def __init__(
-        self, pipeline_source: PipelineSource, n_skips: int | None, n_buffered: int, timeout_s: float | None
+        self,
+        pipeline_source: PipelineSource,
+        n_skips: int | None,
+        n_buffered: int,
+        timeout_s: float | None,
     ) -> None:
         self._pipeline_source, self._most_skips = pipeline_source, n_skips
         self._n_buffered, self._timeout_s = n_buffered, timeout_s
