@@ -64,9 +64,9 @@ class _ColumnJob:
             yield from values
             first = last + 1
 
-    def _call_function(self, given: Any, what: str) -> Any:
+    def _call_function(self, argument: Any, what: str) -> Any:
         try:
-            return self.function(given)
+            return self.function(argument)
         except BaseException as error:
             error.add_note(f"while {what} made")
             raise

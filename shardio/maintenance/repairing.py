@@ -260,33 +260,33 @@ def repair(
 
 def _repair_group(group: Sequence[SourceShard], output: GenerationWriter) -> ShardRepair:
     """Write the undamaged samples of a group to the new dataset; return the outcome."""
-    found = ShardRepair(group[0].name)
+    outcome = ShardRepair(group[0].name)
     with ExitStack() as stack:
         readers: list[ShardReader] = []
         for shard in group:
             about = "" if shard is group[0] else f"{shard.name}: "
             try:
-                if len(group) == 1 and _copy_if_undamaged(shard, output, found):
-                    return found
+                if len(group) == 1 and _copy_if_undamaged(shard, output, outcome):
+                    return outcome
                 # Use a different name for each shard, because all copies are open at the same time.
                 copy = output.staging / f"mended-{len(readers)}.shard"
                 path, notes = restore_shard(shard.path, copy, shard.schema)
-                found.mended += tuple(about + note for note in notes)
+                outcome.mended += tuple(about + note for note in notes)
                 reader = stack.enter_context(ShardReader(path))
                 _check_identity(reader, shard)
             except (DataError, ShardNotFound) as error:
                 reason = about + _reason(error, shard.path)
                 if shard.entry is None:
-                    found.losses.append(Loss(None, None, reason))
+                    outcome.losses.append(Loss(None, None, reason))
                 elif n := shard.entry.n_samples:
-                    found.losses.append(Loss(0, n - 1, reason))
-                return found
+                    outcome.losses.append(Loss(0, n - 1, reason))
+                return outcome
             readers.append(reader)
-        _write_samples(readers, output, found)
-    return found
+        _write_samples(readers, output, outcome)
+    return outcome
 
 
-def _copy_if_undamaged(shard: SourceShard, output: GenerationWriter, found: ShardRepair) -> bool:
+def _copy_if_undamaged(shard: SourceShard, output: GenerationWriter, outcome: ShardRepair) -> bool:
     """Copy a shard if it is undamaged and matches its entry; return True if it was copied."""
     if unreadable_pages(shard.path):
         return False
@@ -299,7 +299,7 @@ def _copy_if_undamaged(shard: SourceShard, output: GenerationWriter, found: Shar
         return False
     if n_samples:
         output.add_copy(shard.path, summary)
-    found.n_kept = n_samples
+    outcome.n_kept = n_samples
     return True
 
 
@@ -314,7 +314,7 @@ def _check_identity(reader: ShardReader, shard: SourceShard) -> None:
 
 
 def _write_samples(
-    readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
+    readers: Sequence[ShardReader], output: GenerationWriter, outcome: ShardRepair
 ) -> None:
     for row in range(min(map(len, readers))):
         sample: dict[str, Any] = {}
@@ -323,9 +323,9 @@ def _write_samples(
                 sample |= reader[row]
             output.append(sample)
         except (DataError, SchemaError) as error:
-            found.add_loss(row, _reason(error, readers[0].path))
+            outcome.add_loss(row, _reason(error, readers[0].path))
         else:
-            found.n_kept += 1
+            outcome.n_kept += 1
 
 
 def _reason(error: Exception, path: str) -> str:

@@ -171,7 +171,7 @@ def _write_groups(
     dataset: ShardDataset,
     previous: Generation,
     groups: Sequence[Sequence[int]],
-    chosen: Container[int],
+    rewritten: Container[int],
     shard_bytes: int,
     progress: Progress | None,
 ) -> MaintenanceReport:
@@ -179,7 +179,7 @@ def _write_groups(
         dataset.path, dataset.schema, shard_bytes=shard_bytes, previous=previous
     ) as output:
         for group in groups:
-            if group[0] in chosen:
+            if group[0] in rewritten:
                 _append_shards(dataset, group, output, progress)
             else:
                 output.add_unchanged(previous.shards[group[0]])

@@ -71,7 +71,7 @@ def packet_times(
     for run in _gapless_runs(times, counts, time_base, rate):
         known = int(heard[run.first]) + (0 if run.first else n_before)
         # Fill the array up to its end. The next run overwrites the elements of its own packets.
-        found[run.first :] = heard[run.first :] + run.begin(known)
+        found[run.first :] = heard[run.first :] + run.start_time(known)
     return found
 
 
@@ -90,7 +90,7 @@ class _PacketRun:
     tick: int
     unit: int
 
-    def begin(self, known: int) -> int:
+    def start_time(self, known: int) -> int:
         """Return a start time within the bounds, in samples.
 
         If possible, the sample with the index `known` then begins at a whole tick of the container.

@@ -150,13 +150,13 @@ def numbered_packet(
 
 
 def get_or_create(
-    cache: OrderedDict[_Key, _Value], key: _Key, most: int, make: Callable[[], _Value]
+    cache: OrderedDict[_Key, _Value], key: _Key, max_values: int, create: Callable[[], _Value]
 ) -> _Value:
-    """Return a key's value from an LRU cache of at most `most` values; `make` a missing value."""
+    """Return a key's value from an LRU cache of at most `max_values`; `create` a missing one."""
     found = cache.get(key)
     if found is None:
-        found = cache[key] = make()
-        if len(cache) > most:
+        found = cache[key] = create()
+        if len(cache) > max_values:
             cache.popitem(last=False)
     else:
         cache.move_to_end(key)
@@ -189,8 +189,8 @@ def _open_context(codec: VideoCodecContext | AudioCodecContext, extradata: bytes
         raise MediaError(f"the decoder {codec.name} does not open: {reason}") from error
 
 
-def _int_parameter(parameters: Mapping[str, Any], name: str, most: int) -> int:
+def _int_parameter(parameters: Mapping[str, Any], name: str, max_value: int) -> int:
     value = parameters.get(name, 0)
-    if not isinstance(value, int) or not 0 <= value <= most:
-        raise MediaError(f"a stream's {name} is {value!r}: expected a number up to {most}")
+    if not isinstance(value, int) or not 0 <= value <= max_value:
+        raise MediaError(f"a stream's {name} is {value!r}: expected a number up to {max_value}")
     return value

@@ -184,10 +184,10 @@ class ShardReader(Closing):
             found[~self.records.present(name, indices)] = 0
         return found
 
-    def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
+    def _check_absent(self, name: str, rows: npt.NDArray[Any]) -> None:
         absent = np.flatnonzero(~self.present(name))
         for row in absent.tolist():
-            if any(whole[row].tobytes()):
+            if any(rows[row].tobytes()):
                 section = self.column_section(name)
                 raise self.units.corrupt(
                     "a sample lacks the field, and its row is not zero",

@@ -140,7 +140,7 @@ class Records:
             return None
         if name not in self._dictionaries:
             section = self._section(Kind.DICTIONARY, name)
-            content = self.units.read_whole(section)
+            content = self.units.read_section(section)
             try:
                 self._dictionaries[name] = cached_dictionary(content) if content else None
             except ShardCorrupt as error:
@@ -262,19 +262,19 @@ class Records:
             packets = self._packets(name, row, line, int(entry["n_bytes"]) - head)
             yield StreamTables(pack_line(line.tobytes(), 0, 0), packets.tobytes())
 
-    def _stream(self, name: str, row: int, line: np.void, whole: StreamData) -> EncodedStream:
+    def _stream(self, name: str, row: int, line: np.void, record: StreamData) -> EncodedStream:
         n_parameters, n_extradata = int(line["parameter_bytes"]), int(line["extradata_bytes"])
-        head = whole[: n_parameters + n_extradata]
-        packets = self._packets(name, row, line, len(whole) - len(head))
+        head = record[: n_parameters + n_extradata]
+        packets = self._packets(name, row, line, len(record) - len(head))
         try:
             parameters = check_parameters(read_json(str(head[:n_parameters], "utf-8")))
         except (ShardCorrupt, ValueError, RecursionError) as error:
             what, found = f"the parameters of a stream are not valid JSON: {error}", None
             if isinstance(error, ShardCorrupt):
                 what, found = error.what, error.found
-            place: Any = {"field": name, "sample": row, "offset": whole.offset}
+            place: Any = {"field": name, "sample": row, "offset": record.offset}
             raise self.units.corrupt(what, code="parameters", **place, found=found) from error
-        extradata, data = bytes(head[n_parameters:]), replace(whole, n_head_bytes=len(head))
+        extradata, data = bytes(head[n_parameters:]), replace(record, n_head_bytes=len(head))
         time_base = Fraction(int(line["numerator"]), int(line["denominator"]))
         numbers = (int(line[key]) for key in ("n_frames", "width", "height", "duration"))
         return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)

@@ -233,7 +233,7 @@ class VerifiedUnits:
             self.marks[mark + block] = 1
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
-    def read_whole(self, section: Section) -> bytes:
+    def read_section(self, section: Section) -> bytes:
         """Return a section without marks, such as a dictionary; verify it unless verify="off"."""
         end = section.offset + section.size
         if self._verify == "off":

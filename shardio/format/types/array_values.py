@@ -164,11 +164,11 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
         ) from error
 
 
-def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any]) -> None:
+def _refuse_rounding(name: str, original: npt.NDArray[Any], cast: npt.NDArray[Any]) -> None:
     with np.errstate(invalid="ignore"):
-        changed = cast.astype(given.dtype) != given
+        changed = cast.astype(original.dtype) != original
     if changed.any():
-        value = given[changed].flat[0]
+        value = original[changed].flat[0]
         raise SchemaError(f"field {name!r}: {cast.dtype} cannot hold {value} exactly")
 
 

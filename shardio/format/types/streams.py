@@ -331,8 +331,8 @@ def invalid_streams(
     `n_chunks` count the packets and chunks of all streams of the field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
-    bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
-    bad |= _reaches_beyond(streams["first_chunk"], chunks, n_chunks)
+    bad = _exceeds(streams["first_packet"], streams["n_packets"], n_packets)
+    bad |= _exceeds(streams["first_chunk"], chunks, n_chunks)
     heads = streams["parameter_bytes"].astype(np.uint64) + streams["extradata_bytes"]
     bad |= (heads > sizes) | (streams["parameter_bytes"] > MAX_PARAMETER_BYTES)
     is_there = sizes > 0
@@ -345,7 +345,7 @@ def invalid_streams(
     return found
 
 
-def _reaches_beyond(
+def _exceeds(
     first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
 ) -> npt.NDArray[np.bool_]:
     everything = np.uint64(n_all)

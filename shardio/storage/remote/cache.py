@@ -77,7 +77,7 @@ def verify_download(path: str, shard: ShardSummary) -> None:
             raise ShardCorrupt(what, code="generation", path=path, **facts)
         for section in reader.sections:
             if section.kind == Kind.DICTIONARY:
-                reader.units.read_whole(section)
+                reader.units.read_section(section)
         for first in range(0, len(reader), _ROWS_AT_ONCE):
             rows = np.arange(first, min(first + _ROWS_AT_ONCE, len(reader)))
             for name in reader.schema.optional:

@@ -77,11 +77,11 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
     try:
         running = [start_thread(run) for _ in range(min(n_threads, len(left)))]
         while running and not failed:
-            running, failed = _wait_some(running)
+            running, failed = _wait_briefly(running)
     finally:
         left.clear()
     while running:
-        running, _ = _wait_some(running)
+        running, _ = _wait_briefly(running)
     for each in failed:
         each.result()
 
@@ -100,11 +100,11 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
             return
         running = [first := coming.popleft()]
         while running:
-            running, _ = _wait_some(running)
+            running, _ = _wait_briefly(running)
         yield first.result()
 
 
-def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
+def _wait_briefly(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
     """Wait at most _SIGNAL_POLL_S; return the running futures, and those that have failed."""
     done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
