@@ -40,7 +40,7 @@ PLACES: list[tuple[Any, str]] = [
     (blocks.BlockPool, "lease"),
     (blocks.BlockPool, "take_idle"),
     (schedule.Schedule, "assign"),
-    (schedule.Schedule, "done"),
+    (schedule.Schedule, "complete"),
     (schedule.Schedule, "deliver"),
     (Sequential, "at"),
 ]
