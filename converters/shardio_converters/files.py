@@ -23,13 +23,13 @@ def named_path(folder: str, name: str) -> str:
 
 
 def data_name(name: str) -> str:
-    """Return the name that data files have for a file that Python lists as `name`."""
+    """Return the name by which a data file refers to a file that Python lists as `name`."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 @contextmanager
 def open_media(source: Input, *, has_suffix: bool) -> Iterator[IO[bytes]]:
-    """Open a file; a broken link is an empty file, unless the suffix promises media."""
+    """Open a file; a broken link is read as empty, or is an error if it has a media suffix."""
     try:
         file: IO[bytes] = open(source.path, "rb")
     except OSError as error:
@@ -60,7 +60,7 @@ def read_up_to(read: Callable[[int], bytes], n_bytes: int) -> bytes:
 
 
 def media_value(field: Any, data: bytes, name: str = "") -> Any:
-    """Return a file in memory as the value of a field; check its head."""
+    """Return the bytes of a media file as the value of a field; check the header."""
     if field.is_streamed:
         return demux(data, field.medium, name=name)
     if field.medium == "image":

@@ -37,7 +37,7 @@ def common_dtype(one: str, other: str) -> str | None:
 
 
 def _common_spec(one: str, other: str) -> str | None:
-    """Return a spec for values of two specs that differ only in dtype, if there is one."""
+    """Return the spec with the common dtype of two specs that are otherwise equal, or None."""
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
@@ -89,7 +89,7 @@ class InputProbe:
         )
 
 
-UNKNOWN: Final = "null"  # the dtype of a field of nothing but nulls, which may be of any type
+UNKNOWN: Final = "null"  # the dtype of a field whose values are all null so far
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
 """The type of a field as a pair. The first item is a dtype, the name of a type, or a whole spec.
@@ -100,9 +100,9 @@ class SchemaInference:
     """The merged fields of samples or files.
 
     A dimension with differing sizes becomes variable; a field that some lack becomes optional.
-    Another dtype than the first is an error or, with `widens`, widens the field. A field that is
-    `UNKNOWN` in some files gets its type, maybe a nested record, from other files. `names` is
-    the plural noun in messages about invalid names; None leaves names unchecked.
+    A dtype that differs from the first is an error or, with `widens`, widens the field. A field
+    that is `UNKNOWN` in some files gets its type, maybe a nested record, from other files. `names`
+    is the plural noun in messages about invalid names; None leaves names unchecked.
     """
 
     def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:

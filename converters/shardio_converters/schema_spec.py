@@ -138,14 +138,14 @@ def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
     )
 
 
-STEP_S: Final = 120.0  # seconds, for C libraries: damaged HDF5 makes its library loop forever
+STEP_S: Final = 120.0  # damaged files make some C libraries, such as HDF5, loop forever
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferringConverter(Converter):
-    """A converter base with an option `fields`: specs by name, or None to infer them.
+    """A base of converters with an option `fields`: specs by name, or None to infer them.
 
-    Samples also have the fields of `about`, unless `fields` declares a field of the same name.
+    Samples also have additional fields, except those whose names `fields` declares.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(

@@ -18,8 +18,8 @@ _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 def stored_name(name: str) -> str:
     r"""Return a file name as text that can be stored; bytes that are not UTF-8 become `\xNN`.
 
-    The backslashes of a name with such bytes, or with `\x`, are doubled. Different names therefore
-    have different results.
+    If a name contains such bytes or `\x`, its backslashes are doubled, so that different names have
+    different results.
     """
     raw = os.fsencode(name)
     try:

@@ -230,7 +230,7 @@ _OPTIONS_OF_INPUTS: Final = (
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
-    """Take the classes from the label file or the converter; without either, from the folders."""
+    """Return the listing with the classes of the label file or the converter, if there are any."""
     if labels is not None:
         path = os.fspath(labels)
         listing = apply_labels(listing, read_labels(path), path)

@@ -215,8 +215,8 @@ def generation_changes(
 ) -> dict[str, Any]:
     """Return the attributes in which the next generation differs from the generation `latest`.
 
-    The new report on an input replaces an earlier report without samples. The statistics of named
-    subsets are kept if there are no new classes, because the samples of a subset do not change.
+    The new report on an input replaces an earlier report without samples. The statistics of the
+    whole dataset are dropped, as are those of subsets if there are new classes.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

@@ -68,7 +68,7 @@ class Outcome:
     * `"broken"`: the input is of the converter's kind, but cannot be read. The exit code of
       `shardio convert` is then 1.
     * `"unsupported"`: the input is not of the converter's kind.
-    * `"part"`: the input was read together with another input, whose name is the `reason`.
+    * `"part"`: the input is read together with another input, which the `reason` describes.
 
     The conversion itself sets three kinds, for inputs that are not converted:
 

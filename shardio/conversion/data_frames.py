@@ -83,7 +83,7 @@ def object_column(
 ) -> FrameColumn:
     """Return a column of Python objects, whose field can store all of them.
 
-    `values(start, stop)` returns the objects of some rows, and `every` yields those of all rows.
+    `values(start, stop)` returns the objects of these rows; `every` yields those of all rows.
     """
     known: _InferredType | None = None
     has_nulls = False
@@ -244,7 +244,7 @@ _NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int
 
 
 def pandas_columns(frame: Any) -> list[FrameColumn]:
-    """Return a column for each named level of a pandas frame's index, and then the columns."""
+    """Return the named levels of a pandas frame's index, and then its columns."""
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
     found = [

@@ -1,8 +1,8 @@
 """Execute a conversion: validate the options, convert the inputs in units, publish a generation.
 
-Before a generation is published, adjacent small shards of Python items are merged: the size of an
-item does not predict the size of its samples. Which shards are merged depends only on their sizes
-and on the order of the units.
+Units of Python items are cut by number, so their shards may be small. Adjacent small shards are
+merged before a generation is published. Which shards are merged depends only on their sizes and on
+the order of the units.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class ConvertOptions:
             return fit_converter(source, listing.inputs), listing
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
-                # The likely cause is an option that differs from the one in the dataset.
+                # If an option differs from the one in the dataset, report this instead.
                 all_options = {**base.converter.get("options", {}), **self.converter_options}
                 changed = {**base.converter, "options": all_options}
                 check_same_samples(base, changed, base.schema, out)
@@ -360,7 +360,7 @@ def compact_shards(
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Divide shards into groups to merge: adjacent small shards, of `least_bytes` if possible."""
+    """Divide shards into groups to merge, each of at least `least_bytes` in total if possible."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):

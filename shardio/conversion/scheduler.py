@@ -257,7 +257,7 @@ def _events_or_error(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exc
 
 
 class UnitAttempt(NamedTuple):
-    """The events of a unit, the folder of its new shards, and a path that the machine lacks."""
+    """The events of a unit, the folder of its new shards, and a path that the worker cannot see."""
 
     events: tuple[UnitEvent, ...]
     folder: str

@@ -248,7 +248,7 @@ class Staging:
     def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
         """Move away a dataset that is to be replaced, and link finished shards into `out`, durably.
 
-        Each shard has a path relative to the work folder and one relative to `out`.
+        Each item has the paths of a shard relative to the work folder and relative to `out`.
         """
         if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
             make_folder(self._replaced_folder)
@@ -262,8 +262,8 @@ class Staging:
         """Return True if a generation of `out` lists a shard of this work folder.
 
         If a writer was killed while it published a generation, that generation is removed first.
-        For an upload, whose shards are removed, any dataset counts, because no other conversion
-        uses `out`.
+        The shards of an upload are removed once they are in the store. Any dataset in `out` counts
+        then, because no other conversion uses this folder.
         """
         if not holds_dataset(self.out):
             return False
@@ -296,7 +296,7 @@ class Staging:
         self._is_finished = True
 
     def _remove_work(self) -> None:
-        """Remove the files in the work folder; remove the plan last, for a resumed conversion."""
+        """Mark the plan as published, and remove all files; keep the plan of an upload."""
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
             sync_path(self.folder)

@@ -232,7 +232,7 @@ class _RollingShardWriter:
 
 BUFFER_BYTES: Final = 64 << 20
 _N_PICKLES: Final = 64
-"""The number of pickles that hold BUFFER_BYTES; they are read into memory one at a time."""
+"""The number of pickles into which BUFFER_BYTES are divided; they are loaded one at a time."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
 """The types of values that contain no other values."""
 Sample = Mapping[str, Any]
@@ -348,7 +348,7 @@ def _memory_bytes(value: object) -> int:
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 _BYTES_PER_S: Final = 1 << 20
-"""The bytes of a file for which a step may take one second more: it may read the whole file."""
+"""A step may take a second longer per MiB of the input, because it may read the whole file."""
 
 
 def cpu_limit_s(step_s: float, source: Input) -> float:

@@ -1,8 +1,8 @@
 """Add a field to every sample of a dataset, as its next generation.
 
 The values come from a file, in the order of the samples: .npy (an array with one row per sample),
-.jsonl (one JSON value per line) or .csv (the column of that name), or from a function in a Python
-file. Existing files are not changed: the new field is stored in additional shards.
+.jsonl (one JSON value per line) or .csv (the column named like the field), or from a function in a
+Python file. Existing files are not changed: the new field is stored in additional shards.
 """
 
 from __future__ import annotations

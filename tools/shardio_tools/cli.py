@@ -58,7 +58,7 @@ from shardio_tools.output import (
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""Errors that only writing causes."""
+"""Errors that only writes cause, so that they concern OUT and not an input."""
 
 COMMANDS: dict[str, ModuleType] = {
     "convert": convert,

@@ -26,10 +26,10 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20  # the target size of the rows that are read at once
-_MAX_BLOCK_BYTES: Final = 256 << 20  # their maximum size; a larger chunk is read several times
-_MAX_PLAIN_BYTES: Final = 1 << 30  # the declared size up to which nothing else is checked
+_MAX_BLOCK_BYTES: Final = 256 << 20  # the limit if chunks are large; they are then read repeatedly
+_MAX_PLAIN_BYTES: Final = 1 << 30  # up to this declared size, the ratio is not checked
 _MAX_DIMS: Final = 16
-_MAX_RATIO: Final = 1000  # of declared to stored bytes; deflate reaches about this at best
+_MAX_RATIO: Final = 1000  # the maximum ratio of declared to stored bytes; deflate reaches it
 
 
 TEXT: Final = "text"  # the value of `NamedArray.dtype` for arrays of strings
@@ -65,7 +65,7 @@ def block_array(
     """Return an array whose rows are read by range; its chunks have `chunk_rows` rows each.
 
     `read` returns the rows of a slice, or the whole array for `()`. `row_bytes` is the size of a
-    row in memory. Rows are read in whole chunks.
+    row in memory. Whole chunks are read, up to _MAX_BLOCK_BYTES at once.
     """
 
     def rows() -> Iterator[Any]:

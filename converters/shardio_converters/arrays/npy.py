@@ -42,7 +42,7 @@ def _stored(
     is_fortran: bool,  # noqa: FBT001
     begin: Callable[[], IO[bytes] | FileSlice],
 ) -> NamedArray:
-    """Return an array of numbers that are stored in sequence; `begin` opens the file at the first.
+    """Return an array of consecutive numbers; `begin` returns a file positioned at the first one.
 
     `dtype` is the dtype in the file, with its byte order. In Fortran order, the numbers of a row
     are scattered: the whole array is then read at once.
@@ -145,7 +145,7 @@ _NPY_DAMAGE: Final = (
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> NamedArray:
-    """Return the array of a .npy of `n_bytes`; `data` is its beginning if no values are read."""
+    """Return the array of a .npy of `n_bytes`; `data` may be its header if no value is read."""
     file = io.BytesIO(data)
     header = _read_header(file, name)
     start = file.tell()
@@ -192,7 +192,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
         length = file.read(2 if version == (1, 0) else 4)
         return _parse_header(version, length + file.read(int.from_bytes(length, "little")))
     except _NPY_DAMAGE as error:
-        reason = re.sub(r" object at 0x[0-9a-f]+", "", str(error))  # equal in every run
+        reason = re.sub(r" object at 0x[0-9a-f]+", "", str(error))  # addresses differ between runs
         raise MediaError(f"array {name!r}: the header is damaged: {reason}") from error
 
 
@@ -231,7 +231,7 @@ def _open_tensors(file: IO[bytes]) -> list[NamedArray]:
 
 
 def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, NamedArray]:
-    """Return the begin and the end of a tensor, in bytes from `start`, and the tensor."""
+    """Return the start and end offsets of a tensor, relative to `start`, and the tensor."""
     begins, ends = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if any(type(n) is not int or n < 0 for n in (begins, ends, *shape)):

@@ -34,7 +34,7 @@ from shardio_converters.arrays.array_samples import (
 from shardio_converters.arrays.npy import SINGLE_ARRAY
 from shardio_converters.files import damage, named_path
 
-# Metadata files; the first in the folder of a store is its root file
+# Names of metadata files. The root file of a store is the first of these in the store's folder.
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 ZIP: Final = ".zarr.zip"
 
@@ -82,7 +82,7 @@ def _open_folder(zarr: Any, source: Input) -> _Store:
             return file.read(n_bytes)
 
     store = zarr.storage.LocalStore(folder, read_only=True)
-    # The sizes in `every` may be hours old: a store may be rewritten before its turn comes.
+    # Do not use the sizes in `every`: the files may have changed since they were listed.
     sizes = {name: os.path.getsize(path) for name, path in sorted(paths.items())}
     return _Store(zarr, store, sizes, sum(sizes.values()), read, partial(named_path, ""))
 
@@ -200,7 +200,7 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
     with damage(_DAMAGE, what):
         try:
             found = np.asarray(array[which])
-        except OSError as error:  # the error names the file of a chunk, which is no input
+        except OSError as error:  # it names a chunk, so `damage` would let it pass
             raise MediaError(f"{what}: damaged: {error}") from error
     check_text(found, what)
     is_text = found.dtype.kind in "UT"
@@ -211,7 +211,7 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
 class Zarr(ArraySamples):
     """A converter that makes samples of the arrays in Zarr stores.
 
-    The array in the folder `a/b` becomes the field `a.b`; in a store without folders, `array`.
+    The array in the folder `a/b` becomes the field `a.b`; an array at the root becomes `array`.
     By default, rows are samples if in every store all arrays have the same number of rows.
     """
 
@@ -238,7 +238,7 @@ class Zarr(ArraySamples):
         return found
 
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a store; None if the input is no .zarr.zip and no root file."""
+        """Return the arrays of a store; None if the input is neither .zarr.zip nor root file."""
         zarr = import_module("zarr")
         with damage(_DAMAGE), warnings.catch_warnings():
             # Ignore the warnings of zarr that other versions may not support a feature of a store.

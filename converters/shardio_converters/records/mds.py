@@ -124,7 +124,7 @@ class MdsColumn:
 
     @cached_property
     def _stated(self) -> tuple[str | None, tuple[int, ...] | None]:
-        """The dtype and shape, as far as an encoding such as `ndarray:int32:2,3` has them."""
+        """The dtype and shape that an encoding such as `ndarray:int32:2,3` states; else None."""
         _, _, stated = self.encoding.partition(":")
         dtype, _, shape = stated.partition(":")
         return dtype or None, tuple(map(int, shape.split(","))) if shape else None
@@ -182,7 +182,7 @@ _DAMAGED: Final = (zstandard.ZstdError, EOFError)
 def _open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator over samples: a list of bytes, per column.
+    """Return the columns of a shard, and an iterator over lists of the columns' bytes in a sample.
 
     With `is_checked`, the shard is first checked against the index in its folder. The shard
     stays open until `files` is closed.

@@ -20,7 +20,7 @@ RECORD_FIELD: Final = "record"  # the field name of a record stored as raw bytes
 
 @dataclass(frozen=True, kw_only=True)
 class RecordConverter(InferringConverter):
-    """A converter base that makes one sample per record of a file.
+    """A base of converters that make one sample per record of a file.
 
     Records are parsed as tf.train.Example, whose features become fields, or stored as bytes in the
     field `record`. By default, they are parsed if the first record is an Example with features.

@@ -1,4 +1,4 @@
-"""A streaming reader of tars. Their members end with two blocks of zeros; only zeros may follow.
+"""A streaming reader of tars. A tar ends with two blocks of zeros; only zeros may follow.
 
 `tarfile` is not used: it treats damage after the first member as the end of the file.
 """

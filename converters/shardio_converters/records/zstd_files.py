@@ -10,7 +10,7 @@ import zstandard
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_CHUNK_BYTES = 16 << 10  # input per step; decompressed, it has 500 MB at most
+_CHUNK_BYTES = 16 << 10  # input per step, which decompresses to at most 500 MB
 
 
 def open_zstd(file: IO[bytes]) -> IO[bytes]:

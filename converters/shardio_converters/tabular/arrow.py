@@ -36,9 +36,9 @@ class Arrow(InferringConverter):
     columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
     """Convert this column or feature; repeatable (default: all)."""
     units: Mapping[str, str] | None = field(default=None, metadata={"flag": None})
-    """For each column of times, which are stored as integers, the unit; not an option."""
+    """Units of the columns of times, stored as integers; not a command-line option."""
     classes: Sequence[str] | None = field(default=None, metadata={"flag": None})
-    """Class names for the numbers in a column `label`; not an option."""
+    """Class names for the numbers in a column `label`; not a command-line option."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", column_names(self.columns, "columns"))

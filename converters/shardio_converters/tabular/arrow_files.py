@@ -96,7 +96,7 @@ def _n_rows(row_bytes: int) -> int:
 def _validated(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield validated batches; compressed ones are decompressed one at a time."""
+    """Yield validated slices of batches; only one batch is decompressed at a time."""
     for batch in batches:
         if columns is not None:
             batch = batch.select(columns)

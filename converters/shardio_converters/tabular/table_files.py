@@ -164,7 +164,7 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
     except OutOfRange as error:
         where = f"line {number}"
         with suppress(ValueError, RecursionError, AttributeError):  # damaged in another way, too
-            # JSON has no bytes, so `dumps` calls `default` for each number that is not whole.
+            # Here, fractions are parsed as bytes, which `dumps` passes to `default` to check them.
             for name, value in json.loads(text, parse_float=str.encode).items():
                 where = f"line {number}, column {name!r}"
                 json.dumps(value, default=lambda raw: float_of(raw.decode()))

@@ -34,7 +34,7 @@ from shardio_converters.tabular.table_files import (
     read_blocks,
 )
 
-_MAX_NAMES: Final = 256  # the names in all rows of a nested record; with more, it becomes JSON
+_MAX_NAMES: Final = 256  # the maximum number of names in a record; with more, it becomes JSON
 _MAX_NESTED: Final = 17
 
 _LIST, _RECORD, _OTHER = "list", "record", "other"
