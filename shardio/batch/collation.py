@@ -30,8 +30,8 @@ _COMPANIONS: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The field that "pad" or "ragged" adds: its suffix, its dtype, and 1 if it has one dimension more
-than a single value, 0 if it has one dimension."""
+"""The suffix and dtype of the field that "pad" or "ragged" adds; then 1 if the field has the shape
+of the joined array, 0 if it has one dimension."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Views of one block; creating them takes as long as filling a batch.
+    """Views of one block. Keep them: creating them takes as long as filling a batch.
 
     `origins` is the origin table as int64 of (n_rows, 3): index in the view, row in the shard, and
     the shard with the result of `pack_state` in the upper 32 bits. `states` has only these upper

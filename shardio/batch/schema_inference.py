@@ -23,8 +23,8 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array. Text is for
     str, Bytes for bytes, List for a list of arrays, and Json for dict, other lists, tuple and None.
 
-    `source` is the schema before a transform. A field of it that has a varying shape, or is
-    optional, stays so; bfloat16 stays for uint16 values, and Json for values of JSON.
+    `source` is the schema before a transform. A field with a varying shape or an optional field
+    stays so, a bfloat16 field with uint16 values stays bfloat16, and Json with any JSON stays Json.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -94,8 +94,8 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
     """Infer the schema of a batch function's result; also return the names of its arrays.
 
-    Arrays and numbers are values of the whole batch; the shapes of their fields are all None. Any
-    other value must be a list of n_rows values. See `infer_schema` for `source`.
+    An array or number is for the whole batch; its field has None for every dimension. Any other
+    value must be a list of n_rows values. See `infer_schema` for `source`.
     """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")

@@ -181,9 +181,9 @@ class SampleReader:
     def _records(
         self, shard: int, numbers: Rows, rows: Rows, names: Sequence[str]
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
-        """Yield the values of fields that are not columns, in batches of limited size.
+        """Yield batches of limited size: the indices in `rows`, and the values of some fields.
 
-        The first element of a pair selects the rows in the batch: damaged samples are left out.
+        The fields `names` are not columns. Damaged samples are left out.
         """
         if not names:
             yield slice(None), {}

@@ -81,7 +81,7 @@ def _is_sequence(values: Any) -> bool:
 def _write(
     staging: Path, schema: Schema, path: str, first: int, values: Iterable[Any]
 ) -> tuple[str, ShardSummary]:
-    """Write values, the first of them for sample `first`, to a new shard in a new folder."""
+    """Write the values of the samples from `first` on to a new shard in a new folder."""
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
     place, (name,) = str(folder / "values.shard"), schema

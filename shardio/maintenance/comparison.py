@@ -261,7 +261,7 @@ def _combined_digests(side: _Side, compute: DigestsOf, names: list[str], rows: R
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
     """Return the indices of digests that occur only in `a`, and of those that occur only in `b`.
 
-    If a digest occurs n times more often on one side, its last n occurrences there are returned.
+    If a digest has n more occurrences on one side, the last n of them are returned.
     """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     of_a, of_b = numbers[: len(a)], numbers[len(a) :]

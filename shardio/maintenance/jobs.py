@@ -142,7 +142,7 @@ def run_jobs(
     shared_path: str | os.PathLike[str],
     preload: str,
 ) -> Generator[tuple[int, R], None, None]:
-    """Call `function` for each item; yield the index of an item and the result when a call ends.
+    """Call `function` for each item; after each call, yield the index of the item and the result.
 
     The caller must close the generator. Otherwise, if the caller's loop raises an exception, the
     traceback keeps the generator and the workers alive.

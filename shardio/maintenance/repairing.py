@@ -52,8 +52,8 @@ class RepairPlan:
     """The files that are repaired, and the metadata that the new dataset gets.
 
     A group has a shard, followed by the shards that store added columns of the same samples.
-    `generation` is the generation that is repaired, if one can be read. `unlisted` has the shards
-    that are left out because only a later, damaged generation may name them: {name: reason}.
+    `generation` is the generation that is repaired, if one can be read. `unlisted` maps each shard
+    that is left out to the reason. Such a shard may belong to a later generation that is damaged.
     """
 
     groups: tuple[tuple[SourceShard, ...], ...]
@@ -268,7 +268,7 @@ def _repair_group(group: Sequence[SourceShard], output: GenerationWriter) -> Sha
             try:
                 if len(group) == 1 and _copy_if_undamaged(shard, output, outcome):
                     return outcome
-                # Use a different name for each shard, because all copies are open at the same time.
+                # Each copy needs a name of its own, because all copies are open at the same time.
                 copy = output.staging / f"mended-{len(readers)}.shard"
                 path, notes = restore_shard(shard.path, copy, shard.schema)
                 outcome.mended += tuple(about + note for note in notes)

@@ -30,7 +30,7 @@ PathName = str | os.PathLike[str]
 class MaintenanceReport:
     """The result of an operation on the dataset in the folder `dataset`.
 
-    `generation` is the number of the published generation, the old one if nothing was to be done.
+    `generation` is the number of the current generation, a new one if anything was changed.
     `n_shards` leaves out the shards of added columns; `n_bytes` includes them. `n_rewritten` is the
     number of new shards, `n_removed` the number of old shards that were removed.
     """

@@ -1,10 +1,10 @@
 """Read the metadata of a damaged shard, and restore redundant parts of the shard in a copy.
 
 The header is stored twice, and the schema also in the generation of the dataset. Hashes of 4 KiB
-blocks, and of the rows of columns, can be computed again from intact data. Otherwise, a damaged
-block hash makes a shard unreadable, and a damaged byte in the hashes of rows can cost 512 samples.
-The hashes of the chunks of streams are not restored: one random damaged byte in a shard of streams
-costs on average about 0.005 samples by damage to these hashes, and about 1 by damage to the data.
+blocks, and of the rows of columns, can be computed again from intact data. If they were not, one
+damaged block hash would make a shard unreadable, and one damaged row hash could cost 512 samples.
+The hashes of the chunks of streams are not restored, as this gains little: a random damaged byte
+costs on average about 1 sample by damage to streams, and 0.005 samples by damage to these hashes.
 
 A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other damage is
 copied, and is detected when the copy is read.

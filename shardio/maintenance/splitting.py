@@ -123,7 +123,7 @@ def _check_parts(parts: Any) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return each row's group and each group's size; groups are numbered by their first rows."""
+    """Return each row's group and each group's size; groups are numbered in order of first row."""
     n_rows = len(dataset)
     if group is None:
         return np.arange(n_rows, dtype=np.intp), np.ones(n_rows, np.int64)

@@ -1,8 +1,8 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
 The speed of copying memory is a limit for every loader. There is one *run* for each number of
-workers. In a run, some samples are read once; then follow the *warm* readings of the same samples,
-whose files are in memory.
+workers. A run reads some samples once. The *warm* readings then repeat this, with the files in
+memory.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ _N_COPY_TIMES: Final = 3  # the number of measurements of copying; the fastest c
 class LoadingRun:
     """The figures for one number of workers.
 
-    `first` are the statistics of the first reading, and `warm` the sums of those of all warm
-    readings. `main_cpu_s` and `first_main_cpu_s` are the CPU times of the thread that iterates in
-    the warm readings and in the first one. `limit_bytes_per_s` is the speed at which memory is
-    copied with one thread per worker.
+    `first` has the statistics of the first reading, and `warm` has the sums over all warm readings.
+    `first_main_cpu_s` and `main_cpu_s` are the CPU times of the iterating thread in the first and
+    in the warm readings. `limit_bytes_per_s` is the speed at which memory is copied with one thread
+    per worker.
     """
 
     n_workers: int
@@ -183,7 +183,7 @@ def measure_loading(
         n_workers: the numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
         seconds: the duration of the first reading in a run, and of all repeated readings.
-        wants_trace: True to record a trace as well, in a separate run like the fastest one.
+        wants_trace: True to also record a trace, in another run with the best number of workers.
         progress: a function that is called before each run, with the number of workers.
         **options: other options of ShardLoader, such as transform. By default, shuffle is True and
             output is "numpy".

@@ -22,7 +22,7 @@ OUTPUTS: Final = get_args(Output)
 class TensorAdapter(Protocol):
     """A converter to tensors, from arrays that are views of a batch's block.
 
-    If `aliases` is True, a tensor shares the memory of its array: writes to the array change it.
+    If `aliases` is True, a tensor shares its array's memory: writes to the array change the tensor.
     """
 
     aliases: bool

@@ -82,7 +82,7 @@ class TensorTemplates:
 
         def over(buffer: Any) -> Tensor:
             node = fresh()
-            buffers[node] = buffer.ref(1)  # this entry is removed together with `node`
+            buffers[node] = buffer.ref(1)  # a weak key: tinygrad removes it with `node`
             if graph is leaf:
                 return derive(template, lambda _: node)
             op, kind, sources, argument, tag = parts
@@ -91,7 +91,7 @@ class TensorTemplates:
         return over
 
     def _numbered(self, leaf: Any) -> Callable[[], Any]:
-        """Return a function that copies the graph node `leaf` of a buffer, each time renumbered.
+        """Return a function that copies the graph node `leaf`; each copy gets a new number.
 
         tinygrad treats two nodes with the same number as one buffer. Its own `UOp.from_buffer`
         numbers a node by the address of the Buffer object, which another object may get while the

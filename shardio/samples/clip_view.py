@@ -180,7 +180,7 @@ class ClipView(SampleView):
         codes = clips.start_codes(numbers, clips.videos(numbers), keys.hashes(OF_CLIPS))
         if self.clip.crop == "center":
             return ClipDraws(codes)
-        # The upper and the lower 32 bits of a hash are x and y.
+        # The upper 32 bits of a hash give x, the lower 32 bits give y.
         return ClipDraws(codes, keys.hashes(OF_CROPS).view("<u4").reshape(-1, 2)[:, ::-1] / 2**32)
 
     def audio(self, sounds: Mapping[str, Sound]) -> dict[str, AudioField]:

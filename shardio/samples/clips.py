@@ -101,7 +101,7 @@ class Clip:
 
     @property
     def rate(self) -> Fraction | None:
-        """The frames per second of a clip; None if clips are defined by frames of the video."""
+        """The frames per second of a clip; None if `fps` is not given."""
         # `__post_init__` has converted `fps` to a Fraction.
         return self.fps if isinstance(self.fps, Fraction) else None
 

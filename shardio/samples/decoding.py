@@ -106,7 +106,7 @@ Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | None]]
 """The clips of one video, as pairs (start code, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
-"""The maximum number of open videos, of 5 KB each. Opening one takes the time of 12 frames."""
+"""The maximum number of open videos (5 KB each). Opening one takes as long as 12 frames."""
 _MAX_PACKETS: Final = 1 << 19
 """The maximum number of packets of all open videos: 18 MB, or 26 MB with times of frames."""
 
@@ -114,7 +114,7 @@ _MAX_PACKETS: Final = 1 << 19
 class ClipSource(FieldSource):
     """A source of clips of the videos in one field. Owns video decoders until `close`.
 
-    The dataset is borrowed, so close this source first. The options in `clips.clip` have a size.
+    The dataset is borrowed, so close this source first. `clips.clip.size` must be set.
     """
 
     def __init__(self, dataset: Dataset, clips: Clips) -> None:

@@ -140,7 +140,7 @@ class ShardFileNumbers:
 
 
 class _Section:
-    """The section of one kind in all shards, in the files with the field `name`.
+    """The sections of one kind: for each shard, the section in the file with the field `name`.
 
     `starts` has the offset of each shard's file in the concatenation.
     """
@@ -266,7 +266,7 @@ class Extents:
     """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
     Units (rows that share a hash) that must be verified, according to `verify`, are read as a
-    whole. Videos and audio count, as a whole, only if `with_streams` is True.
+    whole. Videos and audio, each as a whole, are included only if `with_streams` is True.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Extents:
                 self._records.append(_RecordExtents(dataset, records, self.files, numbers))
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
-        """Return the ranges that are read for some rows, without the ranges of records."""
+        """Return all ranges that are read for some rows, except those of their records."""
         local = rows - self._dataset.shard_starts.take(shards)
         found = [each for column in self._columns for each in column.ranges(local, shards)]
         found += [each for records in self._records for each in records.tables(local, shards)]

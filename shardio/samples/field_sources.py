@@ -58,7 +58,7 @@ class IndexChunk:
 
     `rows` has each sample's row in the dataset, `shards` the shard with this row. `origins`,
     (samples, 3), are entries for a block's origin table (see `batch.layout`); each entry says that
-    no field is being read yet. `stream_tokens` is the `n_tokens` of `PackedWindows.parts`.
+    no field is being read yet. `stream_tokens` is passed to `PackedWindows.parts` as `n_tokens`.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ class SampleReader(Closing):
         return used
 
     def values(self, batch: BatchRows, name: str) -> Values:
-        """Return the stored arrays of a field for collation; `batch.states` then has the field."""
+        """Return the stored arrays of a field for collation. Sets `batch.states` as `fill` does."""
         batch.states[:] = self._claims[name]
         return self._by_name[name].values(batch)
 

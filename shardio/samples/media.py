@@ -78,7 +78,7 @@ def distinct_sizes(pairs: npt.NDArray[Any]) -> set[tuple[int, int]]:
 
 
 _NEARLY: Final = Fraction(199, 200)
-"""If the shortest audio has at least this part of the longest length, all gets one length."""
+"""All audio gets one length if the shortest is at least this fraction of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
 
 
 def _streams(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
-    """Yield rows of the stream table of `name`, for selected samples with a value in `sound`."""
+    """Yield the stream table rows of the field `name`, for samples that have the field `sound`."""
 
     def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]

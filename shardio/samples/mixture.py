@@ -53,7 +53,7 @@ class MixtureSpec(NamedTuple):
     mixing: MixtureShares
 
     def open(self) -> Mixture:
-        """Open the mixture. Rows of selections are zeros, which the caller must replace."""
+        """Open the mixture. The caller must set the rows of each selection; they are zeros."""
         return Mixture([source.open() for source in self.sources], self.mixing)
 
 

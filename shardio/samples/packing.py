@@ -73,7 +73,7 @@ class Pack:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the windows; it has no values of `pad`, `apart` and `eot`."""
+        """A text that identifies the windows, regardless of the values of `pad`, `apart`, `eot`."""
         known = {
             "eot": self.eot is not None,
             "field": self.field,

@@ -49,7 +49,7 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
             "smaller: raise cache_bytes"
         )
     run_parallel(N_THREADS, lambda file: file[0].download(file[1]), remote_files(dataset, fields))
-    # With "always", the ranges include the hashes, which a loader reads together with the rows.
+    # With verify="always", the ranges include all hashes, which a loader reads with the rows.
     extents = Extents(dataset, fields, "always", with_streams=True)
     fixed = _all(dataset, extents.fixed)
     require_page_cache(fixed.n_bytes, _WHAT, _WAY_OUT)
@@ -81,7 +81,7 @@ def _read_piece(piece: Piece) -> None:
     fd, buffer = open_shard(path), memoryview(bytearray(_BUFFER_BYTES))
     try:
         while left > 0:
-            # Nobody uses the bytes, so that one system call may fill the same buffer many times.
+            # The bytes are not used, so one system call may fill the same buffer many times.
             buffers = [buffer] * (left // _BUFFER_BYTES) or [buffer[:left]]
             if not (n_read := os.preadv(fd, buffers, offset)):
                 raise resized_error(path, file_bytes, os.fstat(fd).st_size).at(offset=offset)

@@ -42,7 +42,7 @@ class FrameTimes:
 
     @cached_property
     def pts(self) -> Numbers:
-        """The times of all frames in ticks, ascending; of equal times, the last is on show."""
+        """The times of all frames in ticks, ascending; of equal times, only the last is shown."""
         found: Numbers = np.sort(self._visible_packets["pts"])
         n_frames = self.stream.n_frames
         if len(found) != n_frames or not n_frames:
@@ -286,7 +286,7 @@ class VideoIndex:
         return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
 
     def _find_outside(self, values: Values, owners: Rows) -> Rows:
-        """Return the events, in seconds, outside their videos; near the end, compare exactly."""
+        """Return the indices of events, in seconds, that are outside of their videos."""
         ticks = self.streams["numerator"] / np.maximum(self.streams["denominator"], 1)
         is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _NEARLY)
         wrong = [

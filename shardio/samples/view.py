@@ -75,7 +75,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def __getattr__(self, name: str) -> Any:
         kind = type(self).__name__
         if hasattr(type(self), name):
-            return object.__getattribute__(self, name)  # raises the error of a property again
+            return object.__getattribute__(self, name)  # a property failed: raise its own error
         if name in ("clips", "pack", "preload"):
             raise AttributeError(
                 f"a {kind} has no {name}(): call that of its dataset, view.dataset.{name}(…)"

@@ -140,7 +140,7 @@ def verify_dataset(
         names = published.names
         begun = set[str]()
         with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
-            # A writer may be about to publish the next generation: its shards are no findings.
+            # Do not report the shards of a next generation that a writer may be about to publish.
             begun = {*load_generation(root, published.number + 1).names}
         what = "no generation of the dataset names this shard"
         strays = [name for name in unknown if name.endswith(".shard") and name not in begun]
@@ -194,7 +194,7 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
 
 
 def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
-    """Return findings about inputs in external lists, which loading a generation does not read."""
+    """Check the lists of inputs in files of their own; loading a generation does not read them."""
     findings = []
     lists = (generation.inputs for generation in generations)
     for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():

@@ -127,14 +127,14 @@ class PayloadVerifier:
             self._check_tiling(first_row, entries, bad)
             for k, verifier in self._streams.items():
                 verifier.check(first_row, entries[k::n_fields], bad[k::n_fields])
-                bad[k::n_fields] = True  # `_check_records` must skip streams: they are checked now
+                bad[k::n_fields] = True  # makes `_check_records` skip streams: they are checked
             self._check_records(first_row, entries, bad)
         for verifier in self._streams.values():
             verifier.close()
         self._check_end(hasher.intdigest())
 
     def _location(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
-        """Return a finding's details; `i` counts records from the row `first_row`."""
+        """Return the details of a finding about the i-th record from the row `first_row` on."""
         row, number = divmod(first_row * len(self._fields) + i, len(self._fields))
         where = {"field": self._fields[number][0], "sample": row}
         return {"section": self._payload.name, **where, "offset": offset}
@@ -252,7 +252,7 @@ class PayloadVerifier:
     ) -> npt.NDArray[np.bool_]:
         """Return a mask of the records that, if they are not compressed, need only a matching hash.
 
-        Records of optional fields are not among them: a record must not exist for a missing value.
+        Records of optional fields need another check: a missing value must not have a record.
         """
         fields, found = self._fields, np.zeros(len(numbers), np.bool_)
         for k, (name, field) in enumerate(fields):

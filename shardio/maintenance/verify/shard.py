@@ -48,8 +48,8 @@ from shardio.storage.file_access import FileState
 def _column_windows(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
     """Yield the first row and the number of rows of each window of a column.
 
-    A window consists of whole units. A unit is a row, or several rows with one hash. If the window
-    is then not much larger than WINDOW_BYTES, it also consists of whole pages.
+    A window consists of whole units. A unit is a row, or several rows with one hash. A window also
+    consists of whole pages, unless this would make it much larger than WINDOW_BYTES.
     """
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
@@ -83,8 +83,8 @@ def _verify_column(
         what = "a section's hash does not match its unit hashes"
         findings.add_hash(column.hash, found, "section_hash", what, **where)
     expected = pack_digests(hashes)
-    # Keep the units of a window for the next window, which often is the same memoryview object:
-    # creating the view of a unit takes as long as hashing 3 KB.
+    # Create the views of units only when `content.window` returns another memoryview object:
+    # creating one view takes as long as hashing 3 KB.
     last_window, units = memoryview(b""), list[memoryview]()
     for first, n_rows in _column_windows(column.count, stride, per_unit):
         start = column.offset + first * stride
