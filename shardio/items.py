@@ -38,7 +38,7 @@ class Loader(ABC):
 
     @abstractmethod
     def make_request(self, item: Any) -> Any:
-        """Return a request, the argument of `load`, for an item: a small, picklable value."""
+        """Return a request for an item: a small, picklable value, the argument of `load`."""
 
     @abstractmethod
     def load(self, request: Any) -> Any:
@@ -54,7 +54,7 @@ class Loader(ABC):
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
         """Release the loader's resources in this process; called once, when an ItemIteration ends.
 
-        The function `load` does not call this method.
+        `shardio.load`, which has no ItemIteration, never calls this method.
         """
 
 
@@ -268,7 +268,7 @@ class SharedMemoryShim(Loader):
     Args:
         loader: the wrapped loader, whose methods are called.
         smm: a SharedMemoryManager or None; ignored.
-        memory_pool_block_count: the default of this argument of `load_with_workers`.
+        memory_pool_block_count: the value for `load_with_workers` if that is called without one.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -326,8 +326,8 @@ def load_with_workers(
         num_worker: the number of processes; with 0, items are loaded in this process. By default
             the number of CPUs available to this process.
         shared_memory_enabled: ignored; arrays are always sent through shared memory.
-        memory_pool_block_count: the maximum number of items that are taken from `items`, but not
-            yielded yet; at least, and by default, two per worker plus two.
+        memory_pool_block_count: the maximum number of items that are taken from `items` but not
+            yielded yet. The default, two per worker plus two, is also the minimum.
         order: "input" for results in the order of `items`, or "completion" for the order in which
             they are ready.
         on_error: "raise" to raise the first failure of `load`, or "skip" to skip the item.

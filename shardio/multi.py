@@ -35,9 +35,9 @@ class MultiLoader(Closing):
     dataset skips the samples of the other workers (see `worker_info`). The samples of one worker
     arrive in the order of the dataset. Samples of 64 KiB and more arrive in shared memory,
     which is not reused as long as the caller refers to an array in it. If the caller holds all
-    blocks that `memory_bytes` or the limit of open files allows, samples are copied; the
-    first copy is a RuntimeWarning. A fork of this process does not own the shared memory: copy the
-    arrays before you fork.
+    blocks that `memory_bytes` or the limit of open files allows, samples are copied; a
+    RuntimeWarning reports the first copy. A fork of this process does not own the shared memory:
+    copy the arrays before you fork.
 
     Every iteration starts new workers, and ends the workers of earlier iterations. Workers also
     exit when their iteration ends or is garbage-collected, when `kill()` is called, and when this
@@ -50,8 +50,8 @@ class MultiLoader(Closing):
         verbose: True to print, to standard error, the path of the socket, and a line for every
             worker that has finished.
         nokill: True to let earlier iterations continue when a new iteration begins.
-        prefix: the beginning of the path of the folder in which the socket is created. Only this
-            user can access the folder, which is removed before the workers start.
+        prefix: the beginning of the path of a temporary folder for the socket. Only this user can
+            access the folder; it is removed, with the socket's path, before the workers start.
         memory_bytes: the limit for the bytes of samples that workers have sent and that are not
             delivered yet; and, separately, for the blocks of shared memory that hold larger arrays.
         timeout_s: the time to wait for a sample before BatchTimeout is raised, with the activity of

@@ -128,10 +128,11 @@ EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
 """A job is given up after this number of machines were lost while they ran the job.
 
-Machines that may have run it are counted separately, up to max(MAX_LOST, running machines).
+If Ray does not report which jobs a lost machine ran, its loss counts for every running job. These
+losses are counted separately, up to max(MAX_LOST, number of running machines).
 """
 _CHECK_INTERVAL_S: Final = 5.0
-_JOBS_PER_CPU: Final = 2  # of the cluster, including the job that is running
+_JOBS_PER_CPU: Final = 2  # submitted jobs per CPU of the cluster, including the running job
 
 V = TypeVar("V")
 R = TypeVar("R")

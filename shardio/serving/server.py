@@ -106,8 +106,8 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 class Server(Closing):
     """A server of batches, made by `make_server`. Owns its socket and all sessions.
 
-    `served` are those options of the server on which the batches depend. Without `keys`, only this
-    machine is served.
+    `served` names the functions that the server applies to samples and batches; clients compare it
+    after a reconnection. Without `keys`, only this machine is served.
     """
 
     def __init__(

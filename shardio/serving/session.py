@@ -1,7 +1,7 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
-The server's thread passes each message of the client to `Session.accept`. Batches are sent before
-the client's loop asks for them, within `MAX_UNTAKEN_BYTES` and the steps that it accepts.
+The server's thread passes each message of the client to `Session.accept`. Batches are sent ahead of
+the client's loop, within `MAX_UNTAKEN_BYTES` and up to the last step that the client accepts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Session:
         self._is_shutting_down = False
         self._initial_state: dict[str, Any] = {}
         self._next_state: dict[str, Any] = {}
-        """The state after the last iteration, if known; to continue from it, nothing is loaded."""
+        """The loader's state after a complete iteration; empty if it may have changed since."""
         self._number: int | None = None
         """The number by which the client identifies the current iteration, or None."""
         self._batches: LoaderIterator | None = None
@@ -73,7 +73,7 @@ class Session:
         self._untaken: deque[tuple[int, int]] = deque()
         """The step and size of each sent batch that the client's loop has not taken yet."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
-        """For each sent block, a weak reference, dead once ZeroMQ has released it, and the size."""
+        """A weak reference to each sent block, and its size. ZeroMQ releases a block once sent."""
         self.n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         try:

@@ -1,13 +1,13 @@
 """Blocks of shared memory, the pool that owns them, and leases on blocks.
 
-Workers write batches and other values to blocks. A block is an anonymous memory file, so it cannot
-be left behind; the main process creates it and sends workers its descriptor.
+Workers write batches and other values to blocks. A block is an anonymous memory file, which the
+kernel frees even after a crash; the main process creates it and sends workers its descriptor.
 
 While user code refers to the content of a block, the block is *leased*. The lease is an array over
-the whole block. NumPy makes the lease the `base` of each of its views, even of a view of a view,
-because the `base` of the lease itself is a memory map. When the last view is gone, the callback of
-a weak reference appends the reference to a deque, and the pool later takes the block back. The
-callback does nothing else, because it may run in any thread at any time.
+the whole block. Every view keeps the lease alive: NumPy makes the lease the `base` even of a view
+of a view, because the `base` of the lease itself is a memory map, not an array. When the last view
+is gone, the callback of a weak reference appends the reference to a deque. The callback does
+nothing else, because it may run in any thread at any time; the pool takes the block back later.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BlockMap:
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
-        """Map the file again if its length (`n_bytes`, or from fstat if None) exceeds the map."""
+        """Map the file again if it has outgrown the map; `n_bytes` is its size (None: fstat)."""
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
@@ -109,12 +109,12 @@ class Block(BlockMap):
         except BaseException:
             os.close(self.fd)
             raise
-        self.use = 0  # the number of tasks that were sent for this block, modulo 2**32
-        self.n_counted = 0  # the bytes of this block that are part of the pool's `n_bytes`
+        self.use = 0  # the number of tasks sent so far, modulo 2**32; an answer repeats it
+        self.n_counted = 0  # the share of this block in the pool's `n_bytes`
         self.sent_to: set[int] = set()  # the indices of workers that have the descriptor
 
     def trim(self, n_bytes: int) -> None:
-        """Free the memory behind the first n_bytes, but keep the length; call `grow` before use."""
+        """Free the memory after the first n_bytes; keep the length. Call `grow` before use."""
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
         if n_behind > 0:
@@ -135,8 +135,8 @@ class BlockPool:
     """A pool that creates and owns blocks, whose initial size is `block_bytes`.
 
     `make` creates blocks only within a total of `budget` bytes; `make_extra` ignores the budget.
-    With `is_trimmed`, a block that is returned while the blocks together exceed the budget loses
-    its memory; call `grow` before you write to the block again.
+    With `is_trimmed`, the memory of a returned block is freed while the pool exceeds its budget;
+    call `grow` before you write to such a block again.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
@@ -171,7 +171,7 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block, and return its index; after the first block, None if memory is short."""
+        """Create a block; return its index, or None if memory is short (the first block raises)."""
         try:
             return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:
@@ -194,7 +194,7 @@ class BlockPool:
             self._count(block)
 
     def trim(self, number: int, n_bytes: int) -> None:
-        """Free the memory behind the first n_bytes of a block if the pool exceeds its budget."""
+        """Free the memory after the first n_bytes of a block if the pool exceeds its budget."""
         block = self._blocks[number]
         if self.n_bytes > self._budget and n_bytes + mmap.PAGESIZE <= block.n_counted:
             block.trim(n_bytes)
@@ -216,7 +216,7 @@ class BlockPool:
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:
-        """Make a block idle again; if `number` is that of a copy, forget the copy."""
+        """Make a block idle again; a negative `number` is that of a copy, which is forgotten."""
         if number < 0:
             del self._leases[number]
         else:
@@ -244,7 +244,7 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, synchronize: Callable[[], None] | None) -> None:
-        """Take back blocks and copies whose leases have ended; `synchronize` is called before."""
+        """Take back blocks with ended leases; first let `synchronize` wait for devices."""
         # Only the pool's owner takes leases from the deque, in one thread at a time; others append.
         if n_returned := len(self._returned):
             if synchronize is not None:

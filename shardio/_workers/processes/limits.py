@@ -19,7 +19,7 @@ def levels(controller: str, root: str = "/") -> list[tuple[int, str]]:
     """Return the control groups that may limit this process, as (interface version, folder).
 
     `controller` is "cpu" or "memory". Some folders may not exist: in a container, the kernel may
-    report the path that this process's group has outside. Only the topmost folder, that of the
+    report the path of this process's group on the host. Only the topmost folder, that of the
     container's own group, then exists.
     """
     found = []
@@ -29,7 +29,7 @@ def levels(controller: str, root: str = "/") -> list[tuple[int, str]]:
             continue
         folder = os.path.join(root, "sys/fs/cgroup", controller if controllers else "")
         for name in ["", *filter(None, group.split("/"))]:
-            if name == "..":  # a group outside of what a container sees
+            if name == "..":  # the group is outside of the container
                 break
             folder = os.path.join(folder, name)
             found.append((1 if controllers else 2, folder.rstrip("/")))

@@ -58,9 +58,8 @@ this_process = _ThisProcess()
 def interrupts_held() -> Iterator[None]:
     """Defer Ctrl-C, which Python handles in the main thread, to the end of a short `with` block."""
     with _handler_held(lambda handler, given: handler(*given)):
-        # Change the signal mask only while `_handler_held` records interrupts. The kernel may still
-        # deliver the signal to another thread; without the recording, Python would then raise
-        # KeyboardInterrupt here, and the mask could stay changed.
+        # The kernel may still deliver the signal to another thread, and Python would then raise
+        # KeyboardInterrupt here, before the mask is restored. `_handler_held` prevents this.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -116,7 +115,7 @@ class _HeldInterrupts(list[Given]):
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
     """Record interrupts during a `with` block; then call `then(handler, arguments)` for each.
 
-    It is not enough to block the signal in the main thread: the kernel would deliver the signal to
+    Blocking the signal in the main thread is not enough: the kernel would deliver the signal to
     another thread, such as one of NumPy's, and Python would call the handler in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
@@ -258,8 +257,8 @@ def keep_freed_memory() -> None:
     """Keep up to 128 MiB of freed memory in this process for reuse.
 
     By default, glibc returns arrays of 128 KiB or more to the kernel, which must then zero every
-    page of the next array. For samples with two arrays of 600 KB, this takes nine tenths of the
-    time. Settings of malloc in the environment take precedence.
+    page of the next array. For samples with two arrays of 600 KB, this takes 90 % of the time.
+    Settings of malloc in the environment take precedence.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):

@@ -38,7 +38,7 @@ Arrival = tuple[int, Received]  # the worker's index, and the result of `recvmsg
 Rights = list[tuple[int, int, "array.array[int]"]]  # descriptors, as an argument of `sendmsg`
 
 _RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
-# The arguments in `_RECEIVE_NOW`, each in a tuple of its own, because `map` takes iterables.
+# The same arguments for `map(recvmsg, …)`, which then calls `recvmsg` once.
 _ONE_RECEIVE = tuple((argument,) for argument in _RECEIVE_NOW)
 
 # Plain ints, because operators of enum members are slow.
@@ -96,13 +96,13 @@ class WorkerHandle:
     def __init__(self, index: int, own_socket: socket.socket) -> None:
         self.index = index
         self.socket = own_socket
-        # An endless iterator of (index, result of `recvmsg`).
+        # An endless iterator: each step calls `recvmsg` and returns (index, result).
         received = map(own_socket.recvmsg, *map(repeat, _RECEIVE_NOW))
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
-        # `outgoing` has the messages for which the socket had no room, as arguments of `sendmsg`.
-        # If the first n of them were sent since, `send_results` has n results of `sendmsg`.
+        # `outgoing` has messages for which the socket had no room, as arguments of `sendmsg`. Since
+        # then, the first `len(send_results)` of them were sent.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.send_results: list[int] = []
@@ -223,7 +223,7 @@ class PoolState:
         try:
             self.received.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
-            return  # the kernel reports a reset once; queued messages can be received afterwards
+            return  # the kernel reports a reset once; later calls receive the queued messages
 
     def _receive_reply(self, session: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
@@ -401,9 +401,9 @@ class PoolState:
                 end_process(worker.pidfd)
 
     def _release_all(self) -> None:
-        # The error, reported already, means that this process has too many open files.
+        # An error here (too many open files) was raised before, by `wait`.
         with contextlib.suppress(UnsupportedEnvironment):
-            self._handle_replies()  # for the pidfds of workers that were started meanwhile
+            self._handle_replies()  # the replies contain the pidfds of workers started meanwhile
         self._kill()
         if self.zygote is not None:
             release(self.zygote)

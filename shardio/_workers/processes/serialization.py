@@ -213,8 +213,8 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
     return np.ndarray, args if is_c else (*args, 0, None, "F")
 
 
-# Held by `pickled`, which adds modules for a moment to cloudpickle's list of modules to pickle by
-# value: the list belongs to the whole process.
+# `_Pickler` adds modules to cloudpickle's list of modules to pickle by value. The whole process
+# shares this list, so only one thread at a time may pickle.
 _registry_lock = threading.Lock()
 
 
@@ -238,7 +238,7 @@ def pack(target: Callable[..., object]) -> int:
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle a value as `pack` does; the error shows `known` (by default the value) and `hint`."""
+    """Pickle a value as `pack` does; the error shows `known` (default: the value) and `hint`."""
     buffer = io.BytesIO()
     with _registry_lock:
         pickler = _Pickler(buffer)
@@ -280,7 +280,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._looked_up = set[str]()  # modules
+        self._looked_up = set[str]()  # the names of modules
         self._registered: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:

@@ -71,8 +71,8 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
     """Map a memory file; return the map, and the offset in the map at which the file starts.
 
-    The pages of the first `n_backed` bytes are mapped at once. A file of LARGE_BYTES or more starts
-    at a multiple of LARGE_BYTES if the address space has room.
+    The pages of the first `n_backed` bytes are mapped at once. If the address space has room, a
+    file of LARGE_BYTES or more starts at a multiple of LARGE_BYTES, as large pages require.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
@@ -143,7 +143,7 @@ def translate_memory_errors(n_bytes: int, what: str) -> Iterator[None]:
         ) from error
 
 
-_MAX_RESERVED: Final = 64 << 20  # memory for larger marks files is not allocated in advance
+_MAX_RESERVED: Final = 64 << 20  # a larger marks file takes memory only where marks are set
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:
@@ -153,7 +153,7 @@ def sparse_memory_file(n_bytes: int, what: str) -> int:
 
 
 def create_marks_file(n_marks: int) -> int:
-    """Create a memory file with one byte for each hashed piece of a shard."""
+    """Create a memory file with one byte per hashed unit of a dataset, set once it is verified."""
     create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
     return create(max(1, n_marks), "the marks of verified units")
 

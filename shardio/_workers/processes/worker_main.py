@@ -104,7 +104,7 @@ DESCRIPTOR_BYTES: Final = 32  # the length of the header of each task and each r
 
 @contextlib.contextmanager
 def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yield a message with the header and payload of `parcel`, and its file descriptors."""
+    """Yield the message and descriptors to send for `parcel`, a header and a payload."""
     if len(parcel) <= MAX_MESSAGE_BYTES:
         yield parcel, ()
         return

@@ -146,8 +146,8 @@ def call_for_main(
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.
 
-    The function returns a value, or `ResultChunks`, whose chunks are sent on request. A larger
-    result than `most_bytes` is an error. The channel's first descriptor is that of the step file,
+    The function returns a value, or `ResultChunks`, whose chunks are sent on request. A result of
+    more than `most_bytes` is an error. The channel's first descriptor is that of the step file,
     in which a worker records what it is working on (see `stack_dumps`).
     """
     global _at_work

@@ -43,7 +43,7 @@ class StageExecutor(ABC):
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Create the executor of every stage; `stages` has their steps; the source has None.
+    """Create the executor of every stage; `stages` maps each to its step, the source to None.
 
     All async stages share an event loop. Stages of the same thread group share their threads.
     """
@@ -124,7 +124,7 @@ class ThreadExecutor(StageExecutor):
             self._runner.record_internal_error(error)
 
     def _next_job(self, wakeup_lock: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job; after None, `wake` or `close` releases `wakeup_lock` later."""
+        """Return the next job; without one, `wake` or `close` will release `wakeup_lock`."""
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -254,7 +254,7 @@ class AsyncExecutor(StageExecutor):
         start_ns = now_ns()
         async for value in results:
             if not self._runner.add_results(job, (value,), now_ns() - start_ns):
-                # `_begin` runs in this thread, too, so it cannot resume the job before this line.
+                # `_begin`, which sets the event, runs in this thread, too: not before the `await`.
                 job.results = asyncio.Event()
                 await job.results.wait()
             start_ns = now_ns()
@@ -346,7 +346,7 @@ class ProcessExecutor(StageExecutor):
                 task_pool.resume(job.results)
                 continue
             try:
-                # `put` returns the item's index, by which more results are requested.
+                # With this index of the item, `resume` requests more results of a generator.
                 job.results = task_pool.put(job.item)
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item

@@ -78,9 +78,9 @@ class PipelineRunner(Closing):
 
     `source` is an iterable or async iterable of items, or of SourcePosition objects. At most
     `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors. To
-    resume an iteration, pass the rest of the source, after `n_items_before` items. The first stage
-    then leaves out `n_passed_over` results of the first item, which it has passed on before. The
-    runner's threads are daemons, never joined.
+    resume an earlier iteration, pass the source without its first `n_items_before` items; the first
+    stage then omits the first `n_passed_over` results of the first remaining item. The runner's
+    threads are daemons, never joined.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PipelineRunner(Closing):
         self._stages = [self._source]
         for step in pipes:
             limit = n_workers = step.concurrency
-            if step.executor == "process":  # enough that no worker is idle
+            if step.executor == "process":  # further jobs wait, so that no worker is idle
                 limit = DEPTH * n_workers + 2
             self._stages.append(Stage(step.name, step.call, limit, step.in_order, n_workers))
         self._results = OutputQueue(n_buffered)
@@ -150,7 +150,7 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._internal_error is not None:
-                    # This has changed since `_check_open`, and `wait` could wait forever.
+                    # `_check_open` raises an error now; `wait` could wait forever.
                     continue
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):

@@ -32,9 +32,9 @@ Assignment = tuple[int, int, int]
 class Schedule:
     """The bookkeeping of one iteration over the steps in `range(first, last)`.
 
-    A worker is quick if its last task was (see QUICK_NS); other workers have up to `depth` tasks.
-    The load of a worker is `_full` minus the number of further tasks that the worker may have; thus
-    the loads of quick and other workers are comparable.
+    A worker is quick if its last task was (see QUICK_NS), and then has up to QUICK_DEPTH tasks;
+    other workers have up to `depth`. The load of a worker is `_full` minus the number of tasks for
+    which it has room. Thus every worker is full at the same load.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
@@ -52,7 +52,7 @@ class Schedule:
         self._n_nearly_idle = n_workers
         self._ready: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
-        self._lost: dict[int, int] = {}
+        self._lost: dict[int, int] = {}  # the steps of workers that have exited: step -> block
         self._free: deque[int] = deque()
         self.n_in_flight = 0  # assigned tasks without an answer
         self.n_circulating = 0  # blocks that are free, in flight, lost or ready
@@ -173,7 +173,7 @@ class Schedule:
         self._failed[step] = error
 
     def reassign(self, worker: int) -> None:
-        """Record that a worker has exited: its tasks are assigned again, with the same blocks."""
+        """Record that a worker has exited: assign its steps again, with the same blocks."""
         for step in self.tasks_of(worker):
             self._lost[step] = self._answered(worker, step)
 

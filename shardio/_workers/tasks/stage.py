@@ -112,9 +112,9 @@ class SourceItem(NamedTuple):
     """The items of the source from which a result was made; used in messages, and to resume.
 
     The items have the indices `first` to `last`. To resume after the result, the source continues
-    from the state `after`. If a generator function made the result (`n_yielded` is not 0), the
+    from the state `after`. But if a generator function made the result (`n_yielded` is not 0), the
     source continues from `before`, and the generator's first `n_yielded` results are skipped. For
-    the job of the source itself, `first` is -1, and `last` is the index of the source's first item.
+    the job that reads the source, `first` is -1, and `last` is the index of the first item read.
     """
 
     first: int
@@ -156,14 +156,14 @@ class StageJob:
 class Stage:
     name: str
     call: UserCall
-    concurrency: int  # the maximum number of jobs in flight, for processes more than `n_workers`
+    concurrency: int  # the limit for `running`, which includes jobs that wait for a process
     in_order: bool = False  # deliver results in the order of the inputs, not of completion
     n_workers: int = 1  # the number of jobs that can run at the same time
-    n_passed_over: int = 0  # results of the first job that an earlier iteration has delivered
+    n_passed_over: int = 0  # results of the first job to omit; delivered by an earlier iteration
     inputs: deque[Entry] = field(default_factory=deque)
     outputs: deque[Entry] = field(default_factory=deque)  # results that the consumer has not taken
     running: dict[int, StageJob] = field(default_factory=dict)
-    error: Exception | None = None  # if set, the stage has failed; `outputs` has the last results
+    error: Exception | None = None  # if set, the stage ends with this error after `outputs`
     has_reported_end: bool = False
     n_in: int = 0
     n_supplied: int = 0
@@ -173,7 +173,7 @@ class Stage:
     busy_ns: int = 0
     waiting_ns: int = 0
     _n_begun: int = 0
-    _next_step: int = 0  # the step whose results are due; if not in order, the number of ended jobs
+    _next_step: int = 0  # in order: the next step to deliver; else: the number of finished jobs
     # The steps that finished before their turn, each with its error or None.
     _finished_jobs: dict[int, Exception | None] = field(default_factory=dict)
     _suspended: dict[int, StageJob] = field(default_factory=dict)

@@ -72,7 +72,7 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, name: str, *, is_last: bool) -> Any:
-        """Return the value; its arrays lease the block. With `is_last`, no call needs the block."""
+        """Return the value, whose arrays lease the block; `is_last` means that no call follows."""
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
             block, self.block = self.block, None
@@ -338,7 +338,7 @@ class TaskPool(Closing):
         step, part = self._step_files.take(worker)
         if text := self._failure_texts.pop(worker, ""):
             raise TransformError(f"{self._name} cannot be loaded in a worker; {how}:\n\n{text}")
-        if step is None:  # a crash on an item is counted below, for the item
+        if step is None:  # otherwise, the crash counts for the item (below)
             self._crash_loop.count(how)
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:

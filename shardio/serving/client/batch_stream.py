@@ -86,7 +86,7 @@ class Stream(Closing):
         self.queue: deque[ReceivedBatch] = deque()
 
     def open(self) -> LoaderInfo:
-        """Wait until a server has created a loader for this client; return its facts."""
+        """Wait until a server has created a loader for this client; describe the loader."""
         self._wait(lambda: self.loader_info, "an answer")
         return cast(LoaderInfo, self.loader_info)
 
@@ -118,7 +118,7 @@ class Stream(Closing):
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
         elif not self.queue and self._is_iterating:
-            # Callers that pass `wait_s` poll frequently, so all silence is the server's: pass 0.
+            # These callers poll frequently, so the whole silence counts: `entered_s` is 0.
             self._process_one(wait_s, 0.0)
         if not self.queue:
             return None
@@ -199,7 +199,8 @@ class Stream(Closing):
     def _process_one(self, wait_s: float, entered_s: float) -> None:
         """Handle one message, if one arrives within `wait_s`.
 
-        Silence counts from `entered_s` on: before that, this client did not receive.
+        The server counts as lost after _SILENCE_S without a message. The time before `entered_s`
+        does not count: the caller did not receive then.
         """
         with self._lock:
             self._check_open()

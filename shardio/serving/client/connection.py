@@ -117,7 +117,7 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
 
 
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read the keys of a client from `folder`, by default $SHARDIO_KEYS; None without either."""
+    """Read a client's keys from `folder`, by default $SHARDIO_KEYS; if neither is set, None."""
     found = os.environ.get(_VARIABLE) if folder is None else folder
     if not found:
         return None

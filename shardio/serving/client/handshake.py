@@ -159,7 +159,7 @@ class ReceivedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LoaderInfo:
-    """The facts about a loader that a server has opened; `served` are options set by the server."""
+    """The properties of a loader at a server; `served` names the functions that the server sets."""
 
     lineage: str
     generation: int

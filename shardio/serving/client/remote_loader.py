@@ -52,7 +52,8 @@ _ADVICE: Final = (
         each.name: _OF_VIEW.format(view, each.name)
         for view, kind in RECORDS.items()
         for each in fields(kind)
-        if each.name not in ("field", "pad")  # both views have `field`; `pad` is also in collate
+        if each.name
+        not in ("field", "pad")  # ambiguous: both views have `field`, collate has `pad`
     }
     | {
         "clip": _OF_VIEW.format("clips", "frames"),
