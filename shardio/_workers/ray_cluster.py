@@ -277,11 +277,11 @@ class Cluster(Closing):
     def _repeat_all(self) -> None:
         """Submit all running jobs again: any may be lost. The first result of each job counts."""
         self._dead_node_ids |= self._dead_nodes()
-        n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
+        most_losses = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
             self._n_possible_losses[number] += 1
-            if self._n_possible_losses[number] >= n_may_be_lost:
-                raise WorkerDied(f"{n_may_be_lost} machines were lost on {self._name_of(number)}")
+            if self._n_possible_losses[number] >= most_losses:
+                raise WorkerDied(f"{most_losses} machines were lost on {self._name_of(number)}")
             self._running[self._submit(value)] = number, value
 
     def _note_loss(self, number: int, error: Exception) -> None:
@@ -291,11 +291,11 @@ class Cluster(Closing):
 
     def _check_gpus(self) -> None:
         """Raise UnsupportedEnvironment if no machine has the GPUs; Ray would wait in silence."""
-        there = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
-        if self._engine.gpus > max(there, default=0):
+        n_gpus = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
+        if self._engine.gpus > max(n_gpus, default=0):
             raise UnsupportedEnvironment(
                 f"gpus is {self._engine.gpus}: no machine of the Ray cluster has as many; the most "
-                f"that one has is {max(there, default=0):g}"
+                f"that one has is {max(n_gpus, default=0):g}"
             )
 
     def _max_submitted(self) -> int:

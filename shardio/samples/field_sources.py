@@ -147,7 +147,7 @@ class BatchRows(NamedTuple):
         starts, total = ends - taken, int(ends[-1])
         # If rows are added one by one, double the heap, because every growth remaps the block.
         if not first or layout.heap + total > len(memory.bytes):
-            memory.grow(layout.heap + total, better=layout.heap + 2 * total if first else 0)
+            memory.grow(layout.heap + total, preferred=layout.heap + 2 * total if first else 0)
         extents = layout.extents(memory.bytes, slot)[first : first + len(n_bytes)]
         extents["n_bytes"], extents["offset"] = n_bytes, starts
         return starts.tolist(), total

@@ -91,7 +91,7 @@ def test_a_batch_that_outgrows_the_limit_is_an_error(tmp_path: Path, num_workers
 def test_a_block_grows_as_far_as_the_limit_allows() -> None:
     with files_of_at_most(1 << 20):
         block = Block(0, 64 << 10)
-        block.grow(128 << 10, better=4 << 20)
+        block.grow(128 << 10, preferred=4 << 20)
         assert len(block.bytes) == 1 << 20
     os.close(block.fd)
 

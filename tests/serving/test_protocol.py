@@ -170,7 +170,7 @@ _ERROR = ChecksumMismatch("a hash", code="hash", path="/d/0.shard", sample=3, fo
     [
         (_QUESTION, lambda found: unpack([json.dumps(found).encode()], FROM_CLIENT)),
         (handshake.as_json(_ASKED), handshake.from_json),
-        (_OPENED, lambda found: LoaderInfo.of(found, parse("tcp://h:1"))),
+        (_OPENED, lambda found: LoaderInfo.parse(found, parse("tcp://h:1"))),
         (protocol.as_json(_ERROR), protocol.from_json),
     ],
     ids=["question", "options", "opened", "error"],

@@ -229,7 +229,7 @@ def test_a_lease_may_end_in_another_thread(pool: BlockPool) -> None:
 
 def test_a_block_grows_as_far_as_the_budget_of_all_and_no_further(pool: BlockPool) -> None:
     block = pool[pool.make_extra()]
-    block.grow(100 * KIB, better=MIB)
+    block.grow(100 * KIB, preferred=MIB)
     assert len(block.bytes) == 256 * KIB  # four blocks of 64 KiB
     with pytest.raises(InsufficientMemory, match="262145 bytes; memory_bytes allows 262144"):
         block.grow(256 * KIB + 1)

@@ -20,7 +20,7 @@ class Allocator:
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     found = Allocator()
     monkeypatch.setattr(linux, "_libc", found)
-    for name in ("GLIBC_TUNABLES", *linux._OF_MALLOC):
+    for name in ("GLIBC_TUNABLES", *linux._MALLOC_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return found
 

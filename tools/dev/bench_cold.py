@@ -36,7 +36,7 @@ import numpy as np
 import shardio
 from shardio import Array, Bytes, DatasetWriter, Schema, ShardLoader, Video
 from shardio._engine.filling.readahead import ReadAhead
-from shardio._workers.processes.limits import levels
+from shardio._workers.processes.limits import control_groups
 from shardio.measuring.measure import cached_share
 from shardio.media.encoding import encode
 
@@ -156,7 +156,7 @@ def run_alone(arguments: list[str], group: Path | None) -> dict[str, float] | No
 
 def make_group(limit_bytes: int) -> Path | None:
     """Return a memory control group of our own below ours; None where none may be made."""
-    for version, folder in reversed(levels("memory")):
+    for version, folder in reversed(control_groups("memory")):
         group = Path(folder) / f"shardio-bench-{os.getpid()}"
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
         try:

@@ -65,7 +65,7 @@ def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
     # If the heap must grow, make it twice as large as needed now, because the sizes of later values
     # are unknown, and each growth maps the block again.
     if layout.heap + end > len(memory.bytes):
-        memory.grow(layout.heap + end, better=layout.heap + 2 * end)
+        memory.grow(layout.heap + end, preferred=layout.heap + 2 * end)
 
 
 class Scratch(BlockMap):

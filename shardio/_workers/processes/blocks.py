@@ -73,8 +73,8 @@ class BlockMap:
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
-    def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Allocate memory for n_bytes or, as far as the limits allow, for `better` bytes."""
+    def grow(self, n_bytes: int, preferred: int = 0) -> None:
+        """Allocate memory for n_bytes or, as far as the limits allow, for `preferred` bytes."""
         size = self.backed_bytes()
         if n_bytes > size:
             if self._most is not None:
@@ -83,11 +83,11 @@ class BlockMap:
                         f"a batch needs a block of {n_bytes} bytes; memory_bytes allows "
                         f"{self._most}: raise it, or lower batch_size"
                     )
-                better = min(better, self._most)
+                preferred = min(preferred, self._most)
             if (most := max_file_bytes()) is not None:
-                better = min(better, most)
+                preferred = min(preferred, most)
             page = mmap.PAGESIZE
-            wanted = -(-max(n_bytes, better) // page) * page
+            wanted = -(-max(n_bytes, preferred) // page) * page
             what = "a batch's values of varying size"
             require(wanted - size, what)
             with (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shardio.errors import InsufficientMemory
 
 
-def levels(controller: str, root: str = "/") -> list[tuple[int, str]]:
+def control_groups(controller: str, root: str = "/") -> list[tuple[int, str]]:
     """Return the control groups that may limit this process, as (interface version, folder).
 
     `controller` is "cpu" or "memory". Some folders may not exist: in a container, the kernel may
@@ -61,7 +61,7 @@ def usable_cpus() -> int:
 def quota_cpus(root: str = "/") -> int | None:
     """Return the number of CPUs, rounded up, that the control groups' quotas allow, or None."""
     counts = []
-    for version, folder in levels("cpu", root):
+    for version, folder in control_groups("cpu", root):
         if version == 2:
             words = read_text(f"{folder}/cpu.max").split()
         else:
@@ -134,7 +134,7 @@ def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
     figures = _meminfo(root)
     if "MemAvailable" in figures:
         found.append(MemoryLimit(figures["MemAvailable"], "MemAvailable of this machine"))
-    found += [limit for level in levels("memory", root) if (limit := _group_limit(*level))]
+    found += [limit for group in control_groups("memory", root) if (limit := _group_limit(*group))]
     return found
 
 

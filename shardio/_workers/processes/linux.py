@@ -30,10 +30,10 @@ _PR_SET_NAME = 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MFD_NOEXEC_SEAL = 8
 _KEPT_BYTES = 128 << 20
-_LARGEST_KEPT_BYTES = 32 << 20  # the largest value that glibc accepts
-_OF_MALLOC = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+_MAX_MMAP_THRESHOLD = 32 << 20  # the largest threshold that glibc accepts
+_MALLOC_VARIABLES = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 
-Given = tuple[int, FrameType | None]  # the arguments of a signal handler
+HandlerArguments = tuple[int, FrameType | None]
 Handler = Callable[[int, FrameType | None], object]
 
 # Load the library at import, because a forked worker calls prctl before anything else.
@@ -57,9 +57,9 @@ this_process = _ThisProcess()
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
     """Defer Ctrl-C, which Python handles in the main thread, to the end of a short `with` block."""
-    with _handler_held(lambda handler, given: handler(*given)):
+    with _record_interrupts(lambda handler, arguments: handler(*arguments)):
         # The kernel may still deliver the signal to another thread, and Python would then raise
-        # KeyboardInterrupt here, before the mask is restored. `_handler_held` prevents this.
+        # KeyboardInterrupt here, before the mask is restored. `_record_interrupts` prevents this.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -79,19 +79,19 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptabl
     def __call__(self, owner: Any = None) -> object:
         if owner is None:
             return super().__call__()
-        with _handler_held(_send_again):
+        with _record_interrupts(_send_again):
             return super().__call__(owner)
 
 
-def _send_again(handler: Handler, given: Given) -> None:
-    if isinstance(handler, _HeldInterrupts):  # an outer `_handler_held` handles the interrupt
-        handler(*given)
+def _send_again(handler: Handler, arguments: HandlerArguments) -> None:
+    if isinstance(handler, _HeldInterrupts):  # an outer `_record_interrupts` handles the interrupt
+        handler(*arguments)
         return
     with contextlib.suppress(RuntimeError):  # no thread starts while the interpreter shuts down
-        _thread.start_new_thread(_interrupt_once_out, (threading.get_ident(),))
+        _thread.start_new_thread(_interrupt_after_finalizer, (threading.get_ident(),))
 
 
-def _interrupt_once_out(thread: int) -> None:
+def _interrupt_after_finalizer(thread: int) -> None:
     """Send Ctrl-C to a thread as soon as that thread has left the finalizer."""
     while _is_in_finalizer(sys._current_frames().get(thread)):
         time.sleep(0.001)
@@ -104,7 +104,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-class _HeldInterrupts(list[Given]):
+class _HeldInterrupts(list[HandlerArguments]):
     """A temporary handler of SIGINT that records its calls."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -112,7 +112,7 @@ class _HeldInterrupts(list[Given]):
 
 
 @contextlib.contextmanager
-def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
+def _record_interrupts(then: Callable[[Handler, HandlerArguments], object]) -> Iterator[None]:
     """Record interrupts during a `with` block; then call `then(handler, arguments)` for each.
 
     Blocking the signal in the main thread is not enough: the kernel would deliver the signal to
@@ -129,8 +129,8 @@ def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        for given in held:
-            then(handler, given)
+        for arguments in held:
+            then(handler, arguments)
 
 
 @contextlib.contextmanager
@@ -261,10 +261,10 @@ def keep_freed_memory() -> None:
     Settings of malloc in the environment take precedence.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
+    if "glibc.malloc." in tunables or not _MALLOC_VARIABLES.isdisjoint(os.environ):
         return
     if hasattr(_libc, "mallopt"):
-        _libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        _libc.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
         _libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 

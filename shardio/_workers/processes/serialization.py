@@ -226,8 +226,8 @@ def pack(target: Callable[..., object]) -> int:
     """
     # In messages, show the first argument of a partial instead of the partial: the partial calls a
     # function of shardio, and its first argument is usually the user's function or dataset.
-    known = target.args[0] if isinstance(target, partial) and target.args else target
-    packed = pickled(target, "make those inside the function", known)
+    shown = target.args[0] if isinstance(target, partial) and target.args else target
+    packed = pickled(target, "make those inside the function", shown)
     try:
         cwd = os.getcwd()
     except FileNotFoundError:  # the folder was deleted; workers keep their own folder
@@ -237,8 +237,8 @@ def pack(target: Callable[..., object]) -> int:
     return memory_file(pickle.dumps(environment), packed)
 
 
-def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle a value as `pack` does; the error shows `known` (default: the value) and `hint`."""
+def pickled(value: object, hint: str, shown: object = None) -> bytes:
+    """Pickle a value as `pack` does; the error shows `shown` (default: the value) and `hint`."""
     buffer = io.BytesIO()
     with _registry_lock:
         pickler = _Pickler(buffer)
@@ -246,7 +246,7 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
             pickler.dump(value)
         except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(
-                f"{short_repr(value if known is None else known)} cannot be sent to worker "
+                f"{short_repr(value if shown is None else shown)} cannot be sent to worker "
                 f"processes: {error}; it must not refer to locks, open files, generators or the "
                 f"like: {hint}"
             ) from error
@@ -280,24 +280,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._looked_up = set[str]()  # the names of modules
-        self._registered: list[Any] = []
+        self._checked_modules = set[str]()
+        self._by_value_modules: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType | type):
             name = getattr(obj, "__module__", None)
-            if isinstance(name, str) and name not in self._looked_up:
-                self._looked_up.add(name)
+            if isinstance(name, str) and name not in self._checked_modules:
+                self._checked_modules.add(name)
                 by_value = cloudpickle.list_registry_pickle_by_value()
                 if name not in by_value and not _is_importable(name):
                     cloudpickle.register_pickle_by_value(sys.modules[name])
-                    self._registered.append(sys.modules[name])
+                    self._by_value_modules.append(sys.modules[name])
         return super().reducer_override(obj)
 
     def forget_modules(self) -> None:
-        for module in self._registered:
+        for module in self._by_value_modules:
             cloudpickle.unregister_pickle_by_value(module)
-        self._registered.clear()
+        self._by_value_modules.clear()
 
 
 def _is_importable(name: str) -> bool:

@@ -103,14 +103,14 @@ DESCRIPTOR_BYTES: Final = 32  # the length of the header of each task and each r
 
 
 @contextlib.contextmanager
-def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yield the message and descriptors to send for `parcel`, a header and a payload."""
-    if len(parcel) <= MAX_MESSAGE_BYTES:
-        yield parcel, ()
+def pack_message(content: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """Yield the message and descriptors to send for `content`, a header and a payload."""
+    if len(content) <= MAX_MESSAGE_BYTES:
+        yield content, ()
         return
-    fd = memory_file(parcel[DESCRIPTOR_BYTES:])
+    fd = memory_file(content[DESCRIPTOR_BYTES:])
     try:
-        yield parcel[: DESCRIPTOR_BYTES + 1], (fd,)
+        yield content[: DESCRIPTOR_BYTES + 1], (fd,)
     finally:
         os.close(fd)
 

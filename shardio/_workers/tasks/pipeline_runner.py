@@ -42,7 +42,7 @@ from shardio._workers.tasks.stage import (
 )
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
-_NAMED: Final = 4  # the maximum number of calls in an error report
+_MAX_CALLS_LISTED: Final = 4  # the maximum number of calls in an error report
 
 
 def _late_result_error(
@@ -51,13 +51,13 @@ def _late_result_error(
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
-    for job in sorted(at_work, key=lambda job: job.began_ns)[:_NAMED]:
+    for job in sorted(at_work, key=lambda job: job.began_ns)[:_MAX_CALLS_LISTED]:
         lines.append(f"{job.description}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
         frame = frames.get(job.thread_id)
         if frame is not None:
             lines.append(indent(_stack(frame), "    "))
-    if len(at_work) > _NAMED:
-        lines.append(f"and {len(at_work) - _NAMED} calls more")
+    if len(at_work) > _MAX_CALLS_LISTED:
+        lines.append(f"and {len(at_work) - _MAX_CALLS_LISTED} calls more")
     if not at_work:
         lines.append("no call is in progress")
     return BatchTimeout("\n".join([*lines, *stacks]))

@@ -101,7 +101,7 @@ class SourcePosition(NamedTuple):
     item: Any
 
 
-_AHEAD: Final = 16
+_MAX_EARLY_RESULTS: Final = 16
 """The number of results that a generator may yield before earlier inputs are finished."""
 _MAX_OUTPUTS: Final = 2
 """A generator is suspended while this number of results waits for the next stage."""
@@ -271,7 +271,7 @@ class Stage:
 
     def _may_yield(self, step: int, *, is_next: bool) -> bool:
         if self.in_order and step != self._next_step:
-            return len(self._early_results.get(step, ())) < _AHEAD
+            return len(self._early_results.get(step, ())) < _MAX_EARLY_RESULTS
         # Resume a suspended job only after all results were taken. Waking a thread takes longer
         # than most items, so a thread is woken for several items rather than for each.
         return len(self.outputs) < (_MAX_OUTPUTS if is_next else 1)

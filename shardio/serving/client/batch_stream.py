@@ -255,7 +255,7 @@ class Stream(Closing):
 
     def _handle_opened(self, head: dict[str, Any]) -> None:
         """Handle "opened". After a reconnection, continue with the new loader if it fits."""
-        info = LoaderInfo.of(head, self._servers.current)
+        info = LoaderInfo.parse(head, self._servers.current)
         if self.loader_info is not None:
             info.check_follows(self.loader_info, self._servers.current)
         self.loader_info, self._is_open = info, True

@@ -168,7 +168,7 @@ class LoaderInfo:
     served: State
 
     @classmethod
-    def of(cls, head: Mapping[str, Any], address: Address) -> Self:
+    def parse(cls, head: Mapping[str, Any], address: Address) -> Self:
         """Parse an "opened" message."""
         if number(head, "version") != VERSION:
             raise InvalidArgument(

@@ -42,21 +42,20 @@ _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
 _OWN: Final = ("keys", "output", "device", "prefetch", "memory_bytes", "timeout_s")
 """The options that the client uses itself and does not send to the server."""
-_OF_VIEW: Final = (
+_VIEW_ADVICE: Final = (
     'write {0}={{"{1}": …}}: the server makes the view of its dataset, with the arguments of '
     "dataset.{0}"
 )
 _ADVICE: Final = (
     TORCH_ADVICE
     | {
-        each.name: _OF_VIEW.format(view, each.name)
+        each.name: _VIEW_ADVICE.format(view, each.name)
         for view, kind in RECORDS.items()
         for each in fields(kind)
-        if each.name
-        not in ("field", "pad")  # ambiguous: both views have `field`, collate has `pad`
+        if each.name not in ("field", "pad")  # ambiguous: in both views; also in collate
     }
     | {
-        "clip": _OF_VIEW.format("clips", "frames"),
+        "clip": _VIEW_ADVICE.format("clips", "frames"),
         "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
     }
 )
