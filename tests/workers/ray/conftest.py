@@ -100,6 +100,9 @@ def cluster() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
+        # Ray writes the address of the cluster to a folder below this one, which must exist.
+        patch.setenv("RAY_TMPDIR", folder)
+        os.mkdir(os.path.join(folder, "ray"))
         options = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
         made = Cluster(
             initialize_head=True, head_node_args={**options, **_STORE, "_system_config": _QUICK}
