@@ -95,20 +95,20 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
         )
     order, tokens, view = order.from_state(state, samples, n_samples), None, epoch_sampler.view
     if isinstance(view, WindowView) and view.stream_tokens is not None:
-        had = None if isinstance(order, ListedOrder) else tuple(state.get("sizes", [n_samples]))
-        tokens = _tokens(state, view, had)
+        sizes = None if isinstance(order, ListedOrder) else tuple(state.get("sizes", [n_samples]))
+        tokens = _tokens(state, view, sizes)
     partition = epoch_sampler.partition(n_samples, position)
     return EpochPlan(epoch, partition, order, tokens)
 
 
 def _tokens(
-    state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
+    state: Mapping[str, Any], view: WindowView, n_windows: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token counts in `state`; `had` are the saved numbers of windows by source."""
+    """Return the token counts in `state`; `n_windows` are the saved window counts by source."""
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
-            if had is None or had == tuple(view.windows.count(found).tolist()):
+            if n_windows is None or n_windows == tuple(view.windows.count(found).tolist()):
                 return tuple(found)
     raise InvalidArgument(
         f"load_state_dict: the state's tokens must be enough for its windows, and at most "

@@ -35,8 +35,8 @@ class RemotePrefetch:
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():
             most, by_shard = self._max_cache_bytes(), self._sizes().reshape(-1, len(dataset.shards))
-            room = f"{dataset.path}: has {by_shard.sum()} bytes, of which {most} fit into its cache"
-            self._bytes_in_use = order.check_cache(by_shard.sum(axis=0), most, room)
+            text = f"{dataset.path}: has {by_shard.sum()} bytes, of which {most} fit into its cache"
+            self._bytes_in_use = order.check_cache(by_shard.sum(axis=0), most, text)
 
     def start(self, iteration: EpochIteration, view: SampleView) -> None:
         """Start to download the shards of an iteration; stop downloads for the previous one."""

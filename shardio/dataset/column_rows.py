@@ -73,7 +73,7 @@ class MappedRows:
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_granules, default=1) * granule else 2
         """The number of memory maps of the largest part: the file, and any unused rest."""
-        self._stride, self._row_bytes, self._is_scattered = stride, row_bytes, False
+        self._stride, self._row_bytes, self._is_readahead_disabled = stride, row_bytes, False
         self._address = reserve(self._n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self._n_bytes)
         self._close.atexit = False  # at exit, other threads may still be reading the range
@@ -118,7 +118,7 @@ class MappedRows:
         finally:
             os.close(fd)
         self._mapped[shard] = section.size
-        if self._is_scattered:
+        if self._is_readahead_disabled:
             disable_readahead_at(address, section.size)
 
     def detach(self, shard: int) -> None:
@@ -154,7 +154,7 @@ class MappedRows:
 
     def disable_readahead(self) -> None:
         """Disable the kernel's read-ahead for all files, also for those attached later."""
-        self._is_scattered = True
+        self._is_readahead_disabled = True
         disable_readahead_at(self._address, self._n_bytes)
 
     def close(self) -> None:

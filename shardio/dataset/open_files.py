@@ -127,7 +127,7 @@ class OpenFiles:
     ) -> None:
         self._readers: dict[int, ShardReader] = {}
         self._open_file = weakref.WeakMethod(open_file)
-        self._path, self._is_closed, self._is_scattered = path, False, False
+        self._path, self._is_closed, self._is_readahead_disabled = path, False, False
         all_open = None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
         self.max_open = all_open if max_pinned is None else max(1, max_pinned)
         """The maximum number of open files; None if there is no limit. May be lowered later."""
@@ -161,7 +161,7 @@ class OpenFiles:
 
     def disable_readahead(self) -> None:
         """Disable the kernel's read-ahead for mapped files, also for files opened later."""
-        self._is_scattered = True
+        self._is_readahead_disabled = True
         for reader in self._readers.values():
             _disable_readahead(reader)
 
@@ -211,7 +211,7 @@ class OpenFiles:
                 if not self.halve():
                     raise
         reader = self._readers[file]
-        if self._is_scattered:
+        if self._is_readahead_disabled:
             _disable_readahead(reader)
         return reader
 

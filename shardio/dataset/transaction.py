@@ -10,7 +10,7 @@ A file may be missing because another writer has changed the dataset during an o
 `detect_conflict` reports this as a conflict, not as damage.
 
 A folder that is not a dataset, such as an export, is created in a staging folder beside its final
-path and then renamed (`StagedFolder`).
+path and then renamed (`NewFolder`).
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def check_only_dataset(root: Path, exclude: str) -> None:
 _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-class StagedFolder:
+class NewFolder:
     """A new folder `folder`, which the caller fills and `publish` renames to `out`."""
 
     def __init__(self, out: Path) -> None:

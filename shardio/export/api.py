@@ -14,7 +14,7 @@ from typing import Any, Final
 from shardio._base.version import __version__
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.manifest import check_folder_name, holds_dataset
-from shardio.dataset.transaction import StagedFolder, detect_conflict
+from shardio.dataset.transaction import NewFolder, detect_conflict
 from shardio.errors import DatasetExists, InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
 from shardio.samples.shard_dataset import ShardDataset
@@ -118,7 +118,7 @@ def export(
             source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
         )
         with (
-            StagedFolder(place) as target,
+            NewFolder(place) as target,
             detect_conflict(source.path, source.generation),
         ):
             if _check_replaceable(place, overwrite=overwrite):

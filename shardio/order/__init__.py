@@ -125,11 +125,11 @@ class Order:
         """The number of samples in a window, which come from few regions of the files; or None."""
         return None
 
-    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Return the total size of shards in use at once, or 0 if the order does not determine it.
 
         Called if the dataset is larger than the cache. Raises InvalidArgument, or warns, if shards
-        would be downloaded again and again; the message begins with `room`.
+        would be downloaded again and again; the message begins with `prefix`.
         """
         return 0
 
@@ -169,9 +169,9 @@ class FullShuffle(Order):
             return Permutation(n, key)
         return ClipGroupOrdering(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
 
-    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Raise InvalidArgument: every batch would need samples from all shards."""
         raise InvalidArgument(
-            f"{room}: with a full shuffle every batch needs samples from the whole dataset, which "
-            f"would be downloaded again and again: {CACHE_HINT}"
+            f"{prefix}: with a full shuffle every batch needs samples from the whole dataset, "
+            f"which would be downloaded again and again: {CACHE_HINT}"
         )

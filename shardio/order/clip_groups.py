@@ -119,7 +119,7 @@ class ClipGroupOrdering:
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))
-        edges = self._n_ranked(np.arange(first, last + 1)) @ self._groups.sizes
+        edges = self._n_groups_before(np.arange(first, last + 1)) @ self._groups.sizes
         if first == last:
             return self._in_window(first, positions - edges[0])
         windows = np.searchsorted(edges, positions, "right") - 1
@@ -133,11 +133,11 @@ class ClipGroupOrdering:
 
     def _window(self, position: int) -> int:
         def end(window: int) -> int:
-            return int((self._n_ranked(np.array([window + 1])) @ self._groups.sizes)[0])
+            return int((self._n_groups_before(np.array([window + 1])) @ self._groups.sizes)[0])
 
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
-    def _n_ranked(self, windows: Positions) -> Positions:
+    def _n_groups_before(self, windows: Positions) -> Positions:
         """Return the number of groups of each size (columns) before each window (rows)."""
         each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
@@ -145,7 +145,7 @@ class ClipGroupOrdering:
 
     def _in_window(self, window: int, positions: Positions) -> Positions:
         """Return the clips at positions within a window."""
-        firsts, lasts = self._n_ranked(np.array([window, window + 1]))
+        firsts, lasts = self._n_groups_before(np.array([window, window + 1]))
         videos, starts, sizes = [], [], []
         for size_index in np.flatnonzero(lasts > firsts).tolist():
             ranks = np.arange(firsts[size_index], lasts[size_index])

@@ -80,14 +80,14 @@ def _divide(n: Any, shares: tuple[int, ...]) -> list[Any]:
 def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
     repeats = mixing.exhausted == "repeat"
 
-    def goes_on(n: int) -> bool:
+    def has_more_than(n: int) -> bool:
         pairs = zip(mixing.counts(n if repeats else n + 1), sizes, strict=True)
         if repeats:
             return any(count < size for count, size in pairs)
         return all(count <= size for count, size in pairs)
 
     most = sum(sizes)
-    while goes_on(most):
+    while has_more_than(most):
         most *= 2
         if most > _MAX_POSITIONS:
             raise InvalidArgument(
@@ -97,7 +97,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
     least = -1  # the largest n for which it is known that the epoch has more than n positions
     while most - least > 1:
         n = (least + most) // 2
-        least, most = (n, most) if goes_on(n) else (least, n)
+        least, most = (n, most) if has_more_than(n) else (least, n)
     return most
 
 
@@ -172,7 +172,7 @@ class MixtureOrdering:
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
-        for some, at in _in_groups(spans, _SPANS_AT_ONCE):
+        for some, at in _chunks(spans, _SPANS_AT_ONCE):
             offsets = positions[at] % SPAN + np.searchsorted(some, spans[at]) * SPAN
             of_spans, draws_of_spans = self._spans(some)
             sources[at], draws[at] = of_spans[offsets], draws_of_spans[offsets]
@@ -204,7 +204,7 @@ class MixtureOrdering:
         return sources.reshape(-1), draws
 
 
-def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
+def _chunks(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
     """Yield up to `n_at_once` ascending values of `numbers` at a time, and their elements' indices.
 
     If all values are close together, yield all integers from the smallest to the largest at once.
@@ -239,7 +239,7 @@ class _ShuffledSource:
         rounds = draws // self._n
         offsets = draws - rounds * self._n
         samples = np.empty_like(offsets)
-        for some, at in _in_groups(rounds, self._n_at_once):
+        for some, at in _chunks(rounds, self._n_at_once):
             if not np.array_equal(some, self._rounds):
                 self._prepare(some)
             if self._is_small:
@@ -317,6 +317,6 @@ class InterleavedOrder(Order):
         """The `window` of the order within the sources."""
         return self.order.window
 
-    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Check the cache as the order within the sources does."""
-        return self.order.check_cache(shard_bytes, cache_bytes, room)
+        return self.order.check_cache(shard_bytes, cache_bytes, prefix)

@@ -103,10 +103,10 @@ class BlockShuffle(Order):
         """The number of samples in a window."""
         return self.window_rows * self.k
 
-    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Warn that each window needs parts of many shards, but whole shards are downloaded."""
         warnings.warn(
-            f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
+            f"{prefix}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
             f"which are downloaded whole: {CACHE_HINT}",
             stacklevel=caller_stacklevel(),
         )
@@ -286,12 +286,12 @@ class ShardShuffle(Order):
         """The mean number of samples per window."""
         return self.n_in_window
 
-    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Return the size in bytes of the largest possible window; warn if the cache is smaller."""
         n_bytes = int(np.sort(shard_bytes)[-self.n_shards :].sum())
         if n_bytes > cache_bytes:
             warnings.warn(
-                f"{room}: with shuffle='shards' a window of {self.n_shards} shards is read "
+                f"{prefix}: with shuffle='shards' a window of {self.n_shards} shards is read "
                 f"at a time, up to {n_bytes} bytes, which are downloaded again and "
                 "again: raise cache_bytes to twice that, or make smaller shards",
                 stacklevel=caller_stacklevel(),

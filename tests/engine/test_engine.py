@@ -214,7 +214,7 @@ def test_claims_of_a_cancelled_pass_are_cleared(engines: Engines) -> None:
     origins["status"] = CLAIMED
     engine.cancel(iteration)
     engine.dispatcher.apply_finalizers()
-    engine.dispatcher._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
+    engine.dispatcher._handle_result(WorkerLost(0, "worker 0 was killed by signal 9", 9))
     assert not (origins["status"] == CLAIMED).any()
     assert len(engine._iterations) == 0 and engine.pool.n_idle
 

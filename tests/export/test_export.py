@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, InvalidArgument, List, Schema, ShardCorrupt, Text
-from shardio.dataset.transaction import StagedFolder
+from shardio.dataset.transaction import NewFolder
 from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import api, export
 from shardio.export.formats import distinct_names, safe_part, safe_path
@@ -153,7 +153,7 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
 def test_kill_leaves_no_out(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr(StagedFolder, "publish", lambda *_, **__: os.kill(os.getpid(), 9))
+        monkeypatch.setattr(NewFolder, "publish", lambda *_, **__: os.kill(os.getpid(), 9))
         export(dataset, tmp_path / "out", "files")
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 9

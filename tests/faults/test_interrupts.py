@@ -32,7 +32,7 @@ PLACES: list[tuple[Any, str]] = [
     (backends.InlineWorker, "wait"),
     (backends.WorkerBackend, "queue_task"),
     (backends.InlineWorker, "queue_task"),
-    (dispatcher.Dispatcher, "_route"),
+    (dispatcher.Dispatcher, "_handle_result"),
     (dispatcher.Dispatcher, "apply_finalizers"),
     (dispatcher.Dispatcher, "assign_tasks"),
     (engine.Engine, "lease"),
@@ -112,8 +112,8 @@ def test_another_pass_goes_on_after_an_interrupted_one(folder: str, num_workers:
         other = iter(loader)
         found = [int(label) for _ in range(3) for label in next(other)["label"]]
         with pytest.MonkeyPatch.context() as patch:
-            route = interrupting(dispatcher.Dispatcher._route, 3, after=False)
-            patch.setattr(dispatcher.Dispatcher, "_route", route)
+            route = interrupting(dispatcher.Dispatcher._handle_result, 3, after=False)
+            patch.setattr(dispatcher.Dispatcher, "_handle_result", route)
             with pytest.raises(KeyboardInterrupt):
                 epoch_of(loader)
         found += [int(label) for batch in other for label in batch["label"]]

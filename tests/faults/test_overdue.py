@@ -177,8 +177,10 @@ def test_starting_workers_are_waited_for(folder: str, monkeypatch: pytest.Monkey
         is_starting = True
         monkeypatch.setattr(backends.WorkerBackend, "is_starting", property(lambda _: is_starting))
         now_s = time.monotonic()
-        assert dispatching.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
+        assert dispatching.extend_deadline(now_s - 1, 0.5, "a batch") >= now_s + 0.5
         is_starting = False
         with pytest.raises(BatchTimeout, match="a batch of .* did not arrive within 0.5 s"):
-            dispatching.extended(now_s - 1, 0.5, "a batch")
-        assert dispatching.extended(now_s + 999, 0.5, "a batch") >= now_s + 0.5, "a worker is ready"
+            dispatching.extend_deadline(now_s - 1, 0.5, "a batch")
+        assert dispatching.extend_deadline(now_s + 999, 0.5, "a batch") >= now_s + 0.5, (
+            "a worker is ready"
+        )

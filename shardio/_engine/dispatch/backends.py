@@ -98,18 +98,18 @@ class InlineWorker:
         # Ctrl-C may interrupt the task, so the task is removed only when it is done.
         task, block = self._tasks[0]
         if not self._batch_spec.runs_user_code:
-            answer = self._run_task(task, block)
+            result = self._run_task(task, block)
         else:
             with GENERATOR_LOCK.held():
-                answer = self._run_task(task, block)
+                result = self._run_task(task, block)
         with contextlib.suppress(IndexError):  # another thread may have closed the loader meanwhile
             self._tasks.popleft()
         try:
-            return [answer]
+            return [result]
         finally:
-            # Break a reference cycle: the traceback of an answer's error refers to this frame, and
-            # this frame to the answer.
-            del answer
+            # Break a reference cycle: the traceback of a result's error refers to this frame, and
+            # this frame to the result.
+            del result
 
     def _run_task(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0
@@ -257,20 +257,20 @@ class WorkerBackend:
                 worker, data, fds = event
                 if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
                     self._crash_loop.n_crashes = 0
-                    found += _answers(worker, data)
+                    found += _unpack_results(worker, data)
                     continue
-                long = _long_answer(worker, unpack_message(data, fds))
-                if long.status == Status.READY:
+                result = _unpack_long_result(worker, unpack_message(data, fds))
+                if result.status == Status.READY:
                     self._starting.discard(worker)
                 else:
                     self._crash_loop.n_crashes = 0
-                    found.append(long)
+                    found.append(result)
             elif isinstance(event, WorkerExit):
                 # Read the attribute once, because another thread may close this backend.
                 replies = self._replies
                 if replies and (held_back := replies[event.worker].take()):
                     self._crash_loop.n_crashes = 0
-                    found += _answers(event.worker, held_back)
+                    found += _unpack_results(event.worker, held_back)
                 how = self._on_worker_exit(event)
                 found.append(WorkerLost(event.worker, how, event.signal, event.cause))
             else:
@@ -310,22 +310,22 @@ def _message(
     return pack(kind, slot, block, 0, step, 0, n_rows)
 
 
-def _answers(worker: int, data: bytes) -> list[TaskResult]:
+def _unpack_results(worker: int, data: bytes) -> list[TaskResult]:
     return [
         tuple.__new__(TaskResult, (*words, worker, None, None, ())) for words in unpack_all(data)
     ]
 
 
-def _long_answer(worker: int, data: bytes) -> TaskResult:
-    done, rest = TaskResult(*unpack(data))._replace(worker=worker), data[DESCRIPTOR_BYTES:]
-    if done.status == Status.FAILED:
-        return done._replace(error=unpack_error(rest))
-    if done.status == Status.SCHEMA:
-        return done._replace(schemas=pickle.loads(rest))
-    if done.status == Status.FILLED:
-        # It is safe to unpickle `rest`: a worker of this loader sent it.
-        return done._replace(skips=pickle.loads(rest))
-    return done
+def _unpack_long_result(worker: int, data: bytes) -> TaskResult:
+    result, payload = TaskResult(*unpack(data))._replace(worker=worker), data[DESCRIPTOR_BYTES:]
+    if result.status == Status.FAILED:
+        return result._replace(error=unpack_error(payload))
+    if result.status == Status.SCHEMA:
+        return result._replace(schemas=pickle.loads(payload))
+    if result.status == Status.FILLED:
+        # It is safe to unpickle `payload`: a worker of this loader sent it.
+        return result._replace(skips=pickle.loads(payload))
+    return result
 
 
 Backend = WorkerBackend | InlineWorker

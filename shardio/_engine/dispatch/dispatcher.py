@@ -79,10 +79,10 @@ class Dispatcher:
             if not schedule.n_in_flight and not self._iterations.n_returning_blocks:
                 self._force_block(iteration)
             start_ns = now_ns()
-            is_answered = self.take_answers(end_s)
+            has_results = self.take_results(end_s)
             timer.waited_ns += now_ns() - start_ns
-            if not is_answered and timeout_s is not None:
-                end_s = self.extended(end_s, timeout_s, _batch_name(iteration, step))
+            if not has_results and timeout_s is not None:
+                end_s = self.extend_deadline(end_s, timeout_s, _batch_name(iteration, step))
             has_blocks = pool.n_idle or len(pool) < self._n_blocks or not schedule.wants_block
             if has_blocks or not schedule.n_in_flight:
                 self.apply_finalizers()
@@ -90,7 +90,7 @@ class Dispatcher:
         iteration.delivered_block = block
         return block, step, *iteration.sizes.pop(step)
 
-    def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
+    def extend_deadline(self, end_s: float | None, timeout_s: float, what: str) -> float:
         """Return a new deadline; raise BatchTimeout after `end_s`, unless a worker is starting."""
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:
@@ -184,30 +184,30 @@ class Dispatcher:
             ) from error
         self.assign_tasks(iteration)
 
-    def take_answers(self, end_s: float | None = None) -> bool:
+    def take_results(self, end_s: float | None = None) -> bool:
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
-        answer = None
-        for answer in self._backend.wait(left_s):
-            self._route(answer)
-        is_answered = answer is not None
-        # The traceback of an answer's error may keep this frame alive, and thus the answer's block.
-        del answer
-        return is_answered
+        result = None
+        for result in self._backend.wait(left_s):
+            self._handle_result(result)
+        has_results = result is not None
+        # The traceback of a result's error may keep this frame alive, and thus the result's block.
+        del result
+        return has_results
 
-    def _route(self, answer: TaskResult | WorkerLost) -> None:
-        if isinstance(answer, WorkerLost):
+    def _handle_result(self, result: TaskResult | WorkerLost) -> None:
+        if isinstance(result, WorkerLost):
             self._iterations.n_restarts += 1
             for iteration in self._iterations:
                 iteration.timer.n_restarts += 1
-                iteration.sent_to.discard(answer.worker)
-                self._handle_crash(iteration, answer)
+                iteration.sent_to.discard(result.worker)
+                self._handle_crash(iteration, result)
             return
-        status, slot, number, step, heap_bytes, use, n_rows, worker, error, _, skips = answer
+        status, slot, number, step, heap_bytes, use, n_rows, worker, error, _, skips = result
         iteration = self._iterations[slot]
         if status == _QUICK or status == _FILLED:
             block = self.pool[number]
             if use != block.use:
-                raise AssertionError(f"block {number}: answer to use {use}, not its last")
+                raise AssertionError(f"block {number}: result to use {use}, not its last")
             if heap_bytes:
                 self.pool.note_growth(number, iteration.layout.heap + heap_bytes)
             iteration.sizes[step] = n_rows, heap_bytes

@@ -105,13 +105,13 @@ class SchemaProbe:
             left_s = None if timeout_s is None else since_s + timeout_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
-            n_answers, is_starting = 0, self._backend.is_starting
-            # `map` avoids a variable for the answer. If `_handle_answer` raises the answer's error,
-            # the traceback keeps this frame alive, and a variable would keep the answer alive.
-            for schemas in map(self._handle_answer, self._backend.wait(left_s)):
+            n_results, is_starting = 0, self._backend.is_starting
+            # `map` avoids a variable for the result. If `_handle_result` raises the result's error,
+            # the traceback keeps this frame alive, and a variable would keep the result alive.
+            for schemas in map(self._handle_result, self._backend.wait(left_s)):
                 known = schemas or known
-                n_answers += 1
-            if not n_answers and is_starting:
+                n_results += 1
+            if not n_results and is_starting:
                 since_s = time.monotonic()
         return known
 
@@ -123,22 +123,22 @@ class SchemaProbe:
             else []
         )
 
-    def _handle_answer(self, answer: TaskResult | WorkerLost) -> Schemas | None:
-        if isinstance(answer, WorkerLost) and not (
-            self._is_pending and answer.worker == _PROBED_WORKER
+    def _handle_result(self, result: TaskResult | WorkerLost) -> Schemas | None:
+        if isinstance(result, WorkerLost) and not (
+            self._is_pending and result.worker == _PROBED_WORKER
         ):
             return None  # the worker was not working on the request when it exited
         self._is_pending = False
-        if isinstance(answer, WorkerLost):
-            return self._retry_after_crash(answer)
-        if answer.error is None:
-            return answer.schemas
-        if may_skip(answer.error) and self._advance():
+        if isinstance(result, WorkerLost):
+            return self._retry_after_crash(result)
+        if result.error is None:
+            return result.schemas
+        if may_skip(result.error) and self._advance():
             return self.request()
         try:
-            raise answer.error
+            raise result.error
         finally:
-            del answer  # breaks the reference cycle error -> traceback -> this frame -> error
+            del result  # breaks the reference cycle error -> traceback -> this frame -> error
 
     def _advance(self) -> bool:
         """Advance to the next candidate; after the last, return False and begin with the first."""
@@ -376,7 +376,7 @@ class Engine:
         A finalizer may call this in any thread at any moment.
         """
         is_ours = this_process.pid == self._owner_pid
-        self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
+        self._iterations.cancel(iteration, has_workers=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
         """Lease the block that was delivered last until no object refers to the returned memory.

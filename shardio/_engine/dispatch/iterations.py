@@ -91,7 +91,7 @@ class IterationTable:
         """The plan that the next iteration is expected to have; None if unknown."""
         self.counters: CounterTable
         """The shared memory of iterations; the engine creates and closes it."""
-        self._forgotten = LoadingStats()
+        self._removed_stats = LoadingStats()
         self.n_restarts = 0
         """The number of replaced workers, whether busy or idle."""
         self.may_be_inconsistent = False
@@ -145,7 +145,7 @@ class IterationTable:
         if iteration is None:
             return None
         if iteration.plan != plan:
-            self.cancel(iteration, is_known=True)
+            self.cancel(iteration, has_workers=True)
             return None
         iteration.timer = iteration.timer.restarted(self.counters.sums(iteration.slot))
         iteration.is_ahead = False
@@ -163,12 +163,12 @@ class IterationTable:
         self._latest, self._expected_plan = iteration, successor
         iteration.successor = successor if is_expected else None
 
-    def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
+    def cancel(self, iteration: EpochIteration, *, has_workers: bool) -> None:
         """Record that an iteration is cancelled; a finalizer may call this in any thread.
 
-        `is_known` is False after `close`, and in a fork of the process that owns the workers.
+        `has_workers` is False after `close`, and in a fork of the process that owns the workers.
         """
-        if is_known and not iteration.is_cancelled:
+        if has_workers and not iteration.is_cancelled:
             self.counters.cancel(iteration.slot)  # `take_cancelled` may be called much later
         iteration.timer.end()
         self.newly_cancelled.append(iteration)
@@ -184,7 +184,7 @@ class IterationTable:
 
     def remove(self, iteration: EpochIteration) -> None:
         if not iteration.is_ahead:
-            self._forgotten += self.stats_of(iteration)
+            self._removed_stats += self.stats_of(iteration)
         del self._by_slot[iteration.slot]
         if self._latest is iteration:
             self._latest = None
@@ -218,5 +218,5 @@ class IterationTable:
 
     def total(self) -> LoadingStats:
         counted = (self.stats_of(each) for each in self if not each.is_ahead)
-        found = sum(counted, self._forgotten)
+        found = sum(counted, self._removed_stats)
         return replace(found, n_restarts=self.n_restarts)

@@ -129,7 +129,7 @@ _Message = tuple[bytes, tuple[int, ...]]
 
 class _SharedState:
     def __init__(self) -> None:
-        self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
         self.maps: dict[int, BlockMap] = {}
         """The inode of a block's file -> the memory map of this block."""
@@ -178,7 +178,7 @@ def filler_in_main(batch_spec: BatchSpec, view: SampleView, calls: UserCalls) ->
 class _ThreadWorker(BatchWorker):
     def __init__(self, index: int, batch_spec: BatchSpec, shared: _SharedState) -> None:
         self._shared = shared
-        super().__init__(batch_spec, lambda answer: shared.answers.put(Message(index, answer)))
+        super().__init__(batch_spec, lambda reply: shared.events.put(Message(index, reply)))
 
     def _new_filler(self, view: SampleView) -> Filler:
         return filler_in_main(self._batch_spec, view, UserCalls(call=self._shared.call))
@@ -258,13 +258,13 @@ class ThreadWorkers(Closing):
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait until there is an event; return all events, or none after `timeout_s`."""
         self._check_usable()
-        answers = self._shared.answers
+        arriving = self._shared.events
         events: list[Event | None] = []
         with contextlib.suppress(queue.Empty):
             with GENERATOR_LOCK.released():
-                events.append(answers.get(timeout=timeout_s))
+                events.append(arriving.get(timeout=timeout_s))
             while True:
-                events.append(answers.get_nowait())
+                events.append(arriving.get_nowait())
         # While this thread waited, another thread or a signal handler may have closed the pool.
         self._check_usable()
         return [event for event in events if event is not None]
@@ -288,7 +288,7 @@ class ThreadWorkers(Closing):
         with interrupts_held():
             shared.is_closing = True
             GENERATOR_LOCK.wake()
-            shared.answers.put(None)  # wakes a thread that is inside `wait`
+            shared.events.put(None)  # wakes a thread that is inside `wait`
             for inbox in self._inboxes:
                 inbox.put(None)
             end_s = time.monotonic() + GRACE_S
@@ -324,8 +324,8 @@ def _serve(
                 worker.handle_message(*message)
     except BaseException as error:  # noqa: BLE001  # the pool's owner gets it as text
         text = "".join(traceback.format_exception(error))
-        shared.answers.put(Failed(index, text))
-        shared.answers.put(WorkerExit(index, None, None, 1))
+        shared.events.put(Failed(index, text))
+        shared.events.put(WorkerExit(index, None, None, 1))
     finally:
         while not inbox.empty():
             for fd in (inbox.get() or (b"", ()))[1]:

@@ -156,10 +156,10 @@ class ReplyBuffer:
     def is_full(self) -> bool:
         return self._words[_COUNT] == _ROOM
 
-    def add(self, answer: bytes) -> None:
+    def add(self, reply: bytes) -> None:
         n = self._words[_COUNT]
         start = (n + 1) * DESCRIPTOR_BYTES
-        self._page[start : start + DESCRIPTOR_BYTES] = answer
+        self._page[start : start + DESCRIPTOR_BYTES] = reply
         # Update the count last, so that it never includes a reply that is not fully written.
         self._words[_COUNT] = n + 1
 
@@ -233,11 +233,11 @@ class TaskRunner:
 def work(batch_spec: BatchSpec, channel: Channel) -> None:
     """Handle messages from the main process until it closes the channel."""
 
-    def send(answer: bytes) -> None:
-        if len(answer) <= MAX_MESSAGE_BYTES:
-            channel.send(answer)
+    def send(reply: bytes) -> None:
+        if len(reply) <= MAX_MESSAGE_BYTES:
+            channel.send(reply)
         else:
-            with pack_message(answer) as parcel:
+            with pack_message(reply) as parcel:
                 channel.send(*parcel)
 
     yield_to_main()
@@ -313,21 +313,21 @@ class BatchWorker(Closing):
         may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
         for words in unpack_all(tasks):
-            status, answer = self._run_task(*words)
+            status, reply = self._run_task(*words)
             if status == _QUICK and may_wait and now_ns() < end_ns and not self._replies.is_full:
-                self._replies.add(answer)
+                self._replies.add(reply)
                 continue
-            if len(answer) > DESCRIPTOR_BYTES:
+            if len(reply) > DESCRIPTOR_BYTES:
                 self._flush_replies()
-                self._send(answer)
+                self._send(reply)
             else:
-                self._send(self._replies.take() + answer)
+                self._send(self._replies.take() + reply)
             end_ns = now_ns() + QUICK_NS
         self._flush_replies()
 
     def _flush_replies(self) -> None:
-        if answers := self._replies.take():
-            self._send(answers)
+        if replies := self._replies.take():
+            self._send(replies)
 
     def _accept_hello(
         self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int
@@ -349,17 +349,17 @@ class BatchWorker(Closing):
         self, kind: int, slot: int, block: int, epoch: int, step: int, use: int, n_rows: int
     ) -> tuple[int, bytes]:
         """Run a task; return the status, and the reply with its payload."""
-        heap_bytes, rest = 0, b""
+        heap_bytes, payload = 0, b""
         try:
             if self._start_error is not None:
                 raise self._start_error
             if kind == _LAST_TASK_KIND:
-                status, rest = _SCHEMA, pickle.dumps(self._runner.schemas(step))
+                status, payload = _SCHEMA, pickle.dumps(self._runner.schemas(step))
             else:
                 status, n_rows, heap_bytes, skips = self._runner.fill(
                     slot, step, self._blocks[block]
                 )
-                rest = pickle.dumps(skips) if skips else b""
+                payload = pickle.dumps(skips) if skips else b""
         except Exception as error:  # noqa: BLE001  # the main process raises it
-            status, rest = _FAILED, pack_error(error)
-        return status, pack(status, slot, block, step, heap_bytes, use, n_rows) + rest
+            status, payload = _FAILED, pack_error(error)
+        return status, pack(status, slot, block, step, heap_bytes, use, n_rows) + payload

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner, Schemas
 from shardio._engine.filling.collate import Scratch, copy_rows
 from shardio._engine.filling.readahead import ReadAhead
-from shardio._engine.filling.sizing import heap_bytes_by
+from shardio._engine.filling.sizing import estimate_heap_bytes
 from shardio._engine.filling.user_functions import (
     BatchBuilder,
     TransformRunner,
@@ -107,7 +107,7 @@ class Filler:
             # If the sample has no image in an optional field, the inferred schema lacks the size of
             # the images in this field.
             schema = image_schema(schema, batch_spec.pictures)
-            heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
+            heap_bytes = estimate_heap_bytes(sample, schema, batch_spec.block_rows)
             return Schemas(schema, heap_bytes=heap_bytes)
         except SchemaError as error:
             raise error_at(error, self._transformed.location(chunk, 0)) from None
@@ -261,13 +261,13 @@ class RowByRowFiller:
         used = 0
         for i, position in enumerate(range(*plan.partition.read_range(step))):
             one = one._replace(states=batch.states[i : i + 1])
-            skipped = self._find(plan, position, i, to_skip.get(i, {}), origins[i], one)
+            skipped = self._fill_row(plan, position, i, to_skip.get(i, {}), origins[i], one)
             if skipped is not None:
                 skips.append(skipped)
             used = copy_rows(one, batch, i, used)
         return used
 
-    def _find(
+    def _fill_row(
         self,
         plan: EpochPlan,
         position: int,

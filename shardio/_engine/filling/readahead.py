@@ -63,7 +63,7 @@ class ReadAhead:
         """If the order has windows, the plan of the latest batch and the index of its window."""
         self._requested: set[int] = set()
         """The requested pieces of `_grain` bytes, as indices into all files together."""
-        self._is_scattered = False
+        self._is_readahead_disabled = False
 
     def prefetch(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
         """Probe the batch in `part` of `index_chunk` if a probe is due; request missing data."""
@@ -105,8 +105,8 @@ class ReadAhead:
             if not self._is_cold:
                 self._requested.clear()  # earlier requests were evicted, or were for another epoch
             self._is_cold, self._n_hits, self._next_pause = True, 0, 1
-            if not (self._fits or self._is_scattered):
-                self._expect_scattered()
+            if not (self._fits or self._is_readahead_disabled):
+                self._disable_kernel_readahead()
         if self._is_cold:
             grain = self._grain if self._fits or plan.order.window is not None else PAGE_BYTES
             n_fresh = self._request(rows, shards, first_frames, grain)
@@ -123,13 +123,13 @@ class ReadAhead:
         self._grain = WIDE_BYTES if self._fits else NEAR_BYTES
         self._extents = extents  # set last: an error may end this method
 
-    def _expect_scattered(self) -> None:
+    def _disable_kernel_readahead(self) -> None:
         """Disable the kernel's own read-ahead for the mapped files.
 
         With a read-ahead of 8 MiB, the kernel reads 2,000 unneeded pages for each missing page, and
         these pages evict requested ones.
         """
-        self._is_scattered = True
+        self._is_readahead_disabled = True
         for name in self._batch_spec.fields:
             if self._batch_spec.transform is None and name in self._dataset.schema.columns:
                 self._dataset.gather(name).disable_readahead()

@@ -52,7 +52,7 @@ def block_bytes(
     return n_bytes
 
 
-def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
+def estimate_heap_bytes(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
     """Estimate the heap bytes of n_rows transformed samples that are like `sample`."""
     per_row = 0
     for name, field in schema.items():
