@@ -59,10 +59,10 @@ class PipelineIterations(Closing):
     def _iterate(
         self,
         source: Any,
-        note: Callable[[SourceItem | None], None],
+        on_result: Callable[[SourceItem | None], None],
         begin: ResumePosition = _BEGINNING,
     ) -> Iterator[Any]:
-        """Start an iteration over `source`; see `_Iteration` for `note`."""
+        """Start an iteration over `source`; `on_result` is as in `_Iteration`."""
         self._check_open()
         with interrupts_held():
             runner = PipelineRunner(
@@ -73,7 +73,7 @@ class PipelineIterations(Closing):
                 n_items_before=begin.item,
                 n_passed_over=begin.n_passed_over,
             )
-            found = _Iteration(runner, self._timeout_s, note)
+            found = _Iteration(runner, self._timeout_s, on_result)
         self._runners.add(runner)
         self._latest = runner
         return found
@@ -96,16 +96,16 @@ class PipelineIterations(Closing):
 class _Iteration:
     """An iterator over the results of `runner`; closes the runner at the end.
 
-    For each result, it calls `note` with the SourceItem of the result; at the end, with None.
+    For each result, it calls `on_result` with the SourceItem of the result; at the end, with None.
     """
 
     def __init__(
         self,
         runner: PipelineRunner,
         timeout_s: float | None,
-        note: Callable[[SourceItem | None], None],
+        on_result: Callable[[SourceItem | None], None],
     ) -> None:
-        self._take, self._timeout_s, self._note = runner.take, timeout_s, note
+        self._take, self._timeout_s, self._on_result = runner.take, timeout_s, on_result
         self._close = Finalizer(self, runner.abandon)
 
     def __iter__(self) -> Self:
@@ -121,9 +121,9 @@ class _Iteration:
             raise
         if entry is None:
             self._close()
-            self._note(None)
+            self._on_result(None)
             raise StopIteration
-        self._note(entry[0])
+        self._on_result(entry[0])
         return entry[1]
 
 
@@ -357,11 +357,11 @@ class DataLoader(PipelineIterations):
         self._start_position, self._position = ResumePosition(), begin
         this = self._current_iteration = object()
 
-        def note(origin: SourceItem | None) -> None:
+        def on_result(origin: SourceItem | None) -> None:
             if self._current_iteration is this:
                 self._position = ResumePosition.after(origin)
 
-        return self._iterate(source, note, begin)
+        return self._iterate(source, on_result, begin)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last result of the latest iteration, for `load_state_dict`.

@@ -120,12 +120,12 @@ class Server(Closing):
         most_clients: int,
     ) -> None:
         zmq = self._zmq = zeromq("a server")
-        asked = parse(bind)
-        if keys is None and not asked.is_loopback:
+        address = parse(bind)
+        if keys is None and not address.is_loopback:
             raise InvalidArgument(
-                f"{asked} is open to other machines, and without keys to anybody there: make keys "
-                "with `shardio serve --make-keys DIR` and pass --keys DIR, or bind tcp://127.0.0.1 "
-                "and forward the port with ssh -L"
+                f"{address} is open to other machines, and without keys to anybody there: make "
+                "keys with `shardio serve --make-keys DIR` and pass --keys DIR, or bind "
+                "tcp://127.0.0.1 and forward the port with ssh -L"
             )
         self._make_loader, self._served = make_loader, served
         self._most_clients = most_clients
@@ -146,14 +146,14 @@ class Server(Closing):
         try:
             # Create the gatekeeper before the socket: without it, ZeroMQ accepts every client.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
-            self._socket = self._listen(asked, keys)
+            self._socket = self._listen(address, keys)
             self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
             """The address at which the server listens."""
         except BaseException:
             self.close()
             raise
 
-    def _listen(self, asked: Address, keys: ServerKeys | None) -> Any:
+    def _listen(self, address: Address, keys: ServerKeys | None) -> Any:
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
         socket.sndhwm, socket.rcvhwm = _MAX_UNSENT, _MAX_UNREAD
@@ -163,14 +163,14 @@ class Server(Closing):
         socket.router_mandatory = True
         socket.maxmsgsize = MAX_HEAD_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
-        socket.ipv6 = asked.is_ipv6
+        socket.ipv6 = address.is_ipv6
         if keys is not None:
             socket.curve_server, socket.curve_secretkey = True, keys.secret
             socket.zap_domain = DOMAIN
         try:
-            socket.bind(str(asked))
+            socket.bind(str(address))
         except zmq.ZMQError as error:
-            raise InvalidArgument(f"{asked}: ZeroMQ cannot listen there: {error}") from error
+            raise InvalidArgument(f"{address}: ZeroMQ cannot listen there: {error}") from error
         return socket
 
     @property
@@ -259,7 +259,7 @@ class Server(Closing):
                 session = Session(head, self._make_loader, self._served, self._post)
                 self._sessions[token] = session
         except (InvalidArgument, UnsupportedEnvironment) as error:
-            self._send(identity, [pack("failed", error=protocol.as_json(error))])
+            self._send(identity, [pack("failed", error=protocol.error_to_json(error))])
             return
         session.identity, session.disconnected_s = identity, None
         self._tokens[identity] = token

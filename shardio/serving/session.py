@@ -123,7 +123,7 @@ class Session:
     def _run(self) -> None:
         loader: ShardLoader | None = None
         try:
-            loader = self._make_loader(handshake.from_json(self._options))
+            loader = self._make_loader(handshake.options_from_json(self._options))
             self._initial_state = self._next_state = loader.state_dict()
             self._send_opened(loader)
             while self._run_once(loader):
@@ -245,7 +245,7 @@ class Session:
     def _fail(self, error: Exception, failed: int | None = None) -> None:
         if isinstance(error, MalformedMessage):
             error = InvalidArgument(f"the server does not understand the request: {error}")
-        self._send("failed", number=failed, error=protocol.as_json(error))
+        self._send("failed", number=failed, error=protocol.error_to_json(error))
 
     def _send(self, kind: str, block: Any = None, **more: Any) -> None:
         head = pack(kind, **more)

@@ -24,7 +24,7 @@ from shardio.serving.client.protocol import (
     MAX_HEAD_BYTES,
     MalformedMessage,
     is_address,
-    layout_text,
+    layout_to_json,
     pack,
     pack_batch,
     parse,
@@ -87,7 +87,7 @@ def test_only_what_a_batch_uses_of_its_block_travels(batches: list[Batch]) -> No
 
 def test_a_claim_of_more_than_came_is_refused(batches: list[Batch]) -> None:
     head, block = pack_batch(batches[0])
-    layout = layout_text(batches[0].filled_block[0]).replace('"rows":5', '"rows":4000000000')
+    layout = layout_to_json(batches[0].filled_block[0]).replace('"rows":5', '"rows":4000000000')
     with pytest.raises(MalformedMessage, match="its layout needs"):
         unpack_batch({**head, "layout": layout}, block.tobytes())
     with pytest.raises(MalformedMessage, match="rows in a block for"):
@@ -140,23 +140,23 @@ _ASKED: dict[str, Any] = {
 
 
 def test_options_come_back_as_they_were_asked_for() -> None:
-    told = json.loads(json.dumps(handshake.as_json(_ASKED)))
+    told = json.loads(json.dumps(handshake.options_to_json(_ASKED)))
     made = {"clips": Clip(**_ASKED["clips"]), "pack": Pack(**_ASKED["pack"])}
-    assert handshake.from_json(told) == {**_ASKED, "sampler": [0, 1, 2, 3], **made}
+    assert handshake.options_from_json(told) == {**_ASKED, "sampler": [0, 1, 2, 3], **made}
 
 
 def test_a_sampler_travels_if_it_holds_positions() -> None:
     with pytest.raises(MalformedMessage, match="sampler is not a WeightedSampler"):
-        handshake.from_json({"sampler": {"weights": [1]}})
-    assert handshake.as_json({"sampler": {3: "a", 1: "b"}}) == {"sampler": [3, 1]}
-    assert handshake.as_json({"sampler": {7}}) == {"sampler": [7]}
+        handshake.options_from_json({"sampler": {"weights": [1]}})
+    assert handshake.options_to_json({"sampler": {3: "a", 1: "b"}}) == {"sampler": [3, 1]}
+    assert handshake.options_to_json({"sampler": {7}}) == {"sampler": [7]}
 
     class Drawing:
         def __iter__(self) -> Iterator[int]:
             return iter([1])
 
     with pytest.raises(InvalidArgument, match=r"sampler is iterated again .*pass a sequence"):
-        handshake.as_json({"sampler": Drawing()})
+        handshake.options_to_json({"sampler": Drawing()})
 
 
 _QUESTION = {"kind": "open", "version": 1, "token": "0" * 32, "most_bytes": 9, "options": {}}
@@ -169,9 +169,9 @@ _ERROR = ChecksumMismatch("a hash", code="hash", path="/d/0.shard", sample=3, fo
     ("whole", "read"),
     [
         (_QUESTION, lambda found: unpack([json.dumps(found).encode()], FROM_CLIENT)),
-        (handshake.as_json(_ASKED), handshake.from_json),
+        (handshake.options_to_json(_ASKED), handshake.options_from_json),
         (_OPENED, lambda found: LoaderInfo.parse(found, parse("tcp://h:1"))),
-        (protocol.as_json(_ERROR), protocol.from_json),
+        (protocol.error_to_json(_ERROR), protocol.error_from_json),
     ],
     ids=["question", "options", "opened", "error"],
 )
@@ -197,18 +197,18 @@ def test_damaged_messages_are_refused(whole: dict[str, Any], read: Callable[[Any
     ],
 )
 def test_errors_come_back(error: Exception, said: str | None) -> None:
-    head = unpack([pack("failed", error=protocol.as_json(error))], FROM_SERVER)
-    again = protocol.from_json(head["error"])
+    head = unpack([pack("failed", error=protocol.error_to_json(error))], FROM_SERVER)
+    again = protocol.error_from_json(head["error"])
     assert (type(again), str(again)) == (ShardioError if said else type(error), said or str(error))
 
 
 def test_a_long_error_loses_its_middle() -> None:
-    text = protocol.as_json(TransformError("a" * 70_000 + "b"))["text"]
+    text = protocol.error_to_json(TransformError("a" * 70_000 + "b"))["text"]
     assert len(text) < 66_000 and text.endswith("aab")
 
 
 def test_a_class_that_is_no_error_of_ours_is_not_looked_up() -> None:
-    assert type(protocol.from_json({"class": "Any", "text": "x"})) is ShardioError
+    assert type(protocol.error_from_json({"class": "Any", "text": "x"})) is ShardioError
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: i
     return HEADER.pack(kind, 0, block, step, n_passed_over, 0)
 
 
-def call_for_main(
+def answer_calls(
     function: Callable[[Any], Any], most_bytes: int, name: str, channel: Channel
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.

@@ -32,7 +32,7 @@ from shardio._workers.processes.worker_main import (
     unpack_message,
 )
 from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
-from shardio._workers.tasks.calls import HEADER, CallOutcome, CallRequest, call_for_main, pack_call
+from shardio._workers.tasks.calls import HEADER, CallOutcome, CallRequest, answer_calls, pack_call
 from shardio._workers.tasks.failure_policy import MAX_CRASHES, CrashLoop, ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value
@@ -142,7 +142,7 @@ class TaskPool(Closing):
         self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
         self._failure_texts: dict[int, str] = {}
         self._has_ended = False
-        target = partial(call_for_main, function, budget, name)
+        target = partial(answer_calls, function, budget, name)
         with ExitStack() as resources, translate_open_file_errors():
             self._blocks = resources.enter_context(ValueBlocks(n_workers + 1, budget))
             self._step_files = resources.enter_context(StepFiles())

@@ -316,7 +316,7 @@ class Stream(Closing):
         """Raise the error that the server has sent, unless it belongs to an earlier iteration."""
         if head.get("number") is not None and number(head, "number") != self._number:
             return
-        error = protocol.from_json(member(head, "error", dict))
+        error = protocol.error_from_json(member(head, "error", dict))
         if not self._is_open:  # this server could not create the loader
             # Another server may succeed. For example, this server may have no room, because the
             # clients of a lost server have come to it.

@@ -42,7 +42,7 @@ ELSEWHERE: Final = {
 """The options that a remote loader does not accept, and what decides them instead."""
 
 
-def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None as JSON values, or raise InvalidArgument."""
     found: dict[str, Any] = {}
     for name, value in options.items():
@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
+def options_from_json(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for ShardLoader, which checks their values, from a client's message."""
     if unknown := found.keys() - KNOWN:
         raise MalformedMessage(f"unknown options: {sorted(unknown)}")

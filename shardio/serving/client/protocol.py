@@ -176,7 +176,7 @@ _VALUES: Final = ("expected", "found")
 _MAX_CHARACTERS: Final = 1 << 16
 
 
-def as_json(error: BaseException) -> dict[str, Any]:
+def error_to_json(error: BaseException) -> dict[str, Any]:
     """Return an error as JSON values. An error of another library becomes a ShardioError."""
     kind = type(error).__name__
     text = error.what if isinstance(error, ShardCorrupt) else str(error)
@@ -191,8 +191,8 @@ def as_json(error: BaseException) -> dict[str, Any]:
     return found
 
 
-def from_json(found: Mapping[str, Any]) -> ShardioError:
-    """Return the error that `as_json` has converted to these JSON values."""
+def error_from_json(found: Mapping[str, Any]) -> ShardioError:
+    """Return the error that `error_to_json` has converted to these JSON values."""
     name, what = member(found, "class", str), member(found, "text", str)
     kind: type[ShardioError] = getattr(errors, name) if name in errors.__all__ else ShardioError
     if not issubclass(kind, ShardCorrupt):
@@ -209,7 +209,7 @@ Block = npt.NDArray[np.uint8]
 
 
 @functools.lru_cache(maxsize=16)
-def layout_text(layout: BlockLayout) -> str:
+def layout_to_json(layout: BlockLayout) -> str:
     """Return the layout of a block as JSON."""
     schema = layout.schema.to_json().decode("utf-8")
     whole = [slot.name for slot in layout.whole]
@@ -217,8 +217,8 @@ def layout_text(layout: BlockLayout) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def layout_of(content: str) -> BlockLayout:
-    """Return the layout that `layout_text` has written as JSON."""
+def layout_from_json(content: str) -> BlockLayout:
+    """Return the layout that `layout_to_json` has written as JSON."""
     try:
         found = read_json(content)
         if not isinstance(found, dict):
@@ -238,7 +238,7 @@ def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
     """Return the members for the head of a batch's message, and the used part of the block."""
     layout, block, n_rows = batch.filled_block
     head = {
-        "layout": layout_text(layout),
+        "layout": layout_to_json(layout),
         "rows": n_rows,
         "epoch": batch.epoch,
         "step": batch.step,
@@ -261,7 +261,7 @@ def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
 
 def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
     """Return the batch of a message. Its arrays are views of a copy of the received block."""
-    layout, n_rows = layout_of(member(head, "layout", str)), number(head, "rows", _MAX_ROWS)
+    layout, n_rows = layout_from_json(member(head, "layout", str)), number(head, "rows", _MAX_ROWS)
     received = np.frombuffer(content, np.uint8)
     check(layout, received, n_rows)
     memory = np.empty(len(received) + _ALIGNMENT, np.uint8)  # the block must be aligned

@@ -34,7 +34,7 @@ from shardio.serving.client.handshake import (
     LoaderInfo,
     ReceivedBatch,
     State,
-    as_json,
+    options_to_json,
 )
 from shardio.serving.client.protocol import Address, parse_all
 
@@ -115,7 +115,7 @@ class RemoteLoader(Closing):
         _check_keys(self._addresses, self._keys)
         output = one_of("output", output, OUTPUTS)
         place = check_rank(rank, world_size)
-        sent_options = as_json(
+        sent_options = options_to_json(
             {"batch_size": check_count("batch_size", batch_size, 1), **options}
             | dict(zip(("rank", "world_size"), place, strict=True))
         )
