@@ -281,21 +281,23 @@ class Cluster(Closing):
         for number, value in {number: value for number, value in self._running.values()}.items():
             self._n_possible_losses[number] += 1
             if self._n_possible_losses[number] >= most_losses:
-                raise WorkerDied(f"{most_losses} machines were lost on {self._name_of(number)}")
+                what = self._name_of(number)
+                raise WorkerDied(f"{most_losses} machines were lost while working on {what}")
             self._running[self._submit(value)] = number, value
 
     def _note_loss(self, number: int, error: Exception) -> None:
         self._n_lost[number] += 1
         if self._n_lost[number] == MAX_LOST:
-            raise WorkerDied(f"{MAX_LOST} machines were lost on {self._name_of(number)}") from error
+            what = self._name_of(number)
+            raise WorkerDied(f"{MAX_LOST} machines were lost while working on {what}") from error
 
     def _check_gpus(self) -> None:
         """Raise UnsupportedEnvironment if no machine has the GPUs; Ray would wait in silence."""
         n_gpus = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
         if self._engine.gpus > max(n_gpus, default=0):
             raise UnsupportedEnvironment(
-                f"gpus is {self._engine.gpus}: no machine of the Ray cluster has as many; the most "
-                f"that one has is {max(n_gpus, default=0):g}"
+                f"gpus is {self._engine.gpus}: no machine of the Ray cluster has so many; the "
+                f"maximum is {max(n_gpus, default=0):g}"
             )
 
     def _max_submitted(self) -> int:
@@ -311,8 +313,8 @@ class Cluster(Closing):
             self._n_crashes[number] += 1
             if self._n_crashes[number] == MAX_CRASHES:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} processes ended on {self._name_of(number)}; of the last one "
-                    f"Ray says: {first_line(error)}"
+                    f"{MAX_CRASHES} processes crashed on {self._name_of(number)}; Ray reports for "
+                    f"the last one: {first_line(error)}"
                 ) from error
         elif "No module named 'shardio" in str(error):
             raise UnsupportedEnvironment(

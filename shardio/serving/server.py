@@ -123,9 +123,9 @@ class Server(Closing):
         address = parse(bind)
         if keys is None and not address.is_loopback:
             raise InvalidArgument(
-                f"{address} is open to other machines, and without keys to anybody there: make "
-                "keys with `shardio serve --make-keys DIR` and pass --keys DIR, or bind "
-                "tcp://127.0.0.1 and forward the port with ssh -L"
+                f"{address} is reachable from other machines and therefore needs keys: make them "
+                "with `shardio serve --make-keys DIR` and pass --keys DIR, or bind tcp://127.0.0.1 "
+                "and forward the port with ssh -L"
             )
         self._make_loader, self._served = make_loader, served
         self._most_clients = most_clients

@@ -52,8 +52,8 @@ def _loads(path: str, server: Server) -> None:
 @pytest.mark.parametrize(
     ("bind", "options", "said"),
     [
-        ("tcp://*:5555", {}, "without keys to anybody"),
-        ("tcp://[::]:5555", {}, "without keys to anybody"),
+        ("tcp://*:5555", {}, "reachable from other machines and therefore needs keys"),
+        ("tcp://[::]:5555", {}, "reachable from other machines and therefore needs keys"),
         (FREE, {"num_workers": -1}, "num_workers"),
         (FREE, {"memory_bytes": 0}, "memory_bytes"),
         (FREE, {"max_clients": 0}, "max_clients"),

@@ -57,7 +57,7 @@ def _late_result_error(
         if frame is not None:
             lines.append(indent(_stack(frame), "    "))
     if len(at_work) > _MAX_CALLS_LISTED:
-        lines.append(f"and {len(at_work) - _MAX_CALLS_LISTED} calls more")
+        lines.append(f"and {len(at_work) - _MAX_CALLS_LISTED} more calls")
     if not at_work:
         lines.append("no call is in progress")
     return BatchTimeout("\n".join([*lines, *stacks]))

@@ -47,7 +47,7 @@ def user_call(name: str, function: Any) -> UserCall:
         look_up = getattr(function, "__getitem__", None)
         if look_up is None or isinstance(function, str | bytes):
             raise InvalidArgument(
-                f"{name} must be a function, or something to look up in, such as a mapping; "
+                f"{name} must be a function, or an object with keys or indices, such as a mapping; "
                 f"found {short_repr(function)}"
             )
         return UserCall(look_up)

@@ -81,7 +81,7 @@ class PendingCall:
             return read_value(memory)
         except Exception as error:
             raise TransformError(
-                f"what {name} returned for {self.description} cannot be unpickled in this process: "
+                f"the result of {name} for {self.description} cannot be unpickled in this process: "
                 f"{type(error).__name__}: {text_of(error)}"
             ) from error
 

@@ -180,5 +180,5 @@ def run(nodes: Nodes, function: Any, shared_path: Path, n_jobs: int = 1) -> list
 
 
 def test_a_job_that_ends_two_processes_is_named(nodes: Nodes, tmp_path: Path) -> None:
-    with pytest.raises(WorkerDied, match="2 processes ended on job 0"):
+    with pytest.raises(WorkerDied, match="2 processes crashed on job 0"):
         run(nodes, lambda number: os.kill(os.getpid(), signal.SIGKILL), tmp_path)

@@ -189,10 +189,13 @@ def test_a_copy_that_fails_is_nothing_where_another_goes_on(ray: StandIn, tmp_pa
 @pytest.mark.parametrize(
     ("fates", "said"),
     [
-        ([Crashed("signal 9\nmore")] * 2, "2 processes ended on job 0; .*says: signal 9$"),
-        ([NodeDied("gone")] * 2 * ray_cluster.MAX_LOST, "8 machines were lost on job 0"),
+        ([Crashed("signal 9\nmore")] * 2, "2 processes crashed on job 0; .*one: signal 9$"),
+        (
+            [NodeDied("gone")] * 2 * ray_cluster.MAX_LOST,
+            "8 machines were lost while working on job 0",
+        ),
         (["silence", *[NodeDied("gone")] * 2 * ray_cluster.MAX_LOST], "8 machines were lost"),
-        (["silence"] * ray_cluster.MAX_LOST, "8 machines were lost on job 0"),
+        (["silence"] * ray_cluster.MAX_LOST, "8 machines were lost while working on job 0"),
         ([RayError("unheard of")], "Ray failed on job 0: unheard of"),
     ],
 )
@@ -238,7 +241,7 @@ def test_what_is_no_share_of_a_gpu_is_refused(ray: StandIn, gpus: float) -> None
 
 def test_more_gpus_than_a_machine_has_are_refused(ray: StandIn, tmp_path: Path) -> None:
     ray.dead = ["with eight"]
-    with pytest.raises(UnsupportedEnvironment, match="gpus is 2: no machine .*; the most .* is 1$"):
+    with pytest.raises(UnsupportedEnvironment, match="gpus is 2: no machine .*; the maximum is 1$"):
         run_one(tmp_path, abs, gpus=2)
 
 
