@@ -97,7 +97,7 @@ class Collation:
                 if join.companion in schema:
                     raise InvalidArgument(
                         f"collate={join.rule.kind!r} of {name!r} adds {join.companion!r}, which is "
-                        "a field already: leave one of them out with `fields`, or ask for another"
+                        "a field already: leave it out with `fields`, or use another rule"
                     )
                 _, dtype, has_dims = _COMPANIONS[join.rule.kind]
                 fields[join.companion] = Array(dtype, (None,) * (1 + has_dims * n_dims))
@@ -169,6 +169,6 @@ def _check_rule(name: str, rule: CollateRule, schema: Schema) -> None:
         for size, n in zip(sizes, found.shape, strict=True)
     ):
         raise InvalidArgument(
-            f"collate: {name!r} has the shape {found.shape}, None for what varies, and cannot be "
+            f"collate: {name!r} has the shape {found.shape}, where None varies, and cannot be "
             f"padded to {sizes}"
         )

@@ -183,7 +183,7 @@ def _check_options(
 ) -> None:
     if not callable(values) and (batch_size, workers, engine) != (None, None, LOCAL):
         raise InvalidArgument(
-            "batch_size, workers, engine: only for a function; here the values are given"
+            "batch_size, workers, engine: only for a function; `values` is an iterable"
         )
     if batch_size is not None and batch_size < 1:
         raise InvalidArgument(f"batch_size is {batch_size}; it must be 1 or more")

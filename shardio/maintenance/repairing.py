@@ -104,7 +104,7 @@ def _unlisted_shards(root: Path, generation: Generation) -> dict[str, str]:
         with contextlib.suppress(DataError):
             names -= {*load_generation(root, number).names}
     reason = (
-        f"only generation {min(later)}, or a later one, names it, and those cannot be read; "
+        f"it may belong to generation {min(later)} or a later one, which cannot be read; "
         f"generation {generation.number} was repaired instead; shardio repair"
     )
     return {name: f"{reason} {name} saves its samples" for name in sorted(names)}

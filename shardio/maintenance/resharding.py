@@ -325,7 +325,7 @@ def _map_label(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> 
     if int(value) not in numbers:
         raise InvalidArgument(
             f"sample {row} of shard {shard}: its label is {int(value)}, which names no class; "
-            f"expected one from 0 to {len(numbers) - 1}, or a negative one for none"
+            f"expected 0 to {len(numbers) - 1}, or a negative number for no class"
         )
     return numbers[int(value)]
 

@@ -154,7 +154,7 @@ class ClipView(SampleView):
     def no_shards_reason(self) -> str | None:
         """Return the reason why the samples are not in shard order; None if they are."""
         if self.clip_grouping is not None:
-            return "per_video keeps clips of a video together, wherever it lies"
+            return "per_video keeps the clips of a video together instead"
         return super().no_shards_reason()
 
     @property
@@ -187,9 +187,9 @@ class ClipView(SampleView):
         """Return the format of the audio in some fields; the audio covers the time of a clip."""
         if any(sound.where == "random" for sound in sounds.values()):
             raise InvalidArgument(
-                f"{self.dataset.path}: samples are clips of {self.video!r}, whose sound covers the "
-                'time of the clip; where="random" is only for sound without videos: leave it out '
-                'and draw clips, dataset.clips(where="random"), or leave out the videos (`fields`)'
+                f"{self.dataset.path}: samples are clips of {self.video!r}, and sound covers the "
+                'time of a clip: leave where="random" out of Sound, and use '
+                'dataset.clips(where="random"), or leave the videos out of `fields`'
             )
         return super().audio(sounds)
 
@@ -260,7 +260,7 @@ def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
 
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
     if longest >= clip.span:
-        return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
+        return f"{dataset.path}: field {clip.around!r} has no event in a video as long as a clip"
     text = f"{dataset.path}: no video in field {name!r} lasts as long as a clip of frames="
     if clip.rate is None:
         needed = f"{clip.frames}, stride={clip.stride}, {clip.span} frames"

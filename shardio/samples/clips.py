@@ -270,7 +270,7 @@ def _checked_rate(fps: Any) -> Fraction:
     if not (0 < found.numerator < _MAX and found.denominator <= most):
         raise InvalidArgument(
             "fps must be frames per second, above 0: an integer, a float that is exact (12.5), or "
-            f"a fraction, as fractions.Fraction(30000, 1001) is; found {fps!r}"
+            f"a fraction such as fractions.Fraction(30000, 1001); found {fps!r}"
         )
     return found
 

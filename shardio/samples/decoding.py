@@ -106,7 +106,7 @@ Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | None]]
 """The clips of one video, as pairs (start code, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
-"""The maximum number of open videos (5 KB each). Opening one takes as long as 12 frames."""
+"""The maximum number of open videos, 5 KB each. Opening one takes as long as decoding 12 frames."""
 _MAX_PACKETS: Final = 1 << 19
 """The maximum number of packets of all open videos: 18 MB, or 26 MB with times of frames."""
 

@@ -225,7 +225,7 @@ class ColumnSource(FieldSource):
         """Gather the values."""
         chunk, part = batch.chunk, batch.part
         self._dataset.gather(self.name).gather(chunk.rows[part], chunk.shards[part], out)
-        if present is not None:  # a missing value may have any bytes in the file
+        if present is not None:  # do not rely on zeros for missing values in the file
             out[~present] = 0
 
 

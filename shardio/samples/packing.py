@@ -58,7 +58,7 @@ class Pack:
     def name(self) -> str:
         """The name of the packed field; only valid for a result of `resolve_pack`."""
         if self.field is None:
-            raise AssertionError("which field is packed is found out before anything is read")
+            raise AssertionError("resolve_pack must set the field first")
         return self.field
 
     @property
@@ -86,7 +86,7 @@ class Pack:
     def document_type(self, schema: Schema) -> Array:
         """Return the type of the packed field, which holds the documents."""
         if (array := schema[self.name].array) is None:
-            raise AssertionError("it is looked at which field is packed before anything is read")
+            raise AssertionError("resolve_pack must check the field first")
         return array
 
     def window_fields(self, field: Array) -> dict[str, Array]:

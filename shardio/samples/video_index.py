@@ -140,10 +140,10 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
             return np.dtype(np.float64)
         if array.dtype.startswith(("int", "uint")):
             return np.dtype(np.int64)
-    what = "there is none of that name" if field is None else f"found {field!r}"
+    what = "there is no such field" if field is None else f"found {field!r}"
     raise InvalidArgument(
-        f"around={name!r} must be a field of numbers, floats in seconds or integers that are "
-        f"numbers of frames: one for each sample, or a list or an array of one dimension; {what}"
+        f"around={name!r} must be a field of floats (seconds) or integers (frame numbers): single "
+        f"numbers, lists, or arrays of one dimension; {what}"
     )
 
 
@@ -171,7 +171,7 @@ def clip_frames(clips: Clips, start_code: int, times: FrameTimes) -> Numbers:
 
 def _event(clips: Clips, number: int) -> int | float:
     if clips.events is None:
-        raise AssertionError("clips around events are made with their events")
+        raise AssertionError("clips around events need `events`")
     found: int | float = clips.events.values[number].item()
     return found
 

@@ -260,7 +260,7 @@ class SampleView(Sequence[dict[str, Any]]):
         rows = self.dataset.rows.row_list
         if rows is None or rows.is_ascending:
             return None
-        return "those of this selection are in another order; sort what select() receives"
+        return "this selection is in another order: sort the indices for select()"
 
     @property
     def shard_ends(self) -> Rows:

@@ -426,7 +426,7 @@ class TokenSource(FieldSource):
         if not self._field.is_fixed:
             wrong |= records.shapes(name, local)[:, 0] * np.uint64(itemsize) != entries["n_bytes"]
         for i in np.flatnonzero(wrong)[:1].tolist():
-            what = "the stored shape, or the length at opening, does not account for the bytes"
+            what = "its size does not match its stored shape, or its length at opening"
             error = ShardCorrupt(what, code="shape", found=int(n_bytes[i]))
             offset = records.offset + int(entries["offset"][i])
             raise records.add_location(error, name, int(local[i]), offset)

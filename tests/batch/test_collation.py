@@ -95,7 +95,7 @@ def test_a_shape_is_what_a_field_is_padded_to() -> None:
         ({"other": "pad"}, "names 'other'; the fields of a sample are label, image"),
         ({"note": "pad"}, "'note' is Text, which is always a list"),
         ({"image": "pad"}, r"'image' has the shape \(4, 6\) in every sample"),
-        ({"points": (3,)}, r"\(None, 2\), None for what varies, and cannot be padded to \(3,\)"),
+        ({"points": (3,)}, r"\(None, 2\), where None varies, and cannot be padded to \(3,\)"),
         ({"points": (3, 1)}, r"cannot be padded to \(3, 1\)"),
     ],
 )

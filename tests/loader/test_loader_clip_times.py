@@ -359,13 +359,13 @@ CAN_BE: dict[str, Callable[[], Clip]] = {
     "no video in field 'video' lasts as long as a clip of frames=99, fps=10; the longest has 20": (
         lambda: Clip(99, fps=10)
     ),
-    "around='goal' must be a field of numbers.*there is none of that name": (
+    "around='goal' must be a field of floats.*there is no such field": (
         lambda: Clip(around="goal")
     ),
     "around='note' must be .*found Text": lambda: Clip(around="note"),
     "around='table' must be": lambda: Clip(around="table"),
     "around='flag' must be": lambda: Clip(around="flag"),
-    "field 'none' has no event of any video with a clip": lambda: Clip(around="none", frames=4),
+    "field 'none' has no event in a video as long as a clip": lambda: Clip(around="none", frames=4),
     "times=True add video_pts, which is a field already": lambda: Clip(times=True),
 }
 

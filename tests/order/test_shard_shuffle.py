@@ -215,7 +215,7 @@ def test_a_state_with_another_window_is_refused(folder: Path) -> None:
 def test_samples_that_do_not_lie_in_shards_in_their_order_are_refused(folder: Path) -> None:
     with open_dataset(folder) as dataset:
         chosen = dataset.select([3, 1, 2])
-        with chosen, pytest.raises(InvalidArgument, match=r"sort what select.* pass .*'blocks'"):
+        with chosen, pytest.raises(InvalidArgument, match=r"sort the indices.* pass .*'blocks'"):
             loader(chosen)
     with (
         mix([folder, folder], weights=[1, 1]) as mixed,

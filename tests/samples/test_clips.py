@@ -144,7 +144,7 @@ def test_so_many_frames_are_before_that_of_the_event(frames: int, lead: Any, n: 
         ({"fps": -8}, "found -8"),
         ({"fps": True}, "found True"),
         ({"fps": "8"}, "found '8'"),
-        ({"fps": 29.97}, "as fractions.Fraction(30000, 1001) is; found 29.97"),
+        ({"fps": 29.97}, "such as fractions.Fraction(30000, 1001); found 29.97"),
         ({"fps": float("nan")}, "found nan"),
         ({"fps": 1 << 31}, "fps must be"),
         ({"fps": Fraction(1, 1 << 31)}, "fps must be"),

@@ -427,7 +427,7 @@ def test_a_document_of_another_length_than_the_index_said_is_an_error(folder: st
         packed = made.view.windows
         packed.ends = packed.ends.copy()
         packed.ends[2:] += 1  # as if the file had been another when it was opened
-        with pytest.raises(ShardCorrupt, match="does not account") as raised:
+        with pytest.raises(ShardCorrupt, match="does not match its stored shape") as raised:
             windows_in(made)
     assert (raised.value.field, raised.value.sample) == ("tokens", 2)
 
