@@ -84,14 +84,14 @@ def _write(
     """Write the values of the samples from `first` on to a new shard in a new folder."""
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
-    place, (name,) = str(folder / "values.shard"), schema
-    with ShardWriter(place, schema) as writer:
+    new_path, (name,) = str(folder / "values.shard"), schema
+    with ShardWriter(new_path, schema) as writer:
         for row, value in enumerate(values, first):
             try:
                 writer.append({name: value})
             except SchemaError as error:  # this error names the new shard, not the dataset
                 raise SchemaError(f"{path}, sample {row}: {error.__cause__ or error}") from error
-        return place, writer.close()
+        return new_path, writer.close()
 
 
 def add_column(
@@ -215,13 +215,13 @@ def _write_values(
     progress: Progress | None,
 ) -> None:
     state = ShardProgress(progress, "writing", (shard.n_bytes for shard in dataset.shards))
-    for k, whole in enumerate(dataset.shards):
-        first, n = int(dataset.shard_starts[k]), whole.n_samples
-        some = islice(values, n)
-        place, shard = _write(output.staging, output.schema, dataset.path, first, some)
-        if shard.n_samples < n:
-            raise _count_error(dataset, f"only {first + shard.n_samples}")
-        output.add_moved(place, shard)
+    for k, shard in enumerate(dataset.shards):
+        first, n = int(dataset.shard_starts[k]), shard.n_samples
+        shard_values = islice(values, n)
+        new_path, summary = _write(output.staging, output.schema, dataset.path, first, shard_values)
+        if summary.n_samples < n:
+            raise _count_error(dataset, f"only {first + summary.n_samples}")
+        output.add_moved(new_path, summary)
         state.report_done()
     if next(values, _END) is not _END:
         raise _count_error(dataset, "more")

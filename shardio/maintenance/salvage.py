@@ -101,8 +101,8 @@ def _survey_damaged(content: Content, path: str, refusal: tuple[Finding, ...]) -
     if header is not None and header.table_offset + header.table_size <= content.nbytes:
         with further.catching():
             sections = _read_table(content, header, path)
-    place = sections.get((Kind.SCHEMA, NO_FIELD, 0))
-    if place is not None and place.offset + place.size <= content.nbytes:
+    section = sections.get((Kind.SCHEMA, NO_FIELD, 0))
+    if section is not None and section.offset + section.size <= content.nbytes:
         with further.catching():
             schema = read_schema(content, sections, path)
     findings = (*refusal, *(f for f in further.close() if f not in refusal))
@@ -205,18 +205,18 @@ def unreadable_pages(path: str) -> list[int]:
     fd = open_shard(path)
     try:
         n_bytes, holes = os.fstat(fd).st_size, []
-        for place in range(0, n_bytes, _PIECE_BYTES):
-            end = min(place + _PIECE_BYTES, n_bytes)
-            if not _is_readable(fd, place, end - place):
-                holes += [page for page in range(place, end, PAGE) if not _is_readable(fd, page)]
+        for offset in range(0, n_bytes, _PIECE_BYTES):
+            end = min(offset + _PIECE_BYTES, n_bytes)
+            if not _is_readable(fd, offset, end - offset):
+                holes += [page for page in range(offset, end, PAGE) if not _is_readable(fd, page)]
         return holes
     finally:
         os.close(fd)
 
 
-def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
+def _is_readable(fd: int, offset: int, n_bytes: int = PAGE) -> bool:
     try:
-        os.pread(fd, n_bytes, place)
+        os.pread(fd, n_bytes, offset)
     except OSError as error:
         if error.errno != errno.EIO:
             raise

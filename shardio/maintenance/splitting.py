@@ -73,10 +73,10 @@ def split(
             raise InvalidArgument(f"{dataset.path}: no field {group!r}; there are {known}")
         previous = load_generation(folder, dataset.generation)
         groups, counts = _groups(dataset, group)
-        numbers = _assign_groups(groups, counts, list(parts.values()), seed)
-    chosen = dict(zip(parts, [numbers == k for k in range(len(parts))], strict=True))
-    of_rows = {name: is_in[groups] for name, is_in in chosen.items()}
-    if empty := [name for name, is_in in of_rows.items() if not is_in.any()]:
+        subset_of_group = _assign_groups(groups, counts, list(parts.values()), seed)
+    group_masks = dict(zip(parts, [subset_of_group == k for k in range(len(parts))], strict=True))
+    row_masks = {name: mask[groups] for name, mask in group_masks.items()}
+    if empty := [name for name, mask in row_masks.items() if not mask.any()]:
         raise InvalidArgument(
             f"{os.fspath(folder)}: {', '.join(map(repr, empty))} would have no sample: there are "
             f"{len(groups)} samples in {len(counts)} groups"
@@ -85,7 +85,7 @@ def split(
     generation = publish_next(
         folder,
         previous,
-        subsets={name: RowRuns.from_mask(is_in) for name, is_in in of_rows.items()},
+        subsets={name: RowRuns.from_mask(mask) for name, mask in row_masks.items()},
         stats=stats,
         operation={
             "name": "split",
@@ -95,8 +95,8 @@ def split(
     return SplitReport(
         Path(folder),
         generation.number,
-        {name: int(is_in.sum()) for name, is_in in of_rows.items()},
-        {name: int(is_in.sum()) for name, is_in in chosen.items()},
+        {name: int(mask.sum()) for name, mask in row_masks.items()},
+        {name: int(mask.sum()) for name, mask in group_masks.items()},
     )
 
 
@@ -146,13 +146,13 @@ def _assign_groups(
 
     Groups are taken in random order. Each goes to the subset that lacks most samples.
     """
-    numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
+    indices, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     # Mix in the key several times, so that the results for adjacent groups are not correlated.
-    keys = mix(key, numbered, key, key)
+    keys = mix(key, indices, key, key)
     lacking = [share * len(groups) for share in shares]
-    numbers = np.zeros(len(counts), np.int64)
+    subset_of_group = np.zeros(len(counts), np.int64)
     for k in np.argsort(keys, kind="stable").tolist():
-        part = lacking.index(max(lacking))
-        numbers[k] = part
-        lacking[part] -= int(counts[k])
-    return numbers
+        subset = lacking.index(max(lacking))
+        subset_of_group[k] = subset
+        lacking[subset] -= int(counts[k])
+    return subset_of_group

@@ -23,7 +23,7 @@ PixelForm = Literal["rgb", "yuv420"]
 
 _Numbers = npt.NDArray[np.int64]
 _MAX: Final = 1 << 31
-_MAX_PARTS: Final = 1 << 16
+_MAX_DENOMINATOR: Final = 1 << 16
 """A float is accepted as `fps` if its denominator is at most this: 12.5 is, but 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
@@ -266,7 +266,7 @@ def _check_number(name: str, value: Any, most: int = _MAX) -> int:
 def _checked_rate(fps: Any) -> Fraction:
     is_number = isinstance(fps, int | float | Fraction) and not isinstance(fps, bool)
     found = Fraction(fps) if is_number and math.isfinite(fps) else Fraction(0)
-    most = _MAX_PARTS if isinstance(fps, float) else _MAX - 1
+    most = _MAX_DENOMINATOR if isinstance(fps, float) else _MAX - 1
     if not (0 < found.numerator < _MAX and found.denominator <= most):
         raise InvalidArgument(
             "fps must be frames per second, above 0: an integer, a float that is exact (12.5), or "

@@ -92,8 +92,8 @@ class ImageSource(RecordSource):
         found = records.shapes(self.name, rows).astype(np.int64)
         found[:, 2] = 3
         found[~records.present(self.name, rows)] = 0
-        most = found[:, 0] * found[:, 1]
-        wrong = np.flatnonzero((found[:, :2].max(1) > MAX_PIXELS) | (most > MAX_PIXELS))
+        n_pixels = found[:, 0] * found[:, 1]
+        wrong = np.flatnonzero((found[:, :2].max(1) > MAX_PIXELS) | (n_pixels > MAX_PIXELS))
         for i in wrong[:1].tolist():
             height, width, _ = found[i].tolist()
             what = f"a picture of {height}x{width} pixels: expected 1 to {MAX_PIXELS} pixels"
@@ -102,7 +102,7 @@ class ImageSource(RecordSource):
 
 
 Numbers = npt.NDArray[np.int64]
-Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | None]]
+VideoClips = tuple[list[tuple[int, Pixels]], list[CropPosition | None]]
 """The clips of one video, as pairs (start code, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
@@ -138,17 +138,17 @@ class ClipSource(FieldSource):
     ) -> None:
         """Decode the clips of each video together; for a time field, write the times instead."""
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
-        videos: dict[tuple[int, int], Wanted] = {}
+        videos: dict[tuple[int, int], VideoClips] = {}
         for i, code in enumerate(chunk.start_codes[part].tolist()):
             shard, row = chunk.shard_rows[part.start + i]
             if slot.name != self.name:
                 rows[i] = self._times(shard, row, code)[slot.name]
                 continue
-            clips, crops = videos.setdefault((shard, row), ([], []))
-            clips.append((code, rows[i]))
+            pairs, crops = videos.setdefault((shard, row), ([], []))
+            pairs.append((code, rows[i]))
             crops.append(None if chunk.draws is None else chunk.draws.crop_position(part.start + i))
-        for (shard, row), wanted in videos.items():
-            self._decode(shard, row, wanted)
+        for (shard, row), clips in videos.items():
+            self._decode(shard, row, clips)
 
     def _times(self, shard: int, row: int, start_code: int) -> dict[str, Numbers]:
         """Return the time fields of one clip; an empty dict if the option `times` is False."""
@@ -174,11 +174,11 @@ class ClipSource(FieldSource):
         except (MediaError, InvalidArgument) as error:
             raise self._media_error(error, shard, row) from error
 
-    def _decode(self, shard: int, row: int, wanted: Wanted) -> None:
-        start_ns, (clips, crops) = now_ns(), wanted
+    def _decode(self, shard: int, row: int, clips: VideoClips) -> None:
+        start_ns, (pairs, crops) = now_ns(), clips
         try:
             times = self._open(shard, row)
-            made = [(clip_frames(self._clips, code, times), out) for code, out in clips]
+            made = [(clip_frames(self._clips, code, times), out) for code, out in pairs]
             self._decoder.decode_many(times.stream, made, crop=crops, pixels=self._clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._media_error(error, shard, row) from error

@@ -180,23 +180,23 @@ class _ColumnExtents:
         if self._verify == "off":
             return found
         units = local // self._per_unit
-        is_fresh = self._is_fresh(units, shards)
-        if is_fresh.any():
-            units, shards = units[is_fresh], shards[is_fresh]
+        is_unverified = self._must_verify(units, shards)
+        if is_unverified.any():
+            units, shards = units[is_unverified], shards[is_unverified]
             found.append(self._hashes.items(units, shards, DIMENSION.size, DIMENSION.size))
             if self._per_unit > 1:
                 n_bytes = self._per_unit * self._stride
                 found.append(self._rows.items(units, shards, n_bytes, n_bytes))
         return found
 
-    def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
+    def _must_verify(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
         """Return a mask of the units that must be verified. Such a unit is read as a whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
         name, reader = self._name, self._reader
         pairs = zip(units.tolist(), shards.tolist(), strict=True)
-        fresh = [not reader(shard, name).units.is_checked(name, unit) for unit, shard in pairs]
-        return np.array(fresh, np.bool_)
+        unverified = [not reader(shard, name).units.is_checked(name, unit) for unit, shard in pairs]
+        return np.array(unverified, np.bool_)
 
 
 class _RecordExtents:
@@ -244,9 +244,9 @@ class _RecordExtents:
         entries = np.concatenate(parts)
         starts = self._payload.first(shards)[:, None] + entries["offset"].astype(np.int64)
         ends = starts + stored_bytes(entries).astype(np.int64)
-        is_right = (starts <= ends) & (starts >= self._starts[shards][:, None])
-        is_right &= ends <= self._ends[shards][:, None]
-        return Ranges(starts[is_right], ends[is_right])
+        is_valid = (starts <= ends) & (starts >= self._starts[shards][:, None])
+        is_valid &= ends <= self._ends[shards][:, None]
+        return Ranges(starts[is_valid], ends[is_valid])
 
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
         """Return the index entries, (rows, fields), of some ascending rows of one shard."""
@@ -301,7 +301,7 @@ class Extents:
         return concatenate_ranges([each.ranges(local, shards) for each in self._records])
 
 
-_MAX_AROUND: Final = 256 << 10
+_MAX_MARGIN: Final = 256 << 10
 """The maximum margin on either side of a clip. The margin is a sixteenth of the video's bytes."""
 
 
@@ -347,17 +347,17 @@ class ClipExtents:
             np.concatenate([tables, records, records + begins]) + base,
             np.concatenate([table_ends, records + heads, records + ends]) + base,
         )
-        is_right = (found.starts < found.ends) & (found.starts >= base)
-        is_right &= found.ends <= int(self._files.starts[number + 1])
-        return Ranges(found.starts[is_right], found.ends[is_right])
+        is_valid = (found.starts < found.ends) & (found.starts >= base)
+        is_valid &= found.ends <= int(self._files.starts[number + 1])
+        return Ranges(found.starts[is_valid], found.ends[is_valid])
 
     def _parts(
         self, n_bytes: Rows, heads: Rows, per_frame: npt.NDArray[np.float64], first_frames: Rows
     ) -> tuple[Rows, Rows]:
         """Estimate which bytes of each record a clip needs, rounded to chunks that have a hash."""
-        around = np.minimum(n_bytes // 16, _MAX_AROUND)
-        begins = heads + (first_frames * per_frame).astype(np.int64) - around
-        ends = heads + ((first_frames + self._clip.span) * per_frame).astype(np.int64) + around
+        margins = np.minimum(n_bytes // 16, _MAX_MARGIN)
+        begins = heads + (first_frames * per_frame).astype(np.int64) - margins
+        ends = heads + ((first_frames + self._clip.span) * per_frame).astype(np.int64) + margins
         begins = np.clip(begins, 0, n_bytes) & -CHUNK_BYTES
         return begins, np.clip(-(-ends // CHUNK_BYTES) * CHUNK_BYTES, 0, n_bytes)
 

@@ -77,7 +77,7 @@ def distinct_sizes(pairs: npt.NDArray[Any]) -> set[tuple[int, int]]:
     return {(int(height), int(width)) for height, width in (*pairs[:1], *others[:1])}
 
 
-_NEARLY: Final = Fraction(199, 200)
+_NEARLY_EQUAL: Final = Fraction(199, 200)
 """All audio gets one length if the shortest is at least this fraction of the longest."""
 
 
@@ -133,7 +133,7 @@ def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) ->
     if sound.length is not None:
         return AudioField(name, rate, channels, n_samples(sound.length, rate), sound)
     lengths, n = _seconds_range(dataset, name, clip), None
-    if lengths is not None and lengths[0] >= _NEARLY * lengths[1]:
+    if lengths is not None and lengths[0] >= _NEARLY_EQUAL * lengths[1]:
         n = n_samples(lengths[1], rate)
     return AudioField(name, rate, channels, n, sound)
 

@@ -198,8 +198,8 @@ class PackedWindows:
     def _begins(self, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Return each window's offset in the concatenated documents, and the window's source."""
         sources = np.searchsorted(self._window_ends, numbers, "right")
-        locals_ = numbers - (self._window_ends - self.n_windows).take(sources)
-        return self._starts.take(sources) + locals_ * self.pack.length, sources
+        numbers_in_source = numbers - (self._window_ends - self.n_windows).take(sources)
+        return self._starts.take(sources) + numbers_in_source * self.pack.length, sources
 
     def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
         """Return the parts of the windows with the indices `numbers`.

@@ -24,7 +24,7 @@ from shardio.shard.verification import Rows
 Numbers = npt.NDArray[np.int64]
 
 _MAX_TICKS: Final = (1 << 63) - 1
-_SAFE: Final = float(1 << 62)
+_MAX_PRODUCT: Final = float(1 << 62)
 """If a product is below this limit as a float, it fits in 64 bits in spite of rounding."""
 
 
@@ -115,11 +115,11 @@ def n_times(
     """
     dividends = numerators.astype(np.int64) * fps.numerator
     divisors = denominators.astype(np.int64) * fps.denominator
-    is_safe = lengths.astype(np.float64) * dividends.astype(np.float64) < _SAFE
+    fits = lengths.astype(np.float64) * dividends.astype(np.float64) < _MAX_PRODUCT
     found = np.empty(len(lengths), np.int64)
-    products = lengths[is_safe].astype(np.int64) * dividends[is_safe]
-    found[is_safe] = -(-products // np.maximum(divisors[is_safe], 1))
-    for i in np.flatnonzero(~is_safe).tolist():
+    products = lengths[fits].astype(np.int64) * dividends[fits]
+    found[fits] = -(-products // np.maximum(divisors[fits], 1))
+    for i in np.flatnonzero(~fits).tolist():
         exact = -(-int(lengths[i]) * int(dividends[i]) // int(divisors[i]))
         found[i] = min(exact, _MAX_TICKS)
     return found
@@ -127,8 +127,8 @@ def n_times(
 
 Values = npt.NDArray[Any]
 
-_NEARLY: Final = 1 - 1e-9
-"""If x < p * _NEARLY for a product p computed in floats, x is below the exact product, too."""
+_SURELY_BELOW: Final = 1 - 1e-9
+"""If x < p * _SURELY_BELOW for a product p of floats, x is also below the exact product."""
 
 
 def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
@@ -288,7 +288,7 @@ class VideoIndex:
     def _find_outside(self, values: Values, owners: Rows) -> Rows:
         """Return the indices of events, in seconds, that are outside of their videos."""
         ticks = self.streams["numerator"] / np.maximum(self.streams["denominator"], 1)
-        is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _NEARLY)
+        is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _SURELY_BELOW)
         wrong = [
             i
             for i in np.flatnonzero(~is_clear).tolist()

@@ -149,18 +149,18 @@ def resolve_pack(schema: Schema, pack: Pack) -> Pack:
     """Return the options of windows with `field` set to the field of tokens."""
     name = pack.field
     if name is None:
-        could = [each for each in schema if _not_packable_reason(schema[each]) is None]
-        if len(could) != 1:
+        fitting = [each for each in schema if _not_packable_reason(schema[each]) is None]
+        if len(fitting) != 1:
             raise InvalidArgument(
                 "pack needs one field of tokens, integers in one dimension; these are: "
-                f"{', '.join(could) or 'none'}: choose one with dataset.pack(field, length=…)"
+                f"{', '.join(fitting) or 'none'}: choose one with dataset.pack(field, length=…)"
             )
-        (name,) = could
+        (name,) = fitting
     if name not in schema:
         raise InvalidArgument(f"pack: there is no field {name!r}; there are {', '.join(schema)}")
-    array, why_not = schema[name].array, _not_packable_reason(schema[name])
-    if why_not is not None or array is None:
-        raise InvalidArgument(f"pack: field {name!r} {why_not}; found {schema[name]!r}")
+    array, reason = schema[name].array, _not_packable_reason(schema[name])
+    if reason is not None or array is None:
+        raise InvalidArgument(f"pack: field {name!r} {reason}; found {schema[name]!r}")
     limits = np.iinfo(array.numpy)
     for option, token in (("eot", pack.eot), ("pad", pack.pad)):
         if token is not None and not limits.min <= token <= limits.max:

@@ -138,12 +138,12 @@ def verify_dataset(
     unknown = _unlisted_files(root, generations)
     if published is not None:
         names = published.names
-        begun = set[str]()
+        upcoming = set[str]()
         with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
             # Do not report the shards of a next generation that a writer may be about to publish.
-            begun = {*load_generation(root, published.number + 1).names}
+            upcoming = {*load_generation(root, published.number + 1).names}
         what = "no generation of the dataset names this shard"
-        strays = [name for name in unknown if name.endswith(".shard") and name not in begun]
+        strays = [name for name in unknown if name.endswith(".shard") and name not in upcoming]
         findings += [Finding(str(root / name), "unknown_shard", what) for name in strays]
     else:
         names = [name for name in unknown if name.endswith(".shard")]

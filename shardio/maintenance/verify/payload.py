@@ -174,12 +174,12 @@ class PayloadVerifier:
                 entries[k :: len(fields)], field, self._payload.size
             )
         for i in np.flatnonzero(bad).tolist():
-            place = self._index.offset + (first_row * len(fields) + i) * ENTRY.size
+            offset = self._index.offset + (first_row * len(fields) + i) * ENTRY.size
             self._findings.add(
                 "index_entry",
                 "an index entry is invalid (codec, offset, sizes or alignment)",
                 found=str(tuple(entries[i].tolist())),
-                **{**self._location(first_row, i, place), "section": self._index.name},
+                **{**self._location(first_row, i, offset), "section": self._index.name},
             )
         return bad
 
@@ -271,19 +271,19 @@ class PayloadVerifier:
 
     def _check_content(
         self,
-        number: int,
+        field_index: int,
         row: int,
-        place: int,
+        offset: int,
         stored: memoryview,
         codec: int,
         n_bytes: int,
     ) -> None:
         """Check that a record, whose hash is correct, can be decoded to a value of its field.
 
-        `number` is the index of the field among the fields with records, `place` is the offset
-        of the record in the file, and `n_bytes` is its size after decompression.
+        `field_index` counts the fields with records, `offset` is the offset of the record in the
+        file, and `n_bytes` is the size of the record after decompression.
         """
-        name, field = self._fields[number]
+        name, field = self._fields[field_index]
         dims, dictionary = self._shapes[name][row], self._dictionaries.get(name)
         try:
             spec = BY_CODE[codec]
@@ -297,6 +297,6 @@ class PayloadVerifier:
                     check_dictionary(stored, dictionary)
                 field.check_record(record, dims)
         except ShardCorrupt as error:
-            where = self._location(row, number, place)
+            where = self._location(row, field_index, offset)
             numbers = {"expected": error.expected, "found": error.found}
             self._findings.add(error.code, error.what, **where, **numbers)

@@ -92,10 +92,10 @@ class StreamVerifier:
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
         """Check the streams of consecutive rows; skip those whose index entry is `bad`."""
-        lines = self._content.items(self._streams, STREAM_DTYPE, first_row, len(entries)).copy()
+        streams = self._content.items(self._streams, STREAM_DTYPE, first_row, len(entries)).copy()
         sizes = entries["n_bytes"]
-        wrong = invalid_streams(lines, sizes, self._packets.count, self._hashes.count)
-        for i, line in enumerate(lines):
+        wrong = invalid_streams(streams, sizes, self._packets.count, self._hashes.count)
+        for i, stream in enumerate(streams):
             row = first_row + i
             if bad[i]:
                 self._expected_next = dict.fromkeys(self._expected_next, _UNKNOWN)
@@ -104,12 +104,12 @@ class StreamVerifier:
             with self._findings.catching(**self._location(self._payload, row, offset)):
                 self._check_validity(row, n_bytes)
             if wrong[i]:
-                self._add_finding("stream", _INVALID_ROW, row, found=str(tuple(line.tolist())))
+                self._add_finding("stream", _INVALID_ROW, row, found=str(tuple(stream.tolist())))
                 self._expected_next = dict.fromkeys(self._expected_next, _UNKNOWN)
                 continue
-            self._check_first_indices(row, line, n_bytes)
+            self._check_first_indices(row, stream, n_bytes)
             if n_bytes:
-                self._check_stream(row, line, offset, n_bytes, int(entries["hash"][i]))
+                self._check_stream(row, stream, offset, n_bytes, int(entries["hash"][i]))
 
     def close(self) -> None:
         """Check that no packet and no chunk hash is left after the last stream."""
@@ -131,10 +131,10 @@ class StreamVerifier:
         elif not n_bytes:
             raise ShardCorrupt("a stream that is present has no bytes", code="validity", found=0)
 
-    def _check_first_indices(self, row: int, line: np.void, n_bytes: int) -> None:
-        counts = {"first_packet": int(line["n_packets"]), "first_chunk": n_chunks(n_bytes)}
+    def _check_first_indices(self, row: int, stream: np.void, n_bytes: int) -> None:
+        counts = {"first_packet": int(stream["n_packets"]), "first_chunk": n_chunks(n_bytes)}
         for key, count in counts.items():
-            expected, found = self._expected_next[key], int(line[key])
+            expected, found = self._expected_next[key], int(stream[key])
             if expected not in (_UNKNOWN, found):
                 what = f"{key.replace('_', ' ')} of a stream does not follow the stream before"
                 self._add_finding("counting", what, row, expected=expected, found=found)
@@ -148,14 +148,14 @@ class StreamVerifier:
         self._findings.add(code, what, **place, **numbers)
 
     def _check_stream(
-        self, row: int, line: np.void, offset: int, n_bytes: int, expected: int
+        self, row: int, stream: np.void, offset: int, n_bytes: int, expected: int
     ) -> None:
         """Check a stream, given its valid row and the hash in its index entry."""
         n_before = self._findings.n_found
-        self._check_hashes(row, int(line["first_chunk"]), offset, n_bytes, expected)
-        n_parameters = int(line["parameter_bytes"])
-        n_data = n_bytes - n_parameters - int(line["extradata_bytes"])
-        self._check_packets(row, line, n_data)
+        self._check_hashes(row, int(stream["first_chunk"]), offset, n_bytes, expected)
+        n_parameters = int(stream["parameter_bytes"])
+        n_data = n_bytes - n_parameters - int(stream["extradata_bytes"])
+        self._check_packets(row, stream, n_data)
         if self._findings.n_found != n_before:
             return  # the stream is damaged: do not interpret its bytes
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
@@ -181,12 +181,12 @@ class StreamVerifier:
                 where = self._location(self._payload, row, offset + at + starts[i])
                 self._findings.add_hash(wanted, actual, **where)
 
-    def _check_packets(self, row: int, line: np.void, n_bytes: int) -> None:
-        first, count = int(line["first_packet"]), int(line["n_packets"])
+    def _check_packets(self, row: int, stream: np.void, n_bytes: int) -> None:
+        first, count = int(stream["first_packet"]), int(stream["n_packets"])
         packets = self._content.items(self._packets, PACKET_DTYPE, first, count)
         code, wrong, numbers = "packet", packets_error(packets, n_bytes), {}
         if wrong is None and self._field.has_frames:
-            shown, n_frames = n_shown(packets), int(line["n_frames"])
+            shown, n_frames = n_shown(packets), int(stream["n_frames"])
             if shown != n_frames:
                 code, numbers = "frames", {"expected": shown, "found": n_frames}
                 wrong = "the number of frames of a video differs from the number of shown packets"
