@@ -3,8 +3,8 @@
 A compressed record is one zstd frame. A record that compression makes no smaller is stored raw, so
 the index entry of each record has the codec of the record.
 
-The content size that a frame declares is compared with the index entry before memory is allocated:
-python-zstandard's `max_output_size` does not limit a frame that declares its size.
+Before memory is allocated, the size that a frame declares is compared with the index entry, because
+python-zstandard ignores `max_output_size` if a frame declares its size.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Dictionary:
             raise ShardCorrupt(f"not a zstd dictionary ({error})", code="dictionary") from error
         self.id = int.from_bytes(content[4:8], "little")
         if not self.id:
-            what = "the zstd dictionary has the id 0, which no frame can name"
+            what = "the zstd dictionary has the id 0, which means no dictionary"
             raise ShardCorrupt(what, code="dictionary")
 
 

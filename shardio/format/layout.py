@@ -40,7 +40,7 @@ MAX_SAMPLES: Final = 1 << 48
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""The first code of optional kinds: a reader skips sections of unknown optional kinds."""
+"""The first code of optional kinds: a reader skips a section whose optional kind is unknown."""
 
 
 class Kind(IntEnum):
@@ -171,13 +171,13 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
     magic, major, minor, page_size, required, optional = fields[:6]
     n_samples, file_size, table_offset, table_size, table_hash, shard_id = fields[6:]
     if magic != MAGIC:
-        what = "this is no shard: wrong magic bytes"
+        what = "not a shard: wrong magic bytes"
         raise corrupt(what, code="magic", offset=offset, expected=MAGIC, found=magic)
     if major != MAJOR:
         # Check the version before the hash: another major version may keep the hash elsewhere.
         raise ShardUnsupported(
             f"{path}: format version {major}.{minor}, this shardio reads version {MAJOR}; "
-            "read it with a shardio that knows that version"
+            f"read it with a shardio that reads version {major}"
         )
     (stored,) = HEADER_HASH.unpack_from(page, HEADER.size)
     if (found := hash_bytes(page[: HEADER.size])) != stored:
@@ -239,7 +239,7 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
         what = "the section table does not match its hash"
         raise corrupt(what, code="table_hash", offset=at, **format_hashes(header.table_hash, found))
     if (id_ := content_id(table)) != header.id:
-        what = "the id is not that of the section table"
+        what = "the id of the shard is not the hash of its section table"
         raise corrupt(what, code="id", offset=at, expected=header.id.hex(), found=id_.hex())
     sections, seen, place = [], set(), PAGE
     for i, (kind, field, of_kind, zero, *numbers) in enumerate(SECTION.iter_unpack(table)):
@@ -270,7 +270,7 @@ def _check_extent(
     """
     if section.offset != place:
         code = "overlap" if section.offset < place else "hole"
-        what = f"section {section.name} leaves a {code}"
+        what = f"section {section.name} does not begin where the previous section ends: {code}"
         raise corrupt(what, code=code, offset=offset, expected=place, found=section.offset)
     if section.size > header.file_size or section.end > header.table_offset:
         what, limit = f"section {section.name} reaches into the section table", header.table_offset

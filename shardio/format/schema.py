@@ -21,7 +21,7 @@ from shardio.format.types.text import canonical_json, read_json
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255
 _SHOWN_LENGTH: Final = 40
-"""The number of characters that messages show of a name that is too long."""
+"""Messages show this number of characters of a name that is too long."""
 
 
 class Schema(Mapping[str, Field]):
@@ -55,7 +55,7 @@ class Schema(Mapping[str, Field]):
             name = min(both)
             inner = next(each for each in self._fields if each.startswith(f"{name}."))
             raise SchemaError(
-                f"field {name!r} stands beside field {inner!r}: names of fields and of nested "
+                f"field {name!r} conflicts with field {inner!r}: names of fields and of nested "
                 "records must differ"
             )
         self._ids = {name: i for i, name in enumerate(self._fields)}

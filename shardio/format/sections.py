@@ -1,8 +1,8 @@
 """The sections of a shard: their plan, and the entries of the payload's index.
 
 `plan_sections` returns the sections that a shard must have. The writer writes them in this order,
-except that one section of data may come first. A reader accepts other sections only of optional
-kinds.
+except that one section of data may come first. A reader refuses any other section, unless its kind
+is optional.
 
 The *payload* is the section of all records. A sample has a record for each field that is not a
 column. With m such fields, the record of the k-th field in row r has the index entry r * m + k.
@@ -58,8 +58,8 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
     """Return a mask of the invalid entries; the checks cannot overflow.
 
     A valid record has an allowed codec and is inside the payload. A raw record is aligned, and its
-    two sizes are equal. A compressed one is smaller than its content, within the codec's maximum
-    ratio. The content has a size that a value can have, or 0 in an optional field.
+    two sizes are equal. A compressed record is smaller than its content, but not by more than the
+    codec's maximum ratio. The content has a possible size of a value, or 0 in an optional field.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
@@ -95,8 +95,8 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
     """Return True only if all entries are raw and valid, in half the time of `invalid_entries`.
 
-    The codec of a raw record is 0, so `stored` is its size. Sums of two numbers below 2^48 do not
-    overflow.
+    In the entry of a raw record, `stored` is the size, because the codec is 0. Sums of two numbers
+    below 2^48 do not overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or field.alignment > 1:

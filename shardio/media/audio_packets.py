@@ -1,9 +1,9 @@
 """Demux audio into packets, and compute the exact time of every packet's samples.
 
-A container rounds the time of each packet to a tick, which may be a millisecond long. Because
-consecutive packets follow each other without a gap, each rounded time limits the time of the first
-sample to a range; the intersection of all ranges is short, and mostly one value. If a packet is
-later than the end of the previous packet, the gap is silence.
+A container rounds the time of each packet to a tick, which may be a millisecond long. Consecutive
+packets follow each other without a gap, so each rounded time gives a range for the start of the
+stream. The intersection of all ranges is short, mostly one value. If a packet is later than the end
+of the previous packet, the gap is silence.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy.typing as npt
 _START_CODE = b"\0\0\1"
 _START_CODES = (_START_CODE, b"\0" + _START_CODE)
 _LENGTH_SIZE_OFFSETS = {"h264": 4, "hevc": 21}
-"""The offset in the extradata of a byte whose lower two bits are the size of length fields - 1."""
+"""The offset in the extradata of a byte whose lower two bits are the size of a length field - 1."""
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
@@ -161,7 +161,7 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
-    In H.264 and HEVC, some later packets need earlier ones if the keyframe is a recovery point.
+    In H.264 and HEVC, this is certain only for IDR pictures.
     """
     if codec not in _LENGTH_SIZE_OFFSETS:
         return True

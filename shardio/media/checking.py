@@ -70,10 +70,10 @@ def verify_by_decoding(
 ) -> EncodedStream:
     """Decode every packet, and return the stream with a corrected packet table.
 
-    Packets whose frame is not shown get the flag HIDDEN. A keyframe loses the flag KEY if decoding
-    from it gives other pictures than decoding the whole stream. In the result, times rise in
-    presentation order. `untimed` is a mask of the packets for which the container has no time;
-    `interval` is the number of ticks from one frame to the next.
+    Packets whose frame is not shown get the flag HIDDEN. A keyframe loses the flag KEY if it is
+    hidden, or if decoding from it gives other pictures than decoding the whole stream. In the
+    result, times rise in presentation order. `untimed` is a mask of the packets for which the
+    container has no time; `interval` is the number of ticks from one frame to the next.
     """
     shown = _DigestDecoder(stream).decode(range(len(stream.packets)))
     flags = packet_flags(stream.packets)
@@ -120,7 +120,7 @@ def _correct_times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Remove the flag KEY of each keyframe if decoding from it gives other digests than `shown`."""
+    """Remove the flag KEY if a keyframe is hidden, or decoding from it does not give `shown`."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0

@@ -81,7 +81,7 @@ class FrameTable:
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _keyframes_needed(self) -> npt.NDArray[np.int64]:
-        """Return for each frame the last keyframe that precedes it in decoding and in showing.
+        """Return each frame's last keyframe that is neither decoded nor shown after the frame.
 
         A *leading picture* is decoded after a keyframe K but shown before K. Decoding the picture
         needs packets before K, so decoding starts at an earlier keyframe.
@@ -207,10 +207,9 @@ class _OpenDecoder:
 
 
 class ClipDecoder(Closing):
-    """A decoder of clips. Not thread-safe; `close()` releases the codecs.
+    """A decoder of clips. Not thread-safe; `close()` releases the decoders.
 
-    It keeps the most recently used codecs open. Streams with equal `decoder_key` share a codec.
-
+    It keeps recently used FFmpeg decoders open. Streams with equal `decoder_key` share a decoder.
     `max_streams` is the number of streams whose frame tables are cached, 35 bytes per packet.
     """
 

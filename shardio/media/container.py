@@ -267,8 +267,8 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
     """Return True if FFmpeg may guess the times of the first packets. Call this before reading.
 
-    In Matroska files, FFmpeg drops the times below 0 and, for some codecs, guesses them: it counts
-    up from 0, or back from a known time by durations that are rounded to milliseconds.
+    In Matroska files, FFmpeg drops times below 0. For some codecs, it guesses them: it counts up
+    from 0, or back from a known time by durations that are rounded to milliseconds.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)

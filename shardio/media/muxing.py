@@ -240,7 +240,7 @@ def _difference(stream: EncodedStream, again: EncodedStream, codec: str, shift: 
     if _is_sound(stream):
         lengths = [(each.n_frames, each.parameters.get("skip", 0)) for each in (stream, again)]
         same = np.array_equal(times - times[:1], found - found[:1])
-        return None if same and lengths[0] == lengths[1] else "samples that are heard"
+        return None if same and lengths[0] == lengths[1] else "audible samples"
     scale = stream.time_base / again.time_base
     if scale.denominator != 1 or not np.array_equal((times - shift) * scale.numerator, found):
         return "times"

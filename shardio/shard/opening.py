@@ -146,7 +146,7 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
             what = "a section that does not match the schema"
             raise _corrupt(path, section, what, None, key)
         if section.of_kind:
-            what = "a section of an optional kind states that it belongs to another section"
+            what = "a section of an optional kind must not belong to another section"
             raise _corrupt(path, section, what, 0, section.of_kind)
         if section.stride and section.size != (expected := section.count * section.stride):
             raise _corrupt(path, section, "wrong size", expected, section.size)

@@ -128,7 +128,7 @@ class ShardReader(Closing):
         field, rows = self.schema.get(name), np.array([row], np.int64)
         if field is None:
             known = ", ".join(self.schema)
-            raise InvalidArgument(f"{self.path}: no field {name!r}; there are {known}")
+            raise InvalidArgument(f"{self.path}: no field {name!r}; fields: {known}")
         if field.column is None:
             return next(self.records.values(name, rows))
         if field.optional and not self.records.present(name, rows)[0]:
@@ -168,7 +168,7 @@ class ShardReader(Closing):
         """
         if name not in self.schema.columns:
             columns = ", ".join(self.schema.columns) or "none"
-            raise InvalidArgument(f"{self.path}: {name!r} is no column; columns are: {columns}")
+            raise InvalidArgument(f"{self.path}: {name!r} is not a column; columns are: {columns}")
         column = self._column(name)
         self.check_length()
         if rows is None:
@@ -220,7 +220,7 @@ class ShardReader(Closing):
         self._check_open()
         field = self.schema.get(name)
         if field is None:
-            raise InvalidArgument(f"{self.path}: no field {name!r}; there are {list(self.schema)}")
+            raise InvalidArgument(f"{self.path}: no field {name!r}; fields: {list(self.schema)}")
         indices = np.arange(len(self)) if rows is None else self._indices(rows)
         return self.records.present(name, indices)
 

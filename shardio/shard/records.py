@@ -219,7 +219,7 @@ class Records:
         return error.at(path=self.units.path, field=field, sample=row, offset=offset)
 
     def stream_table(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the verified stream table rows of `rows`; `entries` are their index entries."""
+        """Return the verified rows of the stream table for `rows`, whose entries are `entries`."""
         found: Streams = self.units.items(Kind.STREAMS, name, STREAM_DTYPE, rows)
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
@@ -252,9 +252,9 @@ class Records:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """Yield the tables of each row's stream, as if it were the only stream of the field.
+        """Yield the tables of each row's stream; equal streams have equal tables in all shards.
 
-        Equal streams in different shards have equal tables.
+        For this reason, the indices of its first packet and first chunk are 0.
         """
         lines = self.stream_table(name, rows, entries)
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
@@ -328,7 +328,7 @@ class StreamData:
         """Return the bytes from `part.start` to `part.stop`, verified and read-only."""
         start, stop, step = part.indices(len(self))
         if step != 1:
-            raise InvalidArgument(f"the data of a stream is cut without a step; found {step}")
+            raise InvalidArgument(f"a slice of a stream's data cannot have a step; found {step}")
         content = self.units.content
         if stop <= start:
             return memoryview(b"")

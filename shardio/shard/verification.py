@@ -68,9 +68,9 @@ class VerifiedUnits:
         self.corrupt = functools.partial(ShardCorrupt, path=path)
         self._n_records = len(schema.records)
         self._first_marks: dict[tuple[int, int], int] = {}
-        """The index of the mark of a section's first unit, by kind and field: (PAYLOAD, NO_FIELD)
-        for the records, (PAYLOAD, field) for a field's chunks. The mark before that of an index
-        section's first block is the mark of the section with the blocks' hashes."""
+        """The index of the mark of a section's first unit, by kind and field. The key of records
+        is (PAYLOAD, NO_FIELD); the key of a field's chunks is (PAYLOAD, field). Before the first
+        mark of an index section is the mark of the section with the hashes of its blocks."""
         self.n_marks = 0
         for (_, field, of_kind), hashes in sections.items():
             if hashes.kind in HASH_SECTION_UNITS:
@@ -299,7 +299,7 @@ def _copy_items(
     try:
         content.read_rows(section.offset, dtype.itemsize, numbers, out)
     except ShardChanged as error:
-        error.sample = None  # `read_rows` has set it to the index of an item of the section
+        error.sample = None  # the index that `read_rows` has set is not that of a sample
         error.at(section=section.name, field=field)
         raise
     return out.reshape(-1).view(dtype)

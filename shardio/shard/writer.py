@@ -2,7 +2,7 @@
 
 Sections grow in buffers in memory. When these have `STREAMING_BYTES`, the largest section of data
 (a column or the payload) is *streamed*: its data goes directly to the shard file, which has a
-temporary name. Each time that the other buffers have `MEMORY_BYTES`, the largest of them moves to a
+temporary name. Whenever the other buffers have `MEMORY_BYTES`, the largest of them moves to a
 temporary file without a name. Closing appends all sections but the streamed one, and renames the
 file. Thus memory is bounded, and the largest section is written only once.
 """
@@ -63,7 +63,7 @@ def encode_media(name: str, field: Field, value: Any) -> Any:
 
 
 def check_names(sample: Mapping[str, Any], schema: Schema) -> None:
-    """Raise SchemaError if a flat sample lacks required fields or has others."""
+    """Raise SchemaError if a flat sample lacks a required field or has an unknown one."""
     missing = [n for n, f in schema.items() if n not in sample and not f.optional]
     extra = [str(n) for n in sample if n not in schema]
     if missing or extra:

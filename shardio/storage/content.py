@@ -35,8 +35,8 @@ from shardio.storage.file_access import (
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The number of bytes at the start of a shard that contain all header fields. One field is an id of
-the content: a reopened file in which these bytes are equal is the same shard."""
+"""The number of bytes at the start of a shard that contain all header fields, such as the id. If
+they are equal, a reopened file is the same shard."""
 
 _GAP_BYTES: Final = 8 << 10
 """The maximum distance between the starts of two small rows that are read by one call. Reading the
@@ -47,8 +47,8 @@ CPU cache until the rows are copied."""
 _SMALL_ROW_BYTES: Final = 2 << 10
 """Rows with fewer bytes are called small."""
 _MIN_ROWS_IN_SPAN: Final = 4
-"""The minimum number of small rows to read by one call. Copying rows from a buffer takes as long as
-a few calls."""
+"""Fewer small rows than this are read one by one: copying from a buffer takes as long as a few
+calls."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 """The maximum number of buffers that one call of preadv(2) can fill."""
 
@@ -189,7 +189,7 @@ class PreadFile:
                 self._read_all(some, len(some) * size, start + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
-        """Fill `views`, of `n_bytes` in total, with the bytes of the file from `offset` on."""
+        """Fill `views`, of `n_bytes` together, with the bytes of the file from `offset` on."""
         descriptor = self._descriptor or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)

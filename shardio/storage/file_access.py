@@ -215,7 +215,7 @@ def replace_map(address: int, n_bytes: int, fd: int) -> None:
 
 
 def disable_readahead(view: memoryview) -> None:
-    """Disable read-ahead for a whole map, as `map_file` returns it; ignore other memory."""
+    """Disable read-ahead for a map that `map_file` returned; do nothing for other memory."""
     if isinstance(view.obj, ctypes.Array):
         disable_readahead_at(ctypes.addressof(view.obj), view.nbytes)
 
@@ -288,7 +288,7 @@ def _mmap(
 
 
 def _mapped_bytes() -> int:
-    """Return the size of the addresses in use, which RLIMIT_AS limits; 0 if it is unknown."""
+    """Return the total size of all mapped addresses, which RLIMIT_AS limits; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[0]) * mmap.PAGESIZE
     except OSError:
@@ -304,8 +304,8 @@ _N_PROBED: Final = 4
 """The approximate number of shards that `prefetch_ends` tests first."""
 
 ADVICE_BYTES: Final = 128 << 10
-"""The number of bytes per call of posix_fadvise(2), which reads no more than the disk's read-ahead
-size: by default 128 KiB."""
+"""The number of bytes per call of posix_fadvise(2). One call reads at most the read-ahead size of
+the disk, which is 128 KiB by default."""
 
 
 def is_cached(fd: int, offset: int) -> bool | None:

@@ -249,7 +249,7 @@ REFUSED = [
     (pd.DataFrame({"x": pd.interval_range(0, 2)}), r"row 0: found pandas\..*Interval; expected"),
     (pd.DataFrame({1: [1]}), "column 1 is not a string"),
     (pd.DataFrame([[1, 2]], columns=["x", "x"]), "column 'x' is not unique"),
-    (pl.DataFrame({"a": [1], "a.b": [2]}), "field 'a' stands beside field 'a.b': .*; rename or"),
+    (pl.DataFrame({"a": [1], "a.b": [2]}), "field 'a' conflicts with field 'a.b': .*; rename or"),
     (pd.DataFrame({"": [1]}), "a field's name must be a non-empty string; found ''; rename or"),
     (pl.DataFrame({"n" * 300: [1]}), "field 'nnn.*…': a name has at most 255 bytes, found 300; re"),
     (pl.DataFrame({"a.b": [1], "a": [{"b": 2}]}), "the name of column 'a.b' is not unique"),

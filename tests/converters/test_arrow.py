@@ -357,7 +357,7 @@ def test_what_cannot_be_stored_is_refused_with_the_reason(root: Path, tmp_path: 
 NO_FIELDS = {
     "": "a field's name must be a non-empty string; found ''",
     "n" * 300: f"field '{'n' * 40}…': a name has at most 255 bytes, found 300",
-    "a.b": "field 'a' stands beside field 'a.b'",
+    "a.b": "field 'a' conflicts with field 'a.b'",
     "x..y": "field 'x..y': a part of a dotted name is empty",
     "x\n": "field 'x\\n': only printable characters are allowed",
 }

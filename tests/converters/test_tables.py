@@ -182,7 +182,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "unnamed.csv": (",x\n1,2\n", "found ''; rename it or leave it out (pandas: to_csv"),
     "twice.csv": ("id,id\n1,2\n", "two columns would be the field 'id'; rename"),
     "group.csv": ("id,id.x\n1,2\n", "names of columns must be names of fields"),
-    "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' stands beside field 'a.b'"),
+    "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' conflicts with field 'a.b'"),
     "beside.jsonl": ('{"id": 1, "x": 1, "id.x": 2}\n', "column 'id.x': expected no such column"),
     "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; rename it"),
     "names.jsonl": (f'{{"{"n" * 300}": 1}}\n', "name has at most 255 bytes, found 300; rename it"),

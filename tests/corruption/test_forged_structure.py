@@ -50,7 +50,7 @@ def header_with(content: bytes | bytearray, offset: int, new: bytes) -> bytes:
         (56, struct.pack("<Q", 47), "section table does not end"),
         (56, struct.pack("<Q", (1 << 64) - 1), "section table does not end"),
         (64, struct.pack("<Q", 1), "section table does not match its hash"),
-        (72, bytes(16), "the id is not that of the section table"),
+        (72, bytes(16), "the id of the shard is not the hash of its section table"),
     ],
 )
 def test_header_rules(sound: bytearray, tmp_path: Path, offset: int, new: bytes, text: str) -> None:

@@ -132,7 +132,7 @@ def test_what_is_no_list_of_such_arrays_is_refused(tmp_path: Path, value: Any, t
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((Text(),), "a List is of an Array"),
+        ((Text(),), "the element of a List must be an Array"),
         ((Array("int8", codec="zstd"),), "give codec and optional to the List itself"),
         ((Array("int8", optional=True),), "give codec and optional to the List itself"),
         ((Array("int8"), "lzma"), "unknown codec 'lzma'"),

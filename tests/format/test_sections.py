@@ -76,7 +76,7 @@ def test_a_record_has_fewer_than_2_to_48_bytes() -> None:
 def test_an_empty_array_takes_fewer_than_2_to_48_bytes_where_a_0_counts_as_1() -> None:
     field = Array("uint8", (None, None))
     assert field.shape_of(np.array([0, (1 << 48) - 1], "<u8"), 0) == (0, (1 << 48) - 1)
-    with pytest.raises(ShardCorrupt, match="does not account"):
+    with pytest.raises(ShardCorrupt, match="does not fit the record"):
         field.shape_of(np.array([0, 1 << 48], "<u8"), 0)
 
 
@@ -85,7 +85,7 @@ def test_the_same_holds_for_an_empty_array_in_a_list() -> None:
     for size, is_refused in (((1 << 48) - 1, False), (1 << 48, True)):
         record = struct.pack("<3Q", 1, 0, size).ljust(64, b"\0")
         if is_refused:
-            with pytest.raises(ShardCorrupt, match="does not account"):
+            with pytest.raises(ShardCorrupt, match="does not fit the record"):
                 unpack_list(element, record)
         else:
             assert unpack_list(element, record)[0].shape == (0, size)
@@ -100,7 +100,7 @@ def test_a_shape_is_accepted_only_if_it_accounts_for_the_bytes(dims: list[int], 
         if n_bytes == needed and reasonable:
             assert field.shape_of(np.array(dims, "<u8"), n_bytes) == (dims[0], 3, dims[1])
         else:
-            with pytest.raises(ShardCorrupt, match="does not account"):
+            with pytest.raises(ShardCorrupt, match="does not fit the record"):
                 field.shape_of(np.array(dims, "<u8"), n_bytes)
 
 

@@ -148,7 +148,7 @@ def test_a_record_comes_in_pieces_of_one_size(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("shape", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 5), (1 << 31, 1, 1)])
 def test_an_empty_or_impossible_picture_is_refused(shape: tuple[int, int, int]) -> None:
     for picture in (EncodedImage(b"x", *shape), EncodedImage(b"", 1, 1, 1)):
-        with pytest.raises(SchemaError, match=f"field 'i': no picture has {len(picture)} bytes"):
+        with pytest.raises(SchemaError, match=f"field 'i': invalid picture: {len(picture)} bytes"):
             Image().encode_record("i", picture)
 
 

@@ -137,7 +137,7 @@ def test_bad_rows_of_a_column(shard: Path, rows: Any, error: type[Exception], me
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("note", "'note' is no column"), ("nothing", "columns are: frames, odd")]
+    ("name", "text"), [("note", "'note' is not a column"), ("nothing", "columns are: frames, odd")]
 )
 def test_what_is_no_column_is_refused(shard: Path, name: str, text: str) -> None:
     with ShardReader(shard) as reader, pytest.raises(InvalidArgument, match=text):

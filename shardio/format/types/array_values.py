@@ -106,8 +106,8 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Raises SchemaError for another shape, or if a number would change. Python numbers, however,
-    are rounded to floating-point fields.
+    Raises SchemaError for another shape, or if a number would change. Only Python numbers are
+    rounded, if the field is floating-point.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(
@@ -181,10 +181,10 @@ def _cast_numbers(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
     if found.size == 0 and found.dtype.kind == "f":
         return found.astype(wanted)
     if field.dtype == "bfloat16":
-        raise TypeError("bfloat16 is given as an array of uint16, its bits, or of bfloat16")
+        raise TypeError("give an array of bfloat16, or of uint16 with the same bits")
     if found.dtype.kind not in {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]:
         if found.dtype == object and all(type(n) is int for n in found.flat):
-            raise OverflowError("a whole number has more than 64 bits")
+            raise OverflowError("an integer has more than 64 bits")
         raise TypeError(f"its values are {found.dtype}")
     if found.dtype == wanted:
         return found

@@ -172,7 +172,7 @@ class Array(Field):
 
     @property
     def stride(self) -> int:
-        """The size of a row in bytes; from 64 up, rounded up to a multiple of 64."""
+        """The size of a row in bytes; if it is above 64, it is rounded up to a multiple of 64."""
         n_bytes = self.row_bytes
         if n_bytes is None:
             raise SchemaError("an array of varying shape has no stride")
@@ -218,7 +218,7 @@ class Array(Field):
         needed = 0 if 0 in shape else extent
         if needed != n_bytes or extent > MAX_RECORD_BYTES:
             raise ShardCorrupt(
-                f"the stored shape {shape} does not account for the record's bytes",
+                f"the stored shape {shape} does not fit the record",
                 code="shape",
                 expected=n_bytes,
                 found=needed,
@@ -226,7 +226,7 @@ class Array(Field):
         return shape
 
     def _extent(self, shape: tuple[int, ...]) -> int:
-        """Return the size in bytes if each 0 in the shape were 1; NumPy limits this size."""
+        """Return the size in bytes, with each 0 counted as 1: NumPy limits this size."""
         return self.numpy.itemsize * math.prod(d or 1 for d in shape)
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
@@ -360,7 +360,7 @@ class List(Field):
 
     def __post_init__(self) -> None:
         if not isinstance(self.element, Array):
-            raise SchemaError(f"a List is of an Array; found {self.element!r}")
+            raise SchemaError(f"the element of a List must be an Array; found {self.element!r}")
         if self.element.codec != "raw" or self.element.optional:
             raise SchemaError(
                 f"{self.element!r} in a List: give codec and optional to the List itself"
@@ -435,7 +435,7 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
         arrays.append(np.frombuffer(data, element.numpy).reshape(shape)[()])
         place += n_bytes
     if place != len(record):
-        raise _corrupt("a list of arrays does not account for its bytes", place, len(record))
+        raise _corrupt("the arrays of a list do not fill its record", place, len(record))
     return arrays
 
 

@@ -100,12 +100,12 @@ class Field(ABC):
 
     @property
     def array(self) -> Array | None:
-        """The type of the array that each value is; None if values are not arrays."""
+        """The type of the values if they are arrays; otherwise None."""
         return None
 
     @property
     def item(self) -> Array | None:
-        """The type of the arrays in each value, if values are lists of arrays; otherwise None."""
+        """The type of the listed arrays if values are lists of arrays; otherwise None."""
         return None
 
     @property
@@ -164,11 +164,11 @@ class Field(ABC):
         return bytes(record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the values of records without stored dimensions; any value for a missing one."""
+        """Return the values of records that need no shape; for a missing value, return anything."""
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records whose `dims` alone show that they are valid."""
+        """Return a mask: True for each record that is certainly valid, judging by `dims` alone."""
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:

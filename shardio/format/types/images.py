@@ -87,8 +87,8 @@ class Image(EncodedMedia):
             raise type_mismatch(name, "a picture's bytes", value)
         if not value or not is_picture(*value.shape):
             raise SchemaError(
-                f"field {name!r}: no picture has {len(value)} bytes, height {value.height}, width "
-                f"{value.width} and {value.channels} channels"
+                f"field {name!r}: invalid picture: {len(value)} bytes, height {value.height}, "
+                f"width {value.width} and {value.channels} channels"
             )
         return memoryview(value), value.shape
 

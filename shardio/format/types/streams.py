@@ -39,7 +39,7 @@ Packets = npt.NDArray[np.void]
 STREAM: Final = struct.Struct("<QQQQIIIIIIQ")
 """A row of the table of streams: first packet, number of packets, first chunk, number of frames,
 time base's numerator and denominator, width, height, bytes of parameters, bytes of extradata,
-duration. A chunk is a hashed piece of data. Packets and chunks are counted over all streams."""
+duration. Packets and chunks (see `checksum`) are counted over all streams of the field."""
 STREAM_DTYPE: Final = np.dtype(
     [
         ("first_packet", "<u8"),
@@ -84,7 +84,7 @@ _FLAGS: Final = int(PacketFlag.KEY | PacketFlag.HIDDEN | PacketFlag.DISPOSABLE)
 
 
 class PacketData(Protocol):
-    """A bytes-like object, or stored data, of which every slice is checked against its hashes."""
+    """A bytes-like object, or stored data whose slices are verified when they are read."""
 
     def __len__(self) -> int: ...
 
@@ -151,7 +151,7 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """A stream's line, whose first packet and chunk are still 0, and its rows of packets."""
+    """A stream's line, with 0 as its first packet and first chunk, and the rows of its packets."""
 
     line: bytes = bytes(STREAM.size)
     packets: bytes = b""
@@ -187,7 +187,7 @@ class StreamRecord:
 
 
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""A record to be written: a stream, or bytes and a shape, which only arrays and images have."""
+"""A record to be written: a stream, or bytes and a shape; () except for arrays and images."""
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:

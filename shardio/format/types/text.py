@@ -133,7 +133,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode

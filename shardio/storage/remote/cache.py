@@ -14,14 +14,14 @@ process; the next process that needs the shard resumes its partial download. Fil
 the disk. Instead, an .ok file is valid only until the machine restarts; after that, the shard is
 verified again.
 
-To *evict* a shard means to remove it to make room. Eviction would be safe without pins, because a
-mapped file stays readable after its removal, but pins save downloads: with shuffle="shards",
-2 workers and room for 12 of 40 shards, an epoch downloads 1.16 times the size of the dataset with
-pins, and 1.3 times without (2026-11, 60 samples of 6 KiB a shard).
+To *evict* a shard means to remove it to make room. Pins are not needed for safety: a mapped file
+stays readable after its removal. Pins save downloads. With shuffle="shards", 2 workers and room for
+12 of 40 shards, an epoch downloads 1.16 times the size of the dataset with pins, and 1.3 times
+without (2026-11, 60 samples of 6 KiB a shard).
 
-A downloaded shard must have the id that the generation names: a hash of the section table. The
-section table has hashes of the sections that store hashes, and those sections have hashes of all
-other bytes that readers use. All hashes are checked.
+A downloaded shard must have the id that the generation names: a hash of the section table. This
+table has hashes of the sections that store hashes, and those sections have hashes of all other
+bytes that readers use. All hashes are checked.
 """
 
 from __future__ import annotations

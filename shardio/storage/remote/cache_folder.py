@@ -151,7 +151,7 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
 
 
 _MANY_FILES: Final = 1000
-"""Above this number of files, `reserve` frees another 5% of the limit, to list them less often."""
+"""With more files, `reserve` frees another 5% of the limit, so that it lists them less often."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """Matches the name NAME.ID.shard. Files with other names do not belong to the cache."""
 
@@ -176,7 +176,7 @@ class CacheEvictor:
         self._folder, self._used_bytes_path = folder, os.path.join(folder, "used")
         self._has_warned = False
         self._may_evict = max_bytes is not None
-        """True if the caller has set the limit, or something was downloaded."""
+        """False (`trim` does nothing) if the limit is the default and nothing was downloaded."""
         if max_bytes is None:
             max_bytes = (shutil.disk_usage(folder).free + self.used_bytes()) * 9 // 10
         self.max_bytes = max_bytes
@@ -215,7 +215,7 @@ class CacheEvictor:
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a finished download, under the folder's lock: no process counts both names."""
+        """Rename a finished download; the folder is locked so that no process counts both names."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 

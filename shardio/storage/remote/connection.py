@@ -74,7 +74,7 @@ class RemoteOptions:
         return cls(cache_folder, cache_bytes, options)
 
     def for_main_process(self, n_workers: int) -> RemoteOptions:
-        """Return the options for a loader's main process, which downloads if `n_workers` is 0."""
+        """Return the options for a loader's main process; without workers, it downloads shards."""
         return replace(self, whole_shards=not n_workers, n_readers=max(1, n_workers))
 
     @property

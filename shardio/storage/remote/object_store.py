@@ -47,7 +47,7 @@ Item = TypeVar("Item")
 R = TypeVar("R")
 
 _SIGNAL_POLL_S: Final = 0.25
-"""The maximum duration of a wait. A signal that arrives just before the wait does not end it."""
+"""The maximum duration of one wait: a signal just before a wait is handled only after the wait."""
 
 
 def interruptible(call: Callable[[], R]) -> R:

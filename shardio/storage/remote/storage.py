@@ -258,7 +258,7 @@ class RemoteStorage:
         return self._cache.path_of(summary)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file in the cache and return its path, or return a URL to read byte ranges of."""
+        """Pin a file and return its path in the cache, or its URL if only parts will be read."""
         pin = self._cache.pin if self._remote.whole_shards else self.pin_if_cached
         return pin(summary)
 
