@@ -58,7 +58,7 @@ class MapView(Closing):
         source = dataset.dataset if isinstance(dataset, SampleView) else dataset
         if isinstance(source, Mixture):
             raise InvalidArgument(
-                "MapView takes no mixture, because its indices do not follow the weights: make a "
+                "MapView takes no mixture, because indices do not follow the weights: make a "
                 "MapView of each source and join them, for example with torch's ConcatDataset, or "
                 "load the mixture with a ShardLoader"
             )
@@ -125,8 +125,7 @@ class MapView(Closing):
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()
             elif self._loader is not None:
-                # The loader belongs to the parent process: keep it from being garbage-collected in
-                # this process.
+                # Keep the parent process's loader from being garbage-collected in this process.
                 self._parent_loader = self._loader
             # Each worker draws its own seed. With a common seed, the transforms in all workers
             # would draw the same random numbers.

@@ -121,7 +121,7 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 class EpochSampler:
-    """The order of the samples in epochs that begin with the dataset as it is now.
+    """The order of the samples in new epochs, which have all samples that the dataset has now.
 
     An epoch that is resumed from a state may have begun when the dataset had fewer samples.
     """
@@ -283,7 +283,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The index of the latest epoch since `load_state`; if there is none, of the next epoch."""
+        """The index of the latest epoch; of the next one if none was begun since `load_state`."""
         if self.latest is not None:
             return self.latest.plan.epoch
         return self._next.epoch if isinstance(self._next, EpochPlan) else self._next

@@ -1,4 +1,4 @@
-"""Iterate over an epoch of a loader: make a batch of each block that workers fill."""
+"""Iterate over an epoch of a loader: turn each block that workers fill into a batch."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class ProgressBar:
 
 
 def _writable(title: str, file: TextIO) -> str:
-    """Return the title with those characters escaped that the encoding of `file` lacks."""
+    """Return the title; escape the characters that the encoding of `file` lacks."""
     encoding = getattr(file, "encoding", None) or "utf-8"
     return title.encode(encoding, "backslashreplace").decode(encoding)
 

@@ -80,7 +80,7 @@ class ResumePosition(NamedTuple):
 
 
 class PipelineSource:
-    """The source of the items of iterations; `name` is the name of the source in messages."""
+    """The source of a DataLoader or a Pipeline; `name` is its name in messages."""
 
     def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         refuse_path(name, source)
@@ -106,7 +106,7 @@ class PipelineSource:
         """Return an iterable over the items from a position on, and the position.
 
         If the source has a `state_dict`, the returned position contains the state of the source,
-        and the iterable yields a SourcePosition for each item.
+        and the iterable yields each item in a SourcePosition.
         """
         if self._has_state:
             if position.source_state is not None:

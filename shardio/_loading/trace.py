@@ -147,7 +147,7 @@ class Trace:
             yield self._span("waiting", _MAIN, one.asked_ns, one.waited_ns, details)
             over_ns = one.got_ns - waited_until_ns
             yield self._span("handing over", _MAIN, waited_until_ns, over_ns, details)
-            # The body lasts until the next request of the same iteration.
+            # The body of the loop lasts until the next request of the same iteration.
             if i + 1 < len(deliveries) and deliveries[i + 1].iteration_ns == one.iteration_ns:
                 body_ns = deliveries[i + 1].asked_ns - one.got_ns
                 yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)

@@ -169,7 +169,7 @@ def parse_column_groups(content: Any, shards: ShardList, path: Path) -> tuple[Co
         if not group.fits(shards):
             raise DatasetCorrupt(
                 f"{path}: field {group.name!r}: expected a shard beside each of the "
-                f"{len(shards)}, with as many samples; found {len(group.shards)}, or other counts"
+                f"{len(shards)}, with equal counts; found {len(group.shards)}, or other counts"
             )
         found.append(group)
     return tuple(found)

@@ -206,7 +206,7 @@ class RowSelection:
 
     @property
     def shard_ends(self) -> Rows:
-        """For each shard, the number of selected rows (which must ascend) before its end."""
+        """For each shard, the number of selected rows before its end. The rows must ascend."""
         ends = self.shard_starts[1:]
         return ends if self.selected is None else self.selected.n_below(ends)
 

@@ -80,7 +80,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    Check the generations from `before` up to, but without, the published one; for None, check none.
+    Check the generations `before` <= number < published number; for None, check none.
     """
     now = published_number(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -173,7 +173,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def link_staged(staged: Path, final: Path) -> None:
-    """Give a staged file its final name as a second link; DatasetConflict if the name is taken."""
+    """Give a staged file its final name as a second link; raise DatasetConflict if it is taken."""
     try:
         link(staged, final)
     except FileExistsError as error:
@@ -263,7 +263,7 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class NewFolder:
-    """A new folder `folder`, which the caller fills and `publish` renames to `out`."""
+    """A new folder. The caller fills it at the path `folder`; `publish` renames it to `out`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out

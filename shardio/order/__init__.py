@@ -122,7 +122,7 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The number of samples in a window, which come from few regions of the files; or None."""
+        """The number of samples in a window (samples from few regions of the files), or None."""
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:

@@ -4,10 +4,10 @@ A *group* has up to k consecutive clips of one video, which stay together, in or
 clips has n // k groups of k clips; clips left over form a smaller group at a random place among the
 others.
 
-An epoch permutes the groups of each size among themselves (see `permutation`). It is divided into
-*windows* of at least 1,024 groups, or is one window. All windows have equal proportions of sizes,
-so that the start of a window can be calculated. Within a window, the groups of a video are spread
-far apart. To look up a position, only its window is computed, in about 250 µs.
+An epoch permutes the groups of each size among themselves (see `permutation`). An epoch of 2,048
+groups or more is divided into *windows* of about 1,024 to 2,048 groups. All windows have equal
+proportions of sizes, so that the start of a window can be calculated. Within a window, groups of
+one video are spread far apart. A position is looked up in its window alone, in about 250 µs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _HALF: Final = 1 << 32
 
 
 class ClipGroups:
-    """The groups, of up to k clips, that the first n clips of some videos form.
+    """The groups of up to k clips of the first n clips of several videos.
 
-    `ends` is the cumulative sum of the videos' clip counts.
+    `ends` has the cumulative clip counts of the videos.
     """
 
     def __init__(self, ends: Positions, k: int, n: int) -> None:
@@ -178,8 +178,7 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     group = np.cumsum(is_first) - 1
     counts = np.diff(begins, append=len(videos))[group]
     parts = np.arange(len(videos)) - begins[group]
-    # Use only operations that IEEE 754 rounds exactly. The result is then the same on every
-    # machine.
+    # IEEE 754 rounds these operations exactly, so the result is the same on every machine.
     phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
     jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
     angles = (parts + phases + jitter) / counts

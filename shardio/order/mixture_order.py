@@ -50,8 +50,8 @@ _MAX_POSITIONS: Final = 1 << 48
 class MixtureShares:
     """The share of each source, from 1 up, and the rule that ends an epoch.
 
-    With `exhausted` = "stop", an epoch ends before the first position for which its source has no
-    sample left; with "repeat", when all samples of every source were drawn, some more than once.
+    If `exhausted` is "stop", an epoch ends when a source whose turn it is has no sample left. If it
+    is "repeat", an epoch ends when every sample was drawn; some are then drawn more than once.
     """
 
     shares: tuple[int, ...]
@@ -94,7 +94,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
                 f"until every source is seen whole, an epoch would have more than {most // 2} "
                 "positions; the maximum is 2^48: give larger weights to large sources"
             )
-    least = -1  # the largest n for which it is known that the epoch has more than n positions
+    least = -1  # the epoch is known to have more positions than this
     while most - least > 1:
         n = (least + most) // 2
         least, most = (n, most) if has_more_than(n) else (least, n)
@@ -205,9 +205,9 @@ class MixtureOrdering:
 
 
 def _chunks(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield up to `n_at_once` ascending values of `numbers` at a time, and their elements' indices.
+    """Yield up to `n_at_once` ascending integers, and the indices of the `numbers` among them.
 
-    If all values are close together, yield all integers from the smallest to the largest at once.
+    The integers are distinct values of `numbers`, or a short range that contains all `numbers`.
     """
     if not len(numbers):
         return
@@ -225,8 +225,7 @@ class _ShuffledSource:
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key
         self._arrange = functools.partial(order.arrange_round, samples, n, source=source)
-        # One call of `at` may need many rounds of a small source. The orders of these rounds are
-        # then computed together.
+        # One call of `at` may need many rounds of a small source; compute their orders together.
         self._is_small = n <= SORTED_MAX and isinstance(self._arrange(key=0), Permutation)
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
@@ -302,8 +301,8 @@ class InterleavedOrder(Order):
         mixture = replace(self.mixture, sizes=tuple(found))
         if n > mixture.n_positions:
             raise InvalidArgument(
-                f"load_state_dict: the state's epoch has {n} samples, and sources of the state's "
-                f"sizes make {mixture.n_positions}"
+                f"load_state_dict: the state's epoch has {n} samples, but with the state's "
+                f"sizes it has {mixture.n_positions}"
             )
         return replace(self, order=self.order.from_state(state, samples, n), mixture=mixture)
 

@@ -89,7 +89,7 @@ class Permutation:
 
 
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
-    """Return one of n positions, whose sample replaces the sample that failed at `position`.
+    """Return one of n positions; its sample replaces the sample that failed at `position`.
 
     `attempt` counts earlier replacements that also failed.
     """
@@ -150,7 +150,7 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
 
 
 def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32]) -> None:
-    """Scale the 32-bit hashes in `step` to integers below size; `low` is an array to work in."""
+    """Scale the 32-bit hashes in `step` to integers below size; `low` is a scratch array."""
     n_bits = max(1, (size - 1).bit_length())
     if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # use only the upper bits of the hash
         np.right_shift(step, np.uint32(n_bits), out=step)

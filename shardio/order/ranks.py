@@ -65,7 +65,7 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def own_range(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of this rank's positions in a step; equal for padding."""
+        """Return the start and the end of this rank's positions in a step; equal if it has none."""
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._own_range_of_rest(start)
@@ -109,7 +109,7 @@ _LAUNCHERS: Final = (
 
 
 def rank_from_environment() -> tuple[str, int, int]:
-    """Return the environment variable that has the rank, the rank, and the number of ranks.
+    """Return the name of the rank's environment variable, the rank, and the number of ranks.
 
     Return ("rank", 0, 1) if no launcher has set such a variable.
     """
@@ -121,7 +121,7 @@ def rank_from_environment() -> tuple[str, int, int]:
             rank, world_size = (int(text or "") for text in texts)
         except ValueError:
             raise InvalidArgument(
-                f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}, which both "
+                f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}; both "
                 "must be numbers: set both or none, or pass rank and world_size"
             ) from None
         if rank < 0 or world_size < 1:

@@ -95,7 +95,7 @@ def check_sampler(name: str, sampler: Any) -> Any:
         or not hasattr(sampler, "__len__")
     ):
         raise InvalidArgument(
-            f"{name} must be a sequence of positions, or a function that gives one for an epoch; "
+            f"{name} must be a sequence of positions, or a function that returns one for an epoch; "
             f"found {sampler!r}"
         )
     return sampler
@@ -122,7 +122,7 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
-    """Raise InvalidArgument unless `function` takes one argument, which errors call `given`."""
+    """Raise InvalidArgument unless `function` takes one argument; errors name it `given`."""
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     try:

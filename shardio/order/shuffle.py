@@ -93,7 +93,7 @@ class BlockShuffle(Order):
         return GroupedOrdering(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the permutation for a pass over a source: a full one if n samples fit a window."""
+        """Return the permutation of a round; a full permutation if n samples fit a window."""
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
         return self.arrange(samples, n, seed=key, epoch=0)
@@ -317,7 +317,7 @@ class ShardOrdering:
         sizes = np.diff(ends, prepend=0)
         shards = Permutation(len(ends), derive_key(64, seed, epoch)).at(np.arange(len(ends)))
         self._stops: Positions = np.cumsum(sizes[shards])
-        """The place at which each of the permuted shards ends."""
+        """The place after the last sample of each permuted shard."""
         self._shifts: Positions = ends[shards] - self._stops
         """For each permuted shard, the difference between a sample's index and its place."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)

@@ -194,8 +194,8 @@ class WorkerBackend:
     ) -> None:
         """Send the shared files to the workers; `fds` are indexed by MARKS, COUNTERS and so on.
 
-        From STACKS on, each worker has a file of its own. The caller keeps `fds` open. `tables` are
-        the result of `share_view`.
+        From index STACKS on, there is one file per worker. The caller keeps `fds` open. `tables`
+        are the result of `share_view`.
         """
         self._lineage, self._fds, self._tables = view.dataset.lineage.encode(), tuple(fds), tables
         memory = mmap.mmap(fds[REPLIES], 0)

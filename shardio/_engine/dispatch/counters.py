@@ -1,4 +1,4 @@
-"""Shared memory of a loader's iterations: counters of each worker, and flags of cancellation.
+"""Shared memory of a loader's iterations: counters of each worker, and cancellation flags.
 
 While a trace is recorded, every worker also writes the times of its latest batches.
 """
@@ -122,7 +122,7 @@ class CounterTable:
         self._lines[slot, :, _BEGAN_NS] = began_ns
 
     def cancel(self, slot: int) -> None:
-        """Make workers drop those tasks of an iteration that are not begun yet."""
+        """Make workers drop the tasks of an iteration that they have not begun."""
         self._lines[slot, :, _IS_CANCELLED] = 1
 
     def set_recording(self, *, is_recording: bool) -> None:
@@ -153,8 +153,8 @@ class CounterTable:
 class IterationTimer:
     """The timings of one iteration in the main process.
 
-    `began_ns` is a reading of the clock; moments are times in ns since then. Two attributes sum the
-    moments of all batches, so that `left_ns - entered_ns` is the total time spent in requests.
+    Moments are in ns since `began_ns`, a reading of the clock. `left_ns - entered_ns` is the total
+    time that the loop has spent in requests.
     """
 
     began_ns: int = field(default_factory=now_ns)
@@ -203,11 +203,11 @@ class IterationTimer:
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         inside_ns = self.left_ns - self.entered_ns
-        if inside_ns < 0:  # a request is not answered: count it until now
+        if inside_ns < 0:  # a request has not returned: count it until now
             inside_ns += elapsed_ns
         n_batches, n_filled = next_loop_step - partition.first_step, int(words[_N_FILLED])
-        # A batch is ready from its filling until its delivery; if not delivered, until now. A batch
-        # that was filled before `began_ns` counts as filled at the moment 0.
+        # A batch is ready from its filling until its delivery, or until now if it is not delivered.
+        # A batch that was filled before `began_ns` counts as filled at the moment 0.
         n_filled_since = n_filled - self.n_filled_ahead
         filled_ns = (
             int(words[_READY_NS]) - self.ready_ahead_ns - n_filled_since * self.head_start_ns

@@ -159,7 +159,7 @@ class SuspectSamples:
 
     @property
     def has_too_many_crashes(self) -> bool:
-        """True if workers keep crashing at the step, although no sample can be blamed for it."""
+        """True if workers keep crashing at the step, and no single sample is the known cause."""
         return self._n_unexplained >= _MAX_UNEXPLAINED
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:

@@ -99,7 +99,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks while workers and blocks are free; then those of the next iteration."""
+        """Assign the tasks of an iteration, then of the next, while workers and blocks are free."""
         schedule = iteration.schedule
         if not schedule.has_nearly_idle_worker:
             return
@@ -207,7 +207,7 @@ class Dispatcher:
         if status == _QUICK or status == _FILLED:
             block = self.pool[number]
             if use != block.use:
-                raise AssertionError(f"block {number}: result to use {use}, not its last")
+                raise AssertionError(f"block {number}: result of use {use}, not of the latest")
             if heap_bytes:
                 self.pool.note_growth(number, iteration.layout.heap + heap_bytes)
             iteration.sizes[step] = n_rows, heap_bytes
@@ -264,7 +264,7 @@ class Dispatcher:
     ) -> Iterator[tuple[int, int, InFlightRows]]:
         """Yield the step, the block index and the samples of the task that a worker is running.
 
-        `tasks` are the worker's unanswered tasks as {step: block index}. Only the running task has
+        `tasks` are the worker's unfinished tasks as {step: block index}. Only the running task has
         claimed samples.
         """
         fields = self._batch_spec.fields

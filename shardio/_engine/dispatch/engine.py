@@ -74,7 +74,7 @@ class SchemaProbe:
         self._n_crashes = 0
         self._candidates = schema_candidates(batch_spec.n_samples) if batch_spec.skips else [0]
         self._number = 0
-        """The position in `_candidates` of the sample that is tried now."""
+        """The index in `_candidates` of the sample to try now."""
 
     @property
     def _sample(self) -> int:
@@ -94,7 +94,7 @@ class SchemaProbe:
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
-        """Wait for the schemas; return None after `timeout_s`, not counting starts of workers.
+        """Wait for the schemas; return None after `timeout_s`, worker starts excluded.
 
         If user code fails or a worker crashes, raise an error that names the sample; the next call
         tries again.
@@ -236,7 +236,7 @@ class Engine:
         self.view, self._tables = share_view(view)
         self._backend.send_hello(self.view, self._fds, self._tables)
         self._schema_probe = SchemaProbe(self._batch_spec, self.view, self._backend)
-        schemas = self._schema_probe.request()  # if this is None, `layout` waits for the answer
+        schemas = self._schema_probe.request()  # if this is None, `layout` waits for the reply
         if schemas is not None:
             self._lay_out(schemas)
 
@@ -334,7 +334,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Hold the lock, and set `_is_inside` and `may_be_inconsistent`, like the faster `next`."""
+        """Hold the lock; the state counts as inconsistent until the `with` block has succeeded."""
         with self._lock:
             self._check_usable()
             self._restart_if_inconsistent()

@@ -55,7 +55,7 @@ class EpochIteration:
     """The plan of the next iteration; None if the next one must not be begun ahead."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
-        """Return a step's skipped samples; raise TooManySkipped for more than `most` so far."""
+        """Return the skipped samples of a step; raise TooManySkipped if `most` is exceeded."""
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
         if self.n_skipped <= most:
@@ -74,7 +74,7 @@ N_SLOTS: Final = 4096
 class IterationTable:
     """The running iterations, by their slots.
 
-    A cancelled iteration stays in the table until the last of its tasks is answered. Callers hold
+    A cancelled iteration stays in the table until the last of its tasks has ended. Callers hold
     the engine's lock, except for calls of `cancel`.
     """
 

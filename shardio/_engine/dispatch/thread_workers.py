@@ -41,7 +41,7 @@ from shardio.samples.view import SampleView
 
 
 class GeneratorLock:
-    """A lock for the global random generators, whose states are restored at its release."""
+    """A lock for the global random generators. Releasing it restores their states."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

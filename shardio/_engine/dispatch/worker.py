@@ -119,7 +119,7 @@ class TaskResult(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """The unexpected exit of a worker, whose index another worker has taken.
+    """The unexpected exit of a worker; a new worker has taken its index.
 
     `how` is a clause that names the worker and describes its exit; `end` only describes the exit.
     """
@@ -260,7 +260,7 @@ class BatchWorker(Closing):
         self._most_bytes: int | None = None
         self._replies: ReplyBuffer
         self._start_error: Exception | None = None
-        """The error that handling HELLO raised, which is then the result of every task."""
+        """The error that handling HELLO raised; every later task fails with this error."""
 
     def close(self) -> None:
         if self._runner.filler is not None:

@@ -144,7 +144,7 @@ class Filler:
         step: int,
         row_by_row: RowByRow | None = None,
     ) -> tuple[int, int]:
-        """Fill a block; return the number of rows, and of bytes that are used in the heap.
+        """Fill a block; return the number of rows, and the used bytes of the heap.
 
         If `row_by_row` is given, it fills the rows instead of `fill_rows`.
         """
@@ -210,7 +210,7 @@ def may_skip(error: BaseException) -> bool:
 
 
 class RowByRowFiller:
-    """A filler that replaces samples at which `filler` fails by substitutes. Borrows `filler`."""
+    """A filler that replaces each failing sample by another sample. Borrows `filler`."""
 
     def __init__(self, filler: Filler, seed: int) -> None:
         self._filler, self._seed = filler, seed
@@ -223,7 +223,7 @@ class RowByRowFiller:
         step: int,
         to_skip: SamplesToSkip | None = None,
     ) -> tuple[int, int, tuple[Skipped, ...]]:
-        """Fill a block; return the numbers of rows and of used heap bytes, and the skipped samples.
+        """Fill a block; return the number of rows, the used heap bytes, and the skipped samples.
 
         Raise the error of a sample for which no substitute was found. If `to_skip` is None, the
         batch is first filled as a whole. Otherwise, rows are claimed and filled one by one, so that

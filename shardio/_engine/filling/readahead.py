@@ -29,7 +29,7 @@ from shardio.storage.file_access import PAGE_BYTES, is_cached, prefetch_range
 
 N_PROBED: Final = 4
 HITS_UNTIL_WARM: Final = 16
-"""The number of consecutive probes that find no missing page, before probes become rarer."""
+"""Probes become rarer after this number of consecutive probes that find no missing page."""
 HITS_OF_WINDOW: Final = 4
 """The number of hits that suffices in a new window, if the previous window was in memory.
 
@@ -136,7 +136,7 @@ class ReadAhead:
         self._dataset.files.open_files.disable_readahead()
 
     def _ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Iterator[Ranges]:
-        """Yield the byte ranges that rows need; ranges of clips come last, and depend on others."""
+        """Yield the byte ranges of rows; those of clips come last, and are read from the others."""
         yield self._extents.fixed(rows, shards)
         yield self._extents.records(rows, shards)
         if self._clips is not None:

@@ -284,7 +284,7 @@ class BatchBuilder:
         return made
 
     def first(self, samples: Schema, rows: BatchRows, fill_rows: FillRows) -> Schemas:
-        """Build a first batch; return `samples` with the schema of the batch functions' results."""
+        """Build a batch; return the schemas of samples, and of the batch functions' results."""
         self.fill(rows, fill_rows)
         made = self._make(rows)
         try:
