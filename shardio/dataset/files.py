@@ -103,7 +103,7 @@ class DatasetFiles:
         self._mark_starts: Rows | None = None
 
     def first_file(self, name: str | None) -> int:
-        """Return the index of shard 0's file with the field `name`; those of other shards follow."""
+        """Return the index of shard 0's file with field `name`; those of other shards follow."""
         return self._first_files.get(name or "", 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:

@@ -65,7 +65,7 @@ def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
             return f"{name} must be a whole number from 1 up to {most:,}; found {view.get(name)!r}"
     size = view.get("size", [1, 1])
     is_pair = isinstance(size, list | tuple) and len(size) == 2
-    if not is_pair or not all(_is_number(group, _MAX_SIDE) for group in size):
+    if not is_pair or not all(_is_number(side, _MAX_SIDE) for side in size):
         return f"size must be [height, width], each from 1 to {_MAX_SIDE}; found {size!r}"
     if (n := sum(field.medium == "video" for field in schema.values())) != 1:
         return f"clips need one field of videos; the schema has {n}"

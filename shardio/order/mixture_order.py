@@ -34,7 +34,7 @@ from shardio.order.permutation import (
 
 Exhausted = Literal["stop", "repeat"]
 
-WHOLE: Final = 1 << 30
+MAX_SHARE_SUM: Final = 1 << 30
 """The approximate maximum of the sum of all shares: products in `_divide` then fit in 63 bits."""
 SPAN: Final = 256
 """The number of positions per span. Short, because even a single sample needs its whole span, and

@@ -23,8 +23,8 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
 from shardio.order import Sequential
 from shardio.order.mixture_order import (
+    MAX_SHARE_SUM,
     MAX_SOURCES,
-    WHOLE,
     Exhausted,
     MixtureOrdering,
     MixtureShares,
@@ -303,7 +303,7 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
-    """Return the shares of n sources as positive integers: exact if their sum is at most WHOLE."""
+    """Return the shares of n sources as positive integers; exact if they fit MAX_SHARE_SUM."""
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):
@@ -319,6 +319,6 @@ def _shares(weights: Any, n: int) -> tuple[int, ...]:
         math.lcm(*(each.denominator for each in numbers)),
     )
     total = sum(numbers)
-    if total <= WHOLE * unit:
+    if total <= MAX_SHARE_SUM * unit:
         return tuple(int(each / unit) for each in numbers)
-    return tuple(max(1, round(WHOLE * each / total)) for each in numbers)
+    return tuple(max(1, round(MAX_SHARE_SUM * each / total)) for each in numbers)

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from shardio.errors import InvalidArgument
 from shardio.order import FullShuffle, Sequential
 from shardio.order.mixture_order import (
+    MAX_SHARE_SUM,
     SPAN,
-    WHOLE,
     Exhausted,
     MixtureOrdering,
     MixtureShares,
@@ -31,13 +31,13 @@ from tests.loading import samples
 
 Numbers = npt.NDArray[np.int64]
 
-SHARES = st.lists(st.integers(1, WHOLE // 12), min_size=1, max_size=12).map(tuple)
+SHARES = st.lists(st.integers(1, MAX_SHARE_SUM // 12), min_size=1, max_size=12).map(tuple)
 
 
 def mixture_sizes(
     weights: list[float], sizes: list[int], exhausted: Exhausted = "repeat"
 ) -> MixtureSizes:
-    shares = tuple(max(1, round(WHOLE * each / sum(weights))) for each in weights)
+    shares = tuple(max(1, round(MAX_SHARE_SUM * each / sum(weights))) for each in weights)
     firsts = tuple(np.cumsum([0, *sizes])[:-1].tolist())
     return MixtureSizes(MixtureShares(shares, exhausted), tuple(sizes), firsts)
 

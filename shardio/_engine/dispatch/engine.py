@@ -55,7 +55,7 @@ from shardio.errors import (
 )
 from shardio.samples.view import SampleView
 
-_NEXT, _SPREAD = 8, 24
+_N_FIRST, _N_SPREAD = 8, 24
 """The numbers of samples to try for the schema: the first ones, then some of the whole view."""
 _PROBED_WORKER = 0
 """The index of the worker that computes the schema."""
@@ -165,8 +165,8 @@ class SchemaProbe:
 
 def schema_candidates(n_samples: int) -> list[int]:
     """Return the indices of the samples to try for the schema, in order."""
-    spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
-    first = range(min(_NEXT, n_samples))
+    spread = [n_samples * (i + 1) // (_N_SPREAD + 1) for i in range(_N_SPREAD)]
+    first = range(min(_N_FIRST, n_samples))
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 

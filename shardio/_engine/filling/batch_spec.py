@@ -82,9 +82,9 @@ class BatchSpec:
         samples = schemas.samples
         rows, stored = self.block_rows, self.fields
         layout = layout_for_samples(samples, rows, self.collation, stored=stored)
-        decoded_ones = {*self.pictures, *self.audio}
-        of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
-        if layout.joins and (of_values or self.transform is not None):
+        decoded = {*self.pictures, *self.audio}
+        joins_decoded = any(slot.join.name in decoded for slot in layout.joins)
+        if layout.joins and (joins_decoded or self.transform is not None):
             # Decoded or transformed values are computed sample by sample. They are first written to
             # a block with the layout `inner`, and collated afterwards.
             layout = replace(layout, inner=layout_for_samples(samples, rows, stored=stored))
