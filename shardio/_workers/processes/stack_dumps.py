@@ -104,19 +104,19 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
     while (now_s := time.monotonic()) < end_s:
         if (found := [os.fstat(fd).st_size for fd in fds]) != sizes:
             sizes, since_s = found, now_s
-        are_there = all(size or not asked for size, asked in zip(sizes, is_asked, strict=True))
-        if are_there and now_s - since_s > _QUIET_S:
+        are_complete = all(size or not asked for size, asked in zip(sizes, is_asked, strict=True))
+        if are_complete and now_s - since_s > _QUIET_S:
             break
         time.sleep(0.002)
-    said = []
+    reports = []
     for fd, size, asked in zip(fds, sizes, is_asked, strict=True):
         if not asked:
-            said.append("it is being started")
+            reports.append("it is being started")
         elif not size:
-            said.append(f"it did not report within {_ANSWER_TIMEOUT_S:g} s what it is doing")
+            reports.append(f"it did not report within {_ANSWER_TIMEOUT_S:g} s what it is doing")
         else:
-            said.append(without_shardio_frames(os.pread(fd, size, 0).decode("utf-8", "replace")))
-    return said
+            reports.append(without_shardio_frames(os.pread(fd, size, 0).decode("utf-8", "replace")))
+    return reports
 
 
 def without_shardio_frames(text: str) -> str:

@@ -123,8 +123,8 @@ class WorkerPool(Closing):
 
     def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
         """Return the name and Python stacks of each worker; `fds` are the workers' stack files."""
-        known = ["" if pid is None else f" (process {pid})" for pid in self.pids()]
-        names = [f"worker {i}{process}" for i, process in enumerate(known)]
+        processes = ["" if pid is None else f" (process {pid})" for pid in self.pids()]
+        names = [f"worker {i}{process}" for i, process in enumerate(processes)]
         return list(zip(names, ask_for_stacks(fds, self.signal), strict=True))
 
     def nudge(self) -> None:
@@ -184,13 +184,13 @@ class WorkerPool(Closing):
         state = self._state
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        target_fd, *given = state.own_fds
+        target_fd, *shared_fds = state.own_fds
         with theirs:
             if state.session is not None:
-                request = [theirs.fileno(), target_fd, *given]
+                request_fds = [theirs.fileno(), target_fd, *shared_fds]
                 try:
-                    asked = REQUEST.pack(index, self._action)
-                    socket.send_fds(state.session, [asked], request)
+                    request = REQUEST.pack(index, self._action)
+                    socket.send_fds(state.session, [request], request_fds)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the zygote has exited; `wait` will notice, because it polls the pidfd
         worker = WorkerHandle(index, ours)
