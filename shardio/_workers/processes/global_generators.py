@@ -96,7 +96,7 @@ class _TorchImport:
         return None
 
     def _extend(self, loader: Any) -> None:
-        """Make `loader` seed torch's generator after executing the next module, torch."""
+        """Make `loader` seed torch's generator after it has executed torch."""
 
         def execute_and_seed(module: ModuleType) -> None:
             del loader.exec_module  # remove this function, which hides the method of the class

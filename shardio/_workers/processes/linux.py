@@ -154,7 +154,7 @@ def raise_if_too_many_files(error: OSError) -> None:
 
 
 def check_files(n_files: int) -> None:
-    """Raise UnsupportedEnvironment unless n_files can be opened: ZeroMQ aborts without them."""
+    """Raise UnsupportedEnvironment unless n_files can be opened; ZeroMQ would abort instead."""
     with interrupts_held(), translate_open_file_errors(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -231,7 +231,7 @@ def translate_file_size_errors(n_bytes: int, what: str) -> Iterator[None]:
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent exits; exit if the parent has exited.
 
-    The parent must have a single thread, because the exit of the forking *thread* counts.
+    The parent must have a single thread: the kernel acts when the forking *thread* exits.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # the parent exited before prctl: there will be no signal
@@ -274,7 +274,7 @@ def read_umask() -> int:
         for line in status:
             if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
-    raise _missing_call("/proc/self/status", "it has no Umask line (Linux 4.7 does)")
+    raise _missing_call("/proc/self/status", "it has no Umask line (Linux 4.7 has one)")
 
 
 def _missing_call(call: str, found: str) -> UnsupportedEnvironment:

@@ -130,7 +130,7 @@ _MAX_REUSED: Final = 64 << 10
 
 
 class ValuePickler:
-    """A reusable pickler that leaves out arrays of `least_bytes` or more."""
+    """A reusable pickler that keeps arrays of `least_bytes` or more out of the pickle."""
 
     def __init__(self, least_bytes: int) -> None:
         reduce = functools.partial(_reduce_array, least_bytes)

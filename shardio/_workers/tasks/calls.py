@@ -116,7 +116,7 @@ HEADER: Final = struct.Struct("<HHIQQQ")
 """The header of each message; a step is the index of an item.
 
 A request has: kind, 0, index of the block, step, number of results to skip, 0. An answer has:
-outcome, number of results if the generator will yield more (else 0), index of the block, step,
+outcome, number of results if the generator may yield more (else 0), index of the block, step,
 number of bytes in the block, nanoseconds spent in the function.
 """
 

@@ -205,8 +205,8 @@ class TaskPool(Closing):
     def take(self) -> tuple[int, Any] | None:
         """Return the index and value of a finished item, or None, without waiting.
 
-        Raise the error of an item that may not be skipped; after two crashes, this is WorkerDied.
-        The error or its note names the item. The pool is then over.
+        Raise the error of an item that may not be skipped (after two crashes on it, WorkerDied);
+        the error or its note names the item. The pool is then over.
         """
         self._send_waiting()
         if self._chunks:

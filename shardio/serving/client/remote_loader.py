@@ -178,7 +178,7 @@ class RemoteLoader(Closing):
         return RemoteIterator(self, self.begin())
 
     def begin(self) -> RemoteIteration:
-        """Start an iteration and return it. `iter(loader)` returns an iterator over it."""
+        """Start an iteration and return it; `iter(loader)` calls this and returns an iterator."""
         self.check_open()
         self._end_latest()
         iteration = RemoteIteration(self._stream, self._adapter, self._next)
