@@ -87,9 +87,9 @@ def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave
     every = tuple(names)
     if len({*every}) < len(every):
         twice = next(name for name, n in Counter(every).items() if n > 1)
-        raise MediaError(f"two {what} would be the field {twice!r}; {hint}")
+        raise MediaError(f"two {what} would become the field {twice!r}; {hint}")
     if every and (why_not := _names_error(every)):
-        raise MediaError(f"names of {what} must be names of fields: {why_not}; {hint}")
+        raise MediaError(f"names of {what} must be valid field names: {why_not}; {hint}")
 
 
 @lru_cache(maxsize=16)  # the files of a conversion usually have the same field names
@@ -183,7 +183,7 @@ class InferringConverter(Converter):
     def schema(self) -> Schema:
         """Return the fields of a sample."""
         if self.fields is None:
-            raise InvalidArgument("fields are unknown: they are inferred by fitted(), or passed")
+            raise InvalidArgument("fields are unknown: pass them, or infer them by fitted()")
         return schema_of(self.ordered(self.fields))
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:

@@ -58,7 +58,7 @@ def check_encodable(path: str | os.PathLike[str], what: str) -> None:
         os.fsencode(path)
     except UnicodeEncodeError as error:
         if error.encoding == "utf-8":  # the path contains half of a surrogate pair
-            reason = "which no file or folder can be called"
+            reason = "which is not a valid file name"
         else:
             reason = (
                 f"which the file system encoding of this process, {error.encoding}, cannot "

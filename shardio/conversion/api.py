@@ -238,8 +238,8 @@ def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> L
         return listing
     if labels is not None:
         raise InvalidArgument(
-            f"labels: the samples of {source.kind!r} have labels of their own or no classes "
-            "here; leave labels out"
+            f"labels: samples of the kind {source.kind!r} have labels of their own or none; leave "
+            "labels out"
         )
     return without_folder_classes(listing, tuple(classes))
 

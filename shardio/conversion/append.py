@@ -107,7 +107,7 @@ def check_same_schema(
                 str(s[name]) if name in s else "missing" for s in (expected, found)
             )
             differing.append(
-                f"field {name!r}: expected {recorded}, as the dataset has it, found {current}"
+                f"field {name!r}: expected {recorded} as in the dataset, found {current}"
             )
     if not differing and expected != found:
         differing.append(f"expected the order {', '.join(expected)}; found {', '.join(found)}")
@@ -178,9 +178,9 @@ def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
 def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
-            f"{os.fspath(out)}: has no class names, while the source has "
-            f"{', '.join(map(repr, listing.classes[:3]))}: the labels of the dataset have no "
-            "known meaning; append files without classes, or convert into a separate folder"
+            f"{os.fspath(out)}: has labels but no class names, while the source has the classes "
+            f"{', '.join(map(repr, listing.classes[:3]))}; append files without classes, or "
+            "convert into a separate folder"
         )
     classes = tuple(dict.fromkeys([*base.classes, *listing.classes]))
     position = {name: number for number, name in enumerate(classes)}

@@ -96,8 +96,8 @@ def object_column(
         if merged is None:
             raise InvalidArgument(
                 f"column {name!r}, row {row}: found {_type_name(found)}, "
-                f"expected {_type_name(known)} as in the rows before; make the "
-                "column one type, as text by .astype(str)"
+                f"expected {_type_name(known)} as in the rows before; convert the "
+                "column to one type, for example to text by .astype(str)"
             )
         known = merged
     field = (known.field or Json() if known else Json()).as_optional(has_nulls)
@@ -188,7 +188,7 @@ def _infer_type(name: str, row: int, value: Any) -> _InferredType:
         kind = f"an array of {made.dtype}"
     raise InvalidArgument(
         f"column {name!r}, row {row}: found {kind}; expected text, bytes, numbers, arrays, lists "
-        "or dicts; convert the column first, such as times to datetime64 or text"
+        "or dicts; convert the column first, for example times to datetime64"
     )
 
 

@@ -260,7 +260,7 @@ def test_versions_are_recorded(lines: Path, out: Path, monkeypatch: pytest.Monke
     [
         (
             {"text": Text(), "label": Array("int32"), "pad": Array("uint8", (5000,))},
-            "field 'label': expected .*int32.*, as the dataset has it, found .*int64",
+            "field 'label': expected .*int32.* as in the dataset, found .*int64",
         ),
         ({"text": Text(), "label": Array("int64")}, "field 'pad': expected missing.* found .*5000"),
         (
@@ -278,7 +278,8 @@ def test_other_fields_fail(lines: Path, tmp_path: Path, fields: dict[str, Any], 
 def test_labels_without_class_names_are_not_mixed_with_classes(lines: Path, tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "out", Lines().schema()) as writer:
         writer.append({"text": "zero", "label": 5, "pad": [0] * 5000})
-    with pytest.raises(InvalidArgument, match="has no class names, while the source has 'a', 'b'"):
+    what = "has labels but no class names, while the source has the classes 'a', 'b'"
+    with pytest.raises(InvalidArgument, match=what):
         append(lines, tmp_path / "out", kind="lines")
     append(lines / "a", tmp_path / "out", kind="lines")
     assert column(tmp_path / "out", "label") == [5, -1, -1]

@@ -196,8 +196,8 @@ def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
     found = reasons(report)
     assert found["a/twice.npz"] == "two members are named 'x.npy'"
     assert "member 'readme' is not an array" in found["a/text.npz"]
-    assert "names of arrays must be names of fields" in found["a/group.npz"]
-    assert "names of arrays must be names of fields" in found["a/empty name.npz"]
+    assert "names of arrays must be valid field names" in found["a/group.npz"]
+    assert "names of arrays must be valid field names" in found["a/empty name.npz"]
     assert "Bad CRC-32" in found["b/damaged.npz"]
     assert found["b/other.npz"] == "array 'y': found int64[2], expected no such array"
 

@@ -334,7 +334,7 @@ def test_what_cannot_be_stored_is_refused_with_the_reason(root: Path, tmp_path: 
         "map": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())), "map<string, int8>"),
         "union": (union, "sparse_union"),
         "interval": (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "cannot be stored"),
-        "bytes": (pa.array([[b"x"]]), "in a list, or in JSON, binary cannot be stored"),
+        "bytes": (pa.array([[b"x"]]), "binary cannot be stored in a list or in JSON"),
         "nan": (pa.array([[{"a": float("nan")}]]), "NaN or infinity"),
         "type": (pa.array([1], "int16"), "expected json, found int16"),
     }  # fmt: skip
@@ -350,7 +350,7 @@ def test_what_cannot_be_stored_is_refused_with_the_reason(root: Path, tmp_path: 
     for name, (_, why) in tables.items():
         if name != "type":
             assert why in found[f"{name}.arrow"], name
-    assert found["twice.arrow"].startswith("two columns would be the field 'x'; rename it")
+    assert found["twice.arrow"].startswith("two columns would become the field 'x'; rename it")
     assert found["other.arrow"] == "column 'y': int64, expected no such column"
 
 
@@ -371,7 +371,7 @@ def test_names_that_are_no_fields_are_told_with_the_reason(name: str, tmp_path: 
         WRITERS[name](pa.table({"a": [1], column: [2]}), root / name)
         with pytest.raises(InvalidArgument) as told:
             convert(root, tmp_path / f"out {number}", kind="arrow")
-        assert f"names of columns must be names of fields: {why[:7]}" in str(told.value)
+        assert f"names of columns must be valid field names: {why[:7]}" in str(told.value)
         assert why in str(told.value)
         assert "; rename it or leave it out (--column" in str(told.value)
         convert(root, tmp_path / f"left {number}", kind="arrow", columns=["a"])
@@ -391,12 +391,13 @@ def test_columns_that_would_be_one_field_are_refused(name: str, root: Path, tmp_
     WRITERS[name](pa.table({"a": [{"b": 3}]}), root / f"0{name}")
     for stem, table in tables.items():
         WRITERS[name](table, root / f"{stem}{name}")
-        with pytest.raises(InvalidArgument, match="two columns would be the field 'a.b(.c)?'"):
+        with pytest.raises(InvalidArgument, match="two columns would become the field 'a.b(.c)?'"):
             convert(root / f"{stem}{name}", tmp_path / stem)
     for fields in (None, {"a.b": "int64"}):
         report = convert(root, tmp_path / f"out {fields}", fields=fields)
         assert {*reasons(report)} == {f"{stem}{name}" for stem in tables}
-        assert "would be the field 'a.b'; rename it or leave" in reasons(report)[f"column{name}"]
+        why = "would become the field 'a.b'; rename it or leave"
+        assert why in reasons(report)[f"column{name}"]
         assert [plain(one["a.b"]) for one in stored(tmp_path / f"out {fields}")] == [3]
     for column, value in (("a.b", 1), ("a", 2)):
         convert(root / f"column{name}", tmp_path / column, columns=[column])
@@ -495,7 +496,7 @@ def test_damaged_files_are_listed(root: Path, tmp_path: Path) -> None:
     assert len(found) == 5 * 3 + 4 and "empty" in found["empty x.arrow"]
     assert "CRC" in found["flipped x.parquet"]
     assert "the stream has no end" in found["no end.arrow"]
-    assert "of streams in one file only the first" in found["two.arrow"]
+    assert "several streams, only the first would be read" in found["two.arrow"]
     assert "Feather of version 1" in found["old.feather"]
 
 

@@ -139,7 +139,7 @@ UNSTORABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "three bytes": (three_bytes, "dataset 'x': found a type that NumPy lacks: "),
     "times": (of_type(h5py.h5t.UNIX_D32LE), "dataset 'x': found a type that NumPy lacks: "),
     "no text as name": (no_text_as_name, "b'\\xff' in group 'g': names must be text in UTF-8"),
-    "big endian lists": (big_endian_lists, "found int16 of variable length in big-endian"),
+    "big endian lists": (big_endian_lists, "found big-endian int16 of variable length"),
     "external link": (
         lambda file: file.create_group("g").update(x=h5py.ExternalLink("other.h5", "/x")),
         "g/x: links to another file, which is not supported",
@@ -149,7 +149,7 @@ UNSTORABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
         "dataset 'x': stored in other files, which is not supported",
     ),
     "virtual": (virtual, "dataset 'x': stored in other files, which is not supported"),
-    "two names": (two_names, "two arrays would be the field 'a.b'"),
+    "two names": (two_names, "two arrays would become the field 'a.b'"),
     "no UTF-8": (of(np.array([b"\xff\xfe", b"", b""])), "damaged: 'ascii' codec can't decode"),
     "bomb": (
         lambda file: file.create_dataset("x", (1 << 40,), "int64", chunks=(1 << 10,)),

@@ -161,7 +161,7 @@ def test_many_ints_are_the_same_as_few(values: list[int]) -> None:
 def test_a_record_that_is_cut_or_changed_is_refused_or_read_but_never_crashes() -> None:
     whole = example(a=ints(1, 300), b=strings(b"xyz"), c=floats(1, 2), d=ints(*range(100, 140)))
     for n_bytes in range(1, len(whole)):
-        with pytest.raises(MediaError, match="no tf.train.Example"):
+        with pytest.raises(MediaError, match="not a tf.train.Example"):
             read_example(whole[:n_bytes])
     for at in range(len(whole)):
         for bit in range(8):
@@ -247,7 +247,7 @@ def test_features_that_the_dataset_has_not_are_refused(root: Path, tmp_path: Pat
         "b/more.tfrecord": "record 1: feature 'y' is not a field",
         "b/none.tfrecord": "record 1: feature 'x' is missing",
         "b/many.tfrecord": "record 1: feature 'x': expected int64, found 2 values",
-        "b/sequence.tfrecord": "record 1: no tf.train.Example: found a SequenceExample",
+        "b/sequence.tfrecord": "record 1: not a tf.train.Example: found a SequenceExample",
     }
     report = convert(root, tmp_path / "told")
     assert reasons(report).keys() == {"b/kind.tfrecord", "b/sequence.tfrecord"}
@@ -324,7 +324,8 @@ def test_records_without_features_are_bytes(root: Path, tmp_path: Path) -> None:
     assert [sample["record"] for sample in stored(tmp_path / "bytes")][:2] == empty
     assert [sample["x"] is None for sample in stored(tmp_path / "examples")] == [True, True, False]
     (root / "a" / "good.tfrecord").write_bytes(framed(empty))
-    with pytest.raises(InvalidArgument, match="features .*: the 2 records have none; records='b"):
+    why = "features .*: the 2 records have no feature; records='b"
+    with pytest.raises(InvalidArgument, match=why):
         convert(root, tmp_path / "none", records="example")
 
 

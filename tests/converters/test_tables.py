@@ -180,9 +180,9 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "quote.csv": ('id,x\n1,"2\n', "line 2: not CSV: unexpected end of data"),
     "after.csv": ('id,x\n1,"2"3\n', "line 2: not CSV"),
     "unnamed.csv": (",x\n1,2\n", "found ''; rename it or leave it out (pandas: to_csv"),
-    "twice.csv": ("id,id\n1,2\n", "two columns would be the field 'id'; rename"),
-    "group.csv": ("id,id.x\n1,2\n", "names of columns must be names of fields"),
-    "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' conflicts with field 'a.b'"),
+    "twice.csv": ("id,id\n1,2\n", "two columns would become the field 'id'; rename"),
+    "group.csv": ("id,id.x\n1,2\n", "names of columns must be valid field names"),
+    "beside.csv": ("a,a.b\n1,2\n", "field names: field 'a' conflicts with field 'a.b'"),
     "beside.jsonl": ('{"id": 1, "x": 1, "id.x": 2}\n', "column 'id.x': expected no such column"),
     "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; rename it"),
     "names.jsonl": (f'{{"{"n" * 300}": 1}}\n', "name has at most 255 bytes, found 300; rename it"),
@@ -376,9 +376,9 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"references": "x"}, "expected a list of column names"),
         ({"references": ["y"]}, "no table has a column 'y'; there are x"),
-        ({"fields": {"x": "int8"}, "references": ["x"]}, "a reference is file, image"),
-        ({"fields": {"x": "bytes"}}, "found 'bytes'; tables have 'file' instead"),
-        ({"fields": {"x": "list[int8[*]]"}}, "tables have arrays, or 'json'"),
+        ({"fields": {"x": "int8"}, "references": ["x"]}, "references are file, image"),
+        ({"fields": {"x": "bytes"}}, "found 'bytes'; in tables, use 'file'"),
+        ({"fields": {"x": "list[int8[*]]"}}, "use an array, or 'json'"),
         ({"fields": {"x": "int31"}}, "field 'x'"),
     ]
     check_refused(root, tmp_path / "out", refused, kind="tables")

@@ -111,6 +111,6 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"dtype": "uint16", "eot": -1}, "eot is -1"),
         ({"dtype": "uint16", "eot": 65_536}, "eot is 65536: out of range for uint16"),
         ({"dtype": "uint16", "length": 0}, "length is 0"),
-        ({"dtype": "uint16", "length": 8, "eot": 1}, "eot and length exclude each other"),
+        ({"dtype": "uint16", "length": 8, "eot": 1}, "eot and length are mutually exclusive"),
     ]
     check_refused(tmp_path / "x.bin", tmp_path / "out", refused, kind="tokens")

@@ -31,7 +31,7 @@ def add_rewrite_arguments(add: Callable[..., Any]) -> None:
         default=256 << 20,
         help="target size of a new shard in bytes (default: 268435456, 256 MiB)",
     )
-    add("--workers", type=int, metavar="N", help="verifying processes (default: as for verify)")
+    add("--workers", type=int, metavar="N", help="processes that verify (default: as for verify)")
     add_output_arguments(add)
 
 

@@ -34,11 +34,11 @@ _MAX_RATIO: Final = 1000  # the maximum ratio of declared to stored bytes; defla
 
 TEXT: Final = "text"  # the value of `NamedArray.dtype` for arrays of strings
 _REFUSED: Final = {
-    "O": "objects, which are a pickle, which can run any code: store numbers or strings",
+    "O": "objects are stored as a pickle, which can run any code: store numbers or strings",
     "V": "a structured dtype, or plain bytes: store each of its fields as an array",
     "M": "dates: store them as int64",
     "m": "spans of time: store them as int64",
-    "S": "bytes that end where a zero begins: store uint8, or strings",
+    "S": "NumPy drops zeros at the end of bytes: store uint8, or strings",
     "c": "complex: store real and imaginary part",
 }
 Shape = tuple[int | None, ...]
@@ -82,8 +82,8 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
     """Raise MediaError if `n_bytes` of an array are implausible for a file of `n_stored` bytes."""
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
-            f"{what}: declares {n_bytes:,} bytes, but {n_stored:,} are stored; expected "
-            f"{_MAX_RATIO} times as many at most"
+            f"{what}: declares {n_bytes:,} bytes, but {n_stored:,} are stored; expected at most "
+            f"{_MAX_RATIO} times as many"
         )
 
 
@@ -111,8 +111,8 @@ class ArraySamples(InferringConverter):
     rows_of_many: ClassVar[bool]
 
     rows: bool | None = None
-    """One sample per row; with --no-rows one per file (default: rows for a single file, and for
-    several of HDF5 and Zarr)."""
+    """One sample per row; with --no-rows one per file (default: rows, except for several .npy, .npz
+    or .safetensors)."""
 
     def __post_init__(self) -> None:
         check_flag("rows", self.rows)

@@ -114,8 +114,8 @@ def _type_of(h5py: Any, dataset: Any, path: str) -> tuple[str, bool]:
     if element is not None and element.name in DTYPES and element.kind != "O":
         if element != element.newbyteorder("<"):
             raise MediaError(
-                f"dataset {path!r}: found {element.name} of variable length in big-endian, which "
-                "h5py reads with their bytes swapped; expected little-endian"
+                f"dataset {path!r}: found big-endian {element.name} of variable length, whose "
+                "bytes h5py reads in the wrong order; expected little-endian"
             )
         return element.name, True
     if isinstance(dataset.id.get_type(), h5py.h5t.TypeBitfieldID | h5py.h5t.TypeTimeID):

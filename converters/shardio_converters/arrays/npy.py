@@ -210,7 +210,7 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
 def _open_tensors(file: IO[bytes]) -> list[NamedArray]:
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
-        raise MediaError(f"{n_bytes} bytes; expected at least 8, the length of the header")
+        raise MediaError(f"{n_bytes} bytes; expected at least 8 for the length of the header")
     (n_header,) = struct.unpack("<Q", file.read(8))
     if n_header > min(_MAX_HEADER, n_bytes - 8):
         raise MediaError(f"the header has {n_header:,} bytes, the file {n_bytes:,}")

@@ -192,7 +192,7 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
             continue
         head = found.read(name, 16)
         if len(head) < 16 or int.from_bytes(head[12:], "little") != n_bytes:
-            raise MediaError(f"{name}: damaged: {n_bytes:,} bytes, unlike its Blosc header")
+            raise MediaError(f"{name}: damaged: its Blosc header does not state {n_bytes:,} bytes")
 
 
 def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.NDArray[Any]:

@@ -33,9 +33,9 @@ class Images(Converter):
     store: str = field(default="original", metadata={"metavar": "HOW"})
     """Original (default), jpeg, raw."""
     size: int | None = None
-    """Height and width of a picture (default: its own)."""
+    """Height and width of a picture (default: unchanged)."""
     quality: int | None = None
-    """For h264: crf, lower is better (default: 19, hevc 20, av1 30); for jpeg: 1 to 100
+    """For h264: crf, lower is better (default: 19; hevc: 20; av1: 30); for jpeg: 1 to 100
     (default: 90)."""
 
     def __post_init__(self) -> None:

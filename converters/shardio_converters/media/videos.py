@@ -178,12 +178,12 @@ class Videos(Converter):
     gop: int | None = None
     """For --store h264: a keyframe every N frames (default: 16)."""
     quality: int | None = None
-    """For h264: crf, lower is better (default: 19, hevc 20, av1 30); for jpeg: 1 to 100
+    """For h264: crf, lower is better (default: 19; hevc: 20; av1: 30); for jpeg: 1 to 100
     (default: 90)."""
     check: bool | None = None
-    """Decode every frame once, to find damage; of videos for --store packets."""
+    """Decode every frame once to find damage; videos need --store packets."""
     audio: bool | None = None
-    """Also store the audio, its packets untouched."""
+    """Also store the audio, as unchanged packets."""
 
     def __post_init__(self) -> None:
         # Converters that store the same bytes then have equal options in the datasets.
@@ -320,8 +320,8 @@ class Videos(Converter):
         short, long = sorted((stream.width, stream.height))
         if 2 * long * self.size >= short * (2 * media.MAX_SIDE + 1):
             raise MediaError(
-                f"{path}: frames of {stream.width}x{stream.height} pixels as shown would be too "
-                f"wide or high after scaling for {self.size}x{self.size}: at most {media.MAX_SIDE}"
+                f"{path}: frames of {stream.width}x{stream.height} pixels, scaled so that their "
+                f"short side is {self.size}, would have a long side of over {media.MAX_SIDE}"
             )
         known = stream.parameters
         return stream, {name: known[key] for key, name in _FACTS.items() if key in known}

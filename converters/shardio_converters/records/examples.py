@@ -42,9 +42,9 @@ def read_example(record: bytes) -> dict[bytes, Values]:
             elif number == 2 and wire == _LENGTH:
                 raise MediaError("found a SequenceExample")
     except IndexError:
-        raise MediaError(f"no tf.train.Example: {_TOO_EARLY}") from None
+        raise MediaError(f"not a tf.train.Example: {_TOO_EARLY}") from None
     except ValueError as error:
-        raise MediaError(f"no tf.train.Example: {error}") from error
+        raise MediaError(f"not a tf.train.Example: {error}") from error
     return found
 
 

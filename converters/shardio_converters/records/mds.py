@@ -45,7 +45,7 @@ _WORDS: Final = {
 }
 _REFUSED: Final = {
     "pkl": "a pickle, which can run any code: write it as json, ndarray or bytes",
-    "pil": "pixels of a picture: write it as png, which is as exact",
+    "pil": "raw pixels of a picture: write it as png, which is lossless too",
 }
 _ARRAY_DTYPES: Final = {
     **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"},
@@ -388,7 +388,7 @@ class Mds(InferringConverter):
             return Outcome("unsupported", "not an MDS shard")
         if source.path.endswith(SUFFIXES[1:]) and os.path.exists(os.path.splitext(source.path)[0]):
             beside = os.path.splitext(os.path.basename(source.name))[0]
-            return Outcome("part", f"of {beside} beside it, which is the same uncompressed")
+            return Outcome("part", f"of {beside} beside it, the same shard uncompressed")
         schema, fields = self.schema(), self.fields or {}
         about = self.additional_values(source)
         n_samples = 0

@@ -32,7 +32,7 @@ class RecordConverter(InferringConverter):
     what: ClassVar[str]  # a plain-language name of the files
 
     records: str | None = field(default=None, metadata={"choices": RECORDS})
-    """Records are tf.train.Example, or bytes (default: as the first record)."""
+    """Records are tf.train.Example or bytes (default: detected from the first record)."""
 
     def __post_init__(self) -> None:
         if self.records is not None:
@@ -80,7 +80,7 @@ class RecordConverter(InferringConverter):
         try:
             specs = examples.specs_of(found)
             if not specs:
-                raise InvalidArgument(f"the {found.n_samples:,} records have none")
+                raise InvalidArgument(f"the {found.n_samples:,} records have no feature")
             return replace(self, records="example", fields=specs)
         except (InvalidArgument, MediaError) as error:
             raise InvalidArgument(

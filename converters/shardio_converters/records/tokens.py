@@ -51,7 +51,7 @@ class TokenFiles(Converter):
         if self.eot is not None and self.eot > np.iinfo(str(self.dtype)).max:
             raise InvalidArgument(f"eot is {self.eot}: out of range for {self.dtype}")
         if self.eot is not None and self.length is not None:
-            raise InvalidArgument("eot and length exclude each other: samples are documents or not")
+            raise InvalidArgument("eot and length are mutually exclusive: eot defines the samples")
         if self.length is not None:
             check_number("length", self.length, 1, _MAX_LENGTH)
 

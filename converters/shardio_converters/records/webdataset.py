@@ -128,7 +128,7 @@ def _checked(array: NamedArray) -> DtypeShape:
 
 
 def _hint(field: str) -> str:
-    return f'keep it as it is by --schema, in which all fields are given: "{field}": "bytes"'
+    return f'store it unchanged, by a --schema of all fields that has "{field}": "bytes"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class WebDataset(InferringConverter):
         if ending not in _NUMBERS.split() or (field.dtype, field.shape) != ("int64", ()):
             raise InvalidArgument(
                 f"field {name!r}: found {format_spec(field.dtype, field.shape)}; arrays are "
-                f"members in .npy, and int64 those in .{', .'.join(_NUMBERS.split())}"
+                f"members in .npy; an int64 may also be in .{', .'.join(_NUMBERS.split())}"
             )
 
     def all_additional_fields(self) -> Mapping[str, str]:

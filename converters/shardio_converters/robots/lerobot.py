@@ -111,7 +111,7 @@ def _read_frames(
 
     with open_table(path, name) as table:
         if all_of and (others := [one for one in table.schema.names if one not in specs]):
-            raise MediaError(f"column {others[0]!r}: expected no such column, which is no feature")
+            raise MediaError(f"column {others[0]!r}: expected only the features of the data set")
         columns = {one.name: one for one in columns_of(table.schema, [*specs])}
         fields = {key: _field_of(columns[key], spec) for key, spec in specs.items()}
         row, first_row, number = 0, 0, -1
@@ -188,7 +188,7 @@ class LeRobot(InferringConverter):
     columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
     """Convert this column or feature; repeatable (default: all)."""
     check: bool | None = None
-    """Decode every frame once, to find damage; of videos for --store packets."""
+    """Decode every frame once to find damage; videos need --store packets."""
 
     def __post_init__(self) -> None:
         check_flag("check", self.check)
@@ -246,7 +246,7 @@ class LeRobot(InferringConverter):
         if name.startswith(META):
             return Outcome("part", "describes the episodes of its data set")
         if name not in robot_set.rows:
-            return Outcome("unsupported", f"not what {INFO} says of any episode")
+            return Outcome("unsupported", "not a file with the rows of an episode")
         taken = self._selected_fields(robot_set)
         self._refuse_others(taken)
         reasons: list[str] = []
@@ -277,8 +277,8 @@ class LeRobot(InferringConverter):
                     episode = expected.pop(frames.number, None)
                     if episode is None:
                         raise MediaError(
-                            f"at row {frames.first_row:,}, where it is not expected: it has been "
-                            "there before, or is said to be in another file, or in none"
+                            f"unexpected at row {frames.first_row:,}: it has earlier rows, or the "
+                            "list of episodes places it in another file or in none"
                         )
                     _refuse_other_frames(frames, episode.length, robot_set.tasks)
                     yield frames.number, self._sample(source, robot_set, frames, episode, cameras)
@@ -320,8 +320,8 @@ class LeRobot(InferringConverter):
         if PICTURES in specs.values():
             name = next(name for name, spec in specs.items() if spec == PICTURES)
             raise MediaError(
-                f"{INFO}: feature {name!r}: found an image per row, expected a video: have "
-                "LeRobot make videos of them, or name the features that are taken (columns)"
+                f"{INFO}: feature {name!r}: found an image per row, expected a video: let "
+                "LeRobot encode videos of them, or select other features (columns)"
             )
         specs[NUMBER] = specs[NUMBER].replace("[*]", "")
         return specs
@@ -331,7 +331,7 @@ class LeRobot(InferringConverter):
         schema = self.schema()
         for name, spec in taken.items():
             if name not in fields:
-                raise MediaError(f"{INFO}: feature {name!r}: found {spec}, expected no such one")
+                raise MediaError(f"{INFO}: unexpected feature {name!r}: found {spec}")
             found, known = parse_field(name, spec), schema[name]
             is_same = type(found) is type(known)
             if (one := found.array) and (other := known.array):

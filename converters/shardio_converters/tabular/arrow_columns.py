@@ -24,7 +24,7 @@ _MAX_DEPTH: Final = 32  # the maximum nesting depth of lists and structs; more t
 # Hugging Face features of files
 _MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
 
-_RENAME: Final = "rename it or leave it out (--column, or columns=, names those to take)"
+_RENAME: Final = "rename it or leave it out (--column, or columns=, selects columns)"
 _LISTS: Final = (
     *(pa.ListType, pa.LargeListType, pa.FixedSizeListType),
     *(pa.ListViewType, pa.LargeListViewType),
@@ -151,12 +151,12 @@ def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
     elif is_list(type_):
         check_json(name, type_.value_type, depth + 1)
     elif _is_time(type_) or not (_dtype_of(type_) or _is_text(type_) or types.is_null(type_)):
-        raise MediaError(f"column {name!r}: in a list, or in JSON, {_why_not(type_)}")
+        raise MediaError(f"column {name!r}: {_why_not(type_, ' in a list or in JSON')}")
 
 
-def _why_not(type_: pa.DataType) -> str:
+def _why_not(type_: pa.DataType, where: str = "") -> str:
     hint = "leave the column out (columns), or write it as another type"
-    return f"{type_} cannot be stored: {hint}"
+    return f"{type_} cannot be stored{where}: {hint}"
 
 
 def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:

@@ -112,8 +112,8 @@ def _streamed(source: Any, reader: Any) -> Iterator[pa.RecordBatch]:
     read, n_bytes = source.tell(), source.size()
     if read != n_bytes:
         raise MediaError(
-            f"the stream ends at byte {read:,}, the file has {n_bytes:,}: of streams in one "
-            "file only the first would be read"
+            f"the stream ends at byte {read:,} of {n_bytes:,}: if a file has several streams, only "
+            "the first would be read"
         )
     if not source.read_at(8, max(0, read - 8)).endswith(_ENDS):
         raise MediaError("the stream has no end marker: it was truncated, or never closed")

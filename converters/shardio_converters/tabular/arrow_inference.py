@@ -70,7 +70,7 @@ class ArrowInference:
         for name, column in typed.items():
             was = self._columns.get(name, column)
             if (was.unit, was.classes) != (column.unit, column.classes):
-                raise MediaError(f"column {name!r}: has another unit or other classes")
+                raise MediaError(f"column {name!r}: unit or classes differ from earlier files")
         facts: dict[str, DtypeShape] = {one.name: (one.spec, ()) for one in columns}
         self._fields.add(facts, {*missing, *(facts.keys() - typed.keys())})
         self._columns = {**typed, **self._columns}

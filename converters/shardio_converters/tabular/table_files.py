@@ -298,7 +298,9 @@ def _read(table: Input, field: Field, reference: Any, parts: Mapping[str, Input]
         raise MediaError(f"expected the name of a file, found {reference!r:.40}")
     one = parts.get("" if posixpath.isabs(reference) else name_of(table, reference))
     if one is None:
-        raise MediaError(f"{reference!r}: not a file of the source, from the table's folder")
+        raise MediaError(
+            f"{reference!r}: not a file of the source; paths are relative to the table"
+        )
     if field.is_streamed:
         return demux(one.path, field.medium, name=one.name)
     with open(one.path, "rb") as file:

@@ -54,12 +54,12 @@ class Tables(InferringConverter):
         """Check that a column, or the files it references, can be converted to a field."""
         word = word.strip()
         if field.item:
-            raise InvalidArgument(f"field {name!r}: found {word!r}; tables have arrays, or 'json'")
+            raise InvalidArgument(f"field {name!r}: found {word!r}; use an array, or 'json'")
         if word.startswith(("bytes", "bfloat16")):
-            raise InvalidArgument(f"field {name!r}: found {word!r}; tables have 'file' instead")
+            raise InvalidArgument(f"field {name!r}: found {word!r}; in tables, use 'file'")
         if name in (self.references or ()) and _is_in_cells(field):
             raise InvalidArgument(
-                f"field {name!r}: found {word!r}; a reference is {', '.join(REFERENCES)}"
+                f"field {name!r}: found {word!r}; references are {', '.join(REFERENCES)}"
             )
 
     def fitted(self, inputs: Sequence[Input]) -> Tables:
