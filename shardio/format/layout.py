@@ -192,8 +192,8 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
         what = "unknown page size"
         raise corrupt(what, code="page_size", offset=offset + 12, expected=PAGE, found=page_size)
     check_required(required, path)
-    place = table_offset, table_size, table_hash
-    return Header(n_samples, file_size, *place, shard_id, required, optional, minor)
+    table = table_offset, table_size, table_hash
+    return Header(n_samples, file_size, *table, shard_id, required, optional, minor)
 
 
 def check_required(required: int, path: str) -> None:
@@ -241,7 +241,7 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
     if (id_ := content_id(table)) != header.id:
         what = "the id of the shard is not the hash of its section table"
         raise corrupt(what, code="id", offset=at, expected=header.id.hex(), found=id_.hex())
-    sections, seen, place = [], set(), PAGE
+    sections, seen, start = [], set(), PAGE
     for i, (kind, field, of_kind, zero, *numbers) in enumerate(SECTION.iter_unpack(table)):
         offset = header.table_offset + i * SECTION.size
         section = Section(kind, field, of_kind, *numbers)
@@ -251,27 +251,27 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
         if section.key in seen:
             what = "two sections have the same key"
             raise corrupt(what, code="duplicate", offset=offset, found=section.name)
-        _check_extent(section, place, offset, header, corrupt)
+        _check_extent(section, start, offset, header, corrupt)
         seen.add(section.key)
         sections.append(section)
-        place = section.end
-    if at != place:
+        start = section.end
+    if at != start:
         what = "bytes between the last section and the table"
-        raise corrupt(what, code="hole", offset=at, expected=at, found=place)
+        raise corrupt(what, code="hole", offset=at, expected=at, found=start)
     return tuple(sections)
 
 
 def _check_extent(
-    section: Section, place: int, offset: int, header: Header, corrupt: Callable[..., ShardCorrupt]
+    section: Section, start: int, offset: int, header: Header, corrupt: Callable[..., ShardCorrupt]
 ) -> None:
-    """Raise ShardCorrupt unless a section begins at `place` and ends before the section table.
+    """Raise ShardCorrupt unless a section begins at `start` and ends before the section table.
 
     `offset` is the file offset of the section's entry in the table, for the error.
     """
-    if section.offset != place:
-        code = "overlap" if section.offset < place else "hole"
+    if section.offset != start:
+        code = "overlap" if section.offset < start else "hole"
         what = f"section {section.name} does not begin where the previous section ends: {code}"
-        raise corrupt(what, code=code, offset=offset, expected=place, found=section.offset)
+        raise corrupt(what, code=code, offset=offset, expected=start, found=section.offset)
     if section.size > header.file_size or section.end > header.table_offset:
         what, limit = f"section {section.name} reaches into the section table", header.table_offset
         raise corrupt(what, code="size", offset=offset, expected=limit, found=section.end)

@@ -61,13 +61,13 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
     two sizes are equal. A compressed record is smaller than its content, but not by more than the
     codec's maximum ratio. The content has a possible size of a value, or 0 in an optional field.
     """
-    stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
-    raw, spec = kinds == Codec.RAW, SPECS[field.codec]
+    stored, found_codes, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
+    raw, spec = found_codes == Codec.RAW, SPECS[field.codec]
     bad = ~raw
     for code in {spec.code, *spec.other_codes} - {Codec.RAW}:
-        here = kinds == np.uint64(code)
-        bad &= ~here
-        bad |= here & (entries["n_bytes"] > stored * np.uint64(BY_CODE[code].max_ratio))
+        has_code = found_codes == np.uint64(code)
+        bad &= ~has_code
+        bad |= has_code & (entries["n_bytes"] > stored * np.uint64(BY_CODE[code].max_ratio))
     bad |= stored > payload_bytes
     bad |= offsets > np.uint64(payload_bytes) - np.minimum(stored, np.uint64(payload_bytes))
     bad |= entries["n_bytes"] > MAX_RECORD_BYTES

@@ -66,12 +66,12 @@ def packet_times(
         rate: samples per second.
         n_before: the number of samples before the first audible sample.
     """
-    heard: _Numbers = np.cumsum(np.asarray(counts, np.int64)) - counts
-    found = heard.copy()
+    n_earlier: _Numbers = np.cumsum(np.asarray(counts, np.int64)) - counts
+    found = n_earlier.copy()
     for run in _gapless_runs(times, counts, time_base, rate):
-        known = int(heard[run.first]) + (0 if run.first else n_before)
+        known = int(n_earlier[run.first]) + (0 if run.first else n_before)
         # Fill the array up to its end. The next run overwrites the elements of its own packets.
-        found[run.first :] = heard[run.first :] + run.start_time(known)
+        found[run.first :] = n_earlier[run.first :] + run.start_time(known)
     return found
 
 
@@ -109,15 +109,15 @@ def _gapless_runs(
     slack = tick if unit > 1 or tick > 1 else 0  # rounding changes a time by up to half a tick
     jitter = 2 * unit * rate * _MAX_JITTER_S
     runs: list[_PacketRun] = []
-    heard = 0
+    n_earlier = 0
     for i, (time, count) in enumerate(zip(times, counts, strict=True)):
         if time is not None and count:
-            here = 2 * (time * tick - heard * unit)
-            low, high = here - slack, here + slack
+            start = 2 * (time * tick - n_earlier * unit)
+            low, high = start - slack, start + slack
             if not runs:
                 runs.append(_PacketRun(0, low, high, tick, unit))
             run = runs[-1]
-            late = here - Fraction(run.low + run.high, 2)
+            late = start - Fraction(run.low + run.high, 2)
             if max(low, run.low) <= min(high, run.high):
                 run.low, run.high = max(low, run.low), min(high, run.high)
             elif late > jitter:
@@ -127,7 +127,7 @@ def _gapless_runs(
                 raise MediaError(
                     f"its times go back by {seconds:.3f} s at packet {i}; re-encode it"
                 )
-        heard += count
+        n_earlier += count
     return runs
 
 
@@ -183,13 +183,13 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
         begin: the start of the part in seconds, counted from the zero of the stream's `pts`.
         seconds: the duration of the part.
     """
-    rate, heard = sample_rate(stream), SampleIndex(stream)
+    rate, index = sample_rate(stream), SampleIndex(stream)
     start = nearest_sample(stream, begin, rate)
     stop = start + math.floor(seconds * rate + Fraction(1, 2))
-    low, high = max(start, heard.extent[0]), min(stop, heard.extent[1])
+    low, high = max(start, index.extent[0]), min(stop, index.extent[1])
     if low >= high:
         return None
-    around = heard.packets(low - _RESAMPLER_MARGIN, high + _RESAMPLER_MARGIN)
+    around = index.packets(low - _RESAMPLER_MARGIN, high + _RESAMPLER_MARGIN)
     chosen = slice(max(0, around.start - LEAD_PACKETS), around.stop)
     packets = stream.packets[chosen].copy()
     base = int(packets["offset"][0])
@@ -318,22 +318,22 @@ class _AudioPacketReader:
         # The container may mark packets as discarded. Discarded packets at the start are needed to
         # decode the packets that follow. Discarded packets that are not at the start were cut out
         # by an edit list, so their samples do not count.
-        are_out = np.array(self.discarded, bool)
-        n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
+        are_cut = np.array(self.discarded, bool)
+        n_lead = int(np.argmin(are_cut)) if len(are_cut) and not are_cut.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))
-        are_out[:n_lead] = False
-        counts[are_out] = 0
+        are_cut[:n_lead] = False
+        counts[are_cut] = 0
         rate = parameters["rate"]
         pts = packet_times(self.times, counts.tolist(), self.time_base, rate, n_before)
-        heard = np.flatnonzero(counts)
+        counted = np.flatnonzero(counts)
         n_samples = 0
-        if len(heard):
-            n_samples = int((pts + counts)[heard].max() - pts[0]) - n_before - self.n_after
+        if len(counted):
+            n_samples = int((pts + counts)[counted].max() - pts[0]) - n_before - self.n_after
         if n_samples <= 0:
             raise MediaError("its audio stream holds no sample")
         if n_before:
             parameters["skip"] = n_before
-        flags = np.where(are_out, int(PacketFlag.HIDDEN), int(PacketFlag.KEY))
+        flags = np.where(are_cut, int(PacketFlag.HIDDEN), int(PacketFlag.KEY))
         return EncodedStream(
             parameters=parameters,
             extradata=extradata,

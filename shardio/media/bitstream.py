@@ -21,9 +21,9 @@ _LENGTH_SIZE_OFFSETS = {"h264": 4, "hevc": 21}
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
-_H264_CLOSED, _HEVC_CLOSED = 5, (19, 20)
+_H264_IDR, _HEVC_IDR = 5, (19, 20)
 _PACKED_PICTURES = ~64
-_MAX_HEAD = 4096
+_MAX_HEAD_BYTES = 4096
 
 
 def hidden_packets(codec: str, data: bytes, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -109,19 +109,19 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
     """Return a function that tests whether a packet changes the parameter sets of its stream."""
     if codec not in _LENGTH_SIZE_OFFSETS:
         return lambda _: False
-    mask, behind, kinds = (31, 6, {7, 8}) if codec == "h264" else (126, 64, {64, 66, 68})
+    mask, slices_end, kinds = (31, 6, {7, 8}) if codec == "h264" else (126, 64, {64, 66, 68})
     size, known = _length_size(codec, extradata), parameter_sets(codec, extradata)
 
     def changes(packet: memoryview) -> bool:
         if len(packet) > 4:
             at = size or (3 if packet[2] else 4)
-            if (size or packet[at - 1] == 1) and packet[at] & mask < behind:
+            if (size or packet[at - 1] == 1) and packet[at] & mask < slices_end:
                 return False  # the packet begins with a picture, as most packets do
-        head = bytes(packet[:_MAX_HEAD])
+        head = bytes(packet[:_MAX_HEAD_BYTES])
         for first, _ in _unit_headers(head, 0, len(head), size):
             if first & mask in kinds:
                 return not known or known not in head
-            if first & mask < behind:
+            if first & mask < slices_end:
                 return False
         return len(packet) > len(head)  # assume that the rest of a long packet has a change
 
@@ -167,8 +167,8 @@ def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
         return True
     units = _unit_headers(packet, 0, len(packet), _length_size(codec, extradata))
     if codec == "h264":
-        return any(first & 31 == _H264_CLOSED for first, _ in units)
-    return any(first >> 1 & 63 in _HEVC_CLOSED for first, _ in units)
+        return any(first & 31 == _H264_IDR for first, _ in units)
+    return any(first >> 1 & 63 in _HEVC_IDR for first, _ in units)
 
 
 def _length_size(codec: str, extradata: bytes) -> int:

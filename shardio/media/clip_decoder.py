@@ -363,8 +363,8 @@ class _RunDecoder:
             for frame in codec.decode(None):
                 self._write_frame(frame, wanted)
         except av.FFmpegError as error:
-            place = where if isinstance(where, str) else f"packet {where}"
-            raise MediaError(f"{place} does not decode: {error.strerror}") from error
+            what = where if isinstance(where, str) else f"packet {where}"
+            raise MediaError(f"{what} does not decode: {error.strerror}") from error
         except DataError:  # reading packets raises DataErrors, some of which are also ValueErrors
             raise
         except ValueError as error:
@@ -402,17 +402,17 @@ class _RunDecoder:
     def _write_frame(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
         """Write a frame into all rows for which it is wanted, and remove it from `wanted`."""
         number = frame.pts
-        places = wanted.pop(number, None) if number is not None else None
+        positions = wanted.pop(number, None) if number is not None else None
         if frame.is_corrupt:
             raise MediaError(f"packet {number} does not decode without concealment")
-        if places is None:
+        if positions is None:
             return
         display = self._open_stream.display
         if display is None and frame.rotation:
             display = display_matrix(frame)
         written: dict[FrameWriter, Pixels] = {}
-        for place in places:
-            writer, row = self._writers[place], self._rows[place]
+        for position in positions:
+            writer, row = self._writers[position], self._rows[position]
             if writer in written:
                 row[...] = written[writer]
                 continue

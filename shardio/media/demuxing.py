@@ -117,7 +117,7 @@ class PacketReader:
         if self.parameters_from is not None:
             self.parameters = dict(self.parameters_from.parameters)
             self.extradata = self.parameters_from.extradata
-            self._read(is_known=True)
+            self._read(decode=False)
             return
         codec = self.av_stream.codec_context
         self.parameters = decoder_parameters(codec)
@@ -131,8 +131,8 @@ class PacketReader:
             raise MediaError("its video stream holds no frame")
         self._add_frame_parameters(first)
 
-    def _read(self, *, is_known: bool = False) -> VideoFrame | None:
-        """Read all packets. Return the first frame; if `is_known`, decode nothing."""
+    def _read(self, *, decode: bool = True) -> VideoFrame | None:
+        """Read the packets. With `decode`, return the first frame; otherwise, decode nothing."""
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
         write = self.content.write  # copies the bytes of a packet; `getvalue` does not copy again
@@ -153,7 +153,7 @@ class PacketReader:
                 durations.append(max(0, packet.duration or 0))
                 write(packet)
                 sizes.append(size)
-            if first is None and not is_known:
+            if decode and first is None:
                 first = self._decode_first_frame(packet)
                 if first is not None and self.stop_at_first_frame:
                     break
@@ -302,8 +302,8 @@ class SpanReader(Closing):
                 flags[(pts < first) | ((pts >= stop) if stop is not None else False)] |= _HIDDEN
                 stream = with_flags_and_times(stream, flags, pts - round(zero / self._time_base))
                 if self._check or (self._check is None and reader.needs_decoding(stream)):
-                    timed = np.zeros(len(stream.packets), bool)
-                    stream = verify_by_decoding(stream, timed, reader.frame_interval())
+                    untimed = np.zeros(len(stream.packets), bool)
+                    stream = verify_by_decoding(stream, untimed, reader.frame_interval())
                 return stream
         except av.FFmpegError as error:
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error

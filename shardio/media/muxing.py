@@ -200,7 +200,7 @@ def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
     if _is_sound(stream) and len(pts):
         end = int(pts[0]) + skip + stream.n_frames
         durations = np.clip(end - pts, 0, durations)
-    n_behind = int(table["duration"].sum()) - skip - stream.n_frames
+    n_after = int(table["duration"].sum()) - skip - stream.n_frames
     keys = packet_flags(table) & PacketFlag.KEY != 0
     columns = (table["offset"], packet_sizes(table), pts, dts, durations, keys)
     for offset, size, shown, decoded, duration, is_key in zip(
@@ -210,16 +210,16 @@ def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
         packet.pts, packet.dts, packet.duration = shown, decoded, duration
         packet.is_keyframe = is_key
         if form == "mp3":
-            packet.set_sidedata(_padding(skip, max(0, n_behind)))
+            packet.set_sidedata(_padding(skip, max(0, n_after)))
         yield packet
 
 
-def _padding(n_before: int, n_behind: int) -> Any:
+def _padding(n_before: int, n_after: int) -> Any:
     from av.packet import PacketSideData, PktSideDataT
 
     kind: Any = PacketSideData  # PyAV's types lack the arguments: the type and the size
     found = kind(get_args(PktSideDataT).index("skip_samples"), 10)
-    found.update(struct.pack("<IIxx", n_before, n_behind))
+    found.update(struct.pack("<IIxx", n_before, n_after))
     return found
 
 

@@ -272,8 +272,8 @@ class Records:
             what, found = f"the parameters of a stream are not valid JSON: {error}", None
             if isinstance(error, ShardCorrupt):
                 what, found = error.what, error.found
-            place: Any = {"field": name, "sample": row, "offset": record.offset}
-            raise self.units.corrupt(what, code="parameters", **place, found=found) from error
+            where: Any = {"field": name, "sample": row, "offset": record.offset}
+            raise self.units.corrupt(what, code="parameters", **where, found=found) from error
         extradata, data = bytes(head[n_parameters:]), replace(record, n_head_bytes=len(head))
         time_base = Fraction(int(line["numerator"]), int(line["denominator"]))
         numbers = (int(line[key]) for key in ("n_frames", "width", "height", "duration"))
@@ -286,16 +286,16 @@ class Records:
         start, end = first * PACKET.size, (first + count) * PACKET.size
         blocks = np.arange(start // BLOCK_BYTES, -(-end // BLOCK_BYTES) if count else 0)
         self.units.check_blocks(Kind.PACKETS, section.field, blocks * BLOCK_BYTES, 1)
-        place = section.offset + start
-        stored = self.units.read(section, place, place + end - start)
+        offset = section.offset + start
+        stored = self.units.read(section, offset, offset + end - start)
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
-        there: Any = {"section": section.name, "field": name, "sample": row, "offset": place}
+        where: Any = {"section": section.name, "field": name, "sample": row, "offset": offset}
         if (wrong := packets_error(packets, n_bytes)) is not None:
-            raise self.units.corrupt(wrong, code="packet", **there)
+            raise self.units.corrupt(wrong, code="packet", **where)
         expected = int(line["n_frames"])
         if self._schema[name].has_frames and (found := n_shown(packets)) != expected:
             what = "the number of frames of a video differs from the number of shown packets"
-            raise self.units.corrupt(what, code="frames", **there, expected=expected, found=found)
+            raise self.units.corrupt(what, code="frames", **where, expected=expected, found=found)
         return packets
 
 

@@ -66,7 +66,7 @@ class SectionBuffer:
         self._memory = bytearray()
         self._file = file
 
-    def chunks(self) -> Iterator[memoryview]:
+    def pieces(self) -> Iterator[memoryview]:
         """Yield all bytes in pieces of 1 MiB (whole hash blocks); the last may be shorter."""
         if self._file is None:
             whole = memoryview(self._memory)
@@ -80,8 +80,8 @@ class SectionBuffer:
     def hash(self) -> int:
         """Return the hash of all bytes written so far."""
         hasher = Hasher()
-        for chunk in self.chunks():
-            hasher.update(chunk)
+        for piece in self.pieces():
+            hasher.update(piece)
         return hasher.intdigest()
 
     def close(self) -> None:
@@ -109,22 +109,22 @@ class SectionTable:
         self._file.write(bytes(section.end - self._offset - n_bytes))
         self._offset = section.end
 
-    def add(self, spec: SectionSpec, chunks: Iterable[memoryview], hash_: int) -> None:
-        """Append a section with the bytes `chunks` and the hash `hash_`."""
+    def add(self, spec: SectionSpec, pieces: Iterable[memoryview], hash_: int) -> None:
+        """Append a section with the bytes `pieces` and the hash `hash_`."""
         n_bytes = 0
-        for chunk in chunks:
-            self._file.write(chunk)
-            n_bytes += chunk.nbytes
+        for piece in pieces:
+            self._file.write(piece)
+            n_bytes += piece.nbytes
         self.add_entry(spec, n_bytes, hash_)
 
-    def add_with_block_hashes(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
+    def add_with_block_hashes(self, spec: SectionSpec, pieces: Iterable[memoryview]) -> None:
         """Append an index section, given in whole hash blocks, and the section of its hashes."""
         hashes: list[bytes] = []
         n_bytes = 0
-        for chunk in chunks:
-            self._file.write(chunk)
-            n_bytes += chunk.nbytes
-            hashes.append(pack_hashes(block_hashes(chunk)))
+        for piece in pieces:
+            self._file.write(piece)
+            n_bytes += piece.nbytes
+            hashes.append(pack_hashes(block_hashes(piece)))
         packed = b"".join(hashes)
         whole = hash_bytes(packed)
         self.add_entry(spec, n_bytes, whole)
@@ -241,19 +241,19 @@ class StreamWriter:
     """A buffer of a field's streams, their packets, and chunk hashes."""
 
     def __init__(self) -> None:
-        self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
-        self.buffers = self.lines, self.packets, self.chunks
+        self.lines, self.packets, self.chunk_hashes = (SectionBuffer() for _ in range(3))
+        self.buffers = self.lines, self.packets, self.chunk_hashes
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
         """Append a stream here and its record to `data`; return the hash for the index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
-        first_chunk = self.chunks.n_bytes // DIMENSION.size
+        first_chunk = self.chunk_hashes.n_bytes // DIMENSION.size
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
         self.packets.write(record.tables.packets)
         hasher = Hasher()
         for piece in record.pieces():  # a piece is hashed and written while the CPU caches it
             hashes = pack_hashes(chunk_hashes(piece))
-            self.chunks.write(hashes)
+            self.chunk_hashes.write(hashes)
             hasher.update(hashes)
             data.write(piece)
         return hasher.intdigest()

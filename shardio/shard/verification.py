@@ -84,8 +84,8 @@ class VerifiedUnits:
         for name, column in schema.columns.items():
             offset = sections[Kind.COLUMN, schema.field_id(name), 0].offset
             row_bytes, stride = column.row_bytes or 0, column.stride
-            place = self.first_mark(Kind.COLUMN, name), offset
-            self._columns[name] = *place, row_bytes, stride, rows_per_unit(row_bytes, stride)
+            mark, per_unit = self.first_mark(Kind.COLUMN, name), rows_per_unit(row_bytes, stride)
+            self._columns[name] = mark, offset, row_bytes, stride, per_unit
         self._first_record_mark = self._first_marks.get((Kind.PAYLOAD, NO_FIELD), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
         """A loader replaces this array by one in shared memory."""
@@ -195,15 +195,15 @@ class VerifiedUnits:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[self.first_mark(Kind.PAYLOAD, name) + chunk] = 1
 
-    def items(self, kind: Kind, name: str, dtype: np.dtype[Any], numbers: Rows) -> npt.NDArray[Any]:
-        """Return verified copies of the items `numbers` of an index section of a field.
+    def items(self, kind: Kind, name: str, dtype: np.dtype[Any], indices: Rows) -> npt.NDArray[Any]:
+        """Return verified copies of the items `indices` of an index section of a field.
 
         The section of the kind INDEX has the items of all fields.
         """
         content, size = self.content, dtype.itemsize  # raises ClosedError after `release`
-        number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
-        self.check_blocks(kind, number, numbers * size, size)
-        return _copy_items(content, self.sections[kind, number, 0], dtype, numbers, name)
+        field_id = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
+        self.check_blocks(kind, field_id, indices * size, size)
+        return _copy_items(content, self.sections[kind, field_id, 0], dtype, indices, name)
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
         """Verify the blocks of an index section that contain the items at the offsets `starts`.
@@ -290,14 +290,14 @@ class VerifiedUnits:
 
 
 def _copy_items(
-    content: Content, section: Section, dtype: np.dtype[Any], numbers: Rows, field: str | None
+    content: Content, section: Section, dtype: np.dtype[Any], indices: Rows, field: str | None
 ) -> npt.NDArray[Any]:
-    """Return copies of the items `numbers` of an index section, unverified."""
+    """Return copies of the items `indices` of an index section, unverified."""
     if isinstance(content, memoryview):
-        return np.frombuffer(content, dtype, section.count, section.offset)[numbers]
-    out = np.empty((len(numbers), dtype.itemsize), np.uint8)
+        return np.frombuffer(content, dtype, section.count, section.offset)[indices]
+    out = np.empty((len(indices), dtype.itemsize), np.uint8)
     try:
-        content.read_rows(section.offset, dtype.itemsize, numbers, out)
+        content.read_rows(section.offset, dtype.itemsize, indices, out)
     except ShardChanged as error:
         error.sample = None  # the index that `read_rows` has set is not that of a sample
         error.at(section=section.name, field=field)

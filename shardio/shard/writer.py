@@ -288,12 +288,12 @@ class ShardWriter(Publishing):
         elif kind in (Kind.SCHEMA, Kind.DICTIONARY):
             hash_ = buffer.hash()
         else:
-            table.add_with_block_hashes(spec, buffer.chunks())
+            table.add_with_block_hashes(spec, buffer.pieces())
             return
         if buffer is self._streamed:
             table.add_entry(spec, buffer.n_bytes, hash_)
         else:
-            table.add(spec, buffer.chunks(), hash_)
+            table.add(spec, buffer.pieces(), hash_)
 
     def _buffers_by_key(self) -> dict[Key, SectionBuffer]:
         """Return the buffer of each section, by key; sections of block hashes have no buffer."""
@@ -310,7 +310,7 @@ class ShardWriter(Publishing):
         for name, stream in payload.streams.items():
             found[Kind.STREAMS, ids(name), 0] = stream.lines
             found[Kind.PACKETS, ids(name), 0] = stream.packets
-            found[Kind.CHUNK_HASHES, ids(name), 0] = stream.chunks
+            found[Kind.CHUNK_HASHES, ids(name), 0] = stream.chunk_hashes
         for name, validity in self._validity.items():
             found[Kind.VALIDITY, ids(name), 0] = validity.data
         for name, dictionary in payload.dictionaries.items():

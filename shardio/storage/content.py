@@ -331,25 +331,25 @@ class StoredColumn(NamedTuple):
         offset = self.offset if self.n_rows else 0
         return np.ndarray((self.n_rows, *self.shape), self.dtype, self.content, offset, strides)
 
-    def rows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return copies of the rows at the indices `numbers`."""
+    def rows(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return copies of the rows with these indices."""
         if isinstance(self.content, memoryview):
-            found: npt.NDArray[Any] = self.all_rows()[numbers]
+            found: npt.NDArray[Any] = self.all_rows()[indices]
             return found
         n_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-        out = np.empty((len(numbers), n_bytes), np.uint8)
+        out = np.empty((len(indices), n_bytes), np.uint8)
         try:
-            self.content.read_rows(self.offset, self.stride, numbers, out)
+            self.content.read_rows(self.offset, self.stride, indices, out)
         except ShardChanged as error:
             error.at(field=self.name)
             raise
-        return out.reshape(-1).view(self.dtype).reshape(len(numbers), *self.shape)
+        return out.reshape(-1).view(self.dtype).reshape(len(indices), *self.shape)
 
-    def row(self, number: int) -> Any:
-        """Return the row at the index `number`, read-only; a NumPy scalar if the shape is ()."""
+    def row(self, index: int) -> Any:
+        """Return the row with this index, read-only; a NumPy scalar if the shape is ()."""
         if isinstance(self.content, memoryview):
-            return self.all_rows()[number]
-        return _read_only(self.rows(np.array([number])))[0]
+            return self.all_rows()[index]
+        return _read_only(self.rows(np.array([index])))[0]
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

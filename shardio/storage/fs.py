@@ -90,22 +90,22 @@ class _File(io.FileIO):
 
 def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
     """Create a file and open it for writing; with `replace`, an existing file is emptied."""
-    place, mode = os.fspath(path), "wb" if replace else "xb"
-    return io.BufferedWriter(perform("create", place, _File, place, place, mode), BUFFER_BYTES)
+    name, mode = os.fspath(path), "wb" if replace else "xb"
+    return io.BufferedWriter(perform("create", name, _File, name, name, mode), BUFFER_BYTES)
 
 
 def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]:
     """Create a new file with the permissions `mode`, and open it for writing."""
-    place = os.fspath(path)
+    name = os.fspath(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    fd = perform("create", place, os.open, place, flags, mode)
-    return io.BufferedWriter(_File(place, fd, "wb"), BUFFER_BYTES)
+    fd = perform("create", name, os.open, name, flags, mode)
+    return io.BufferedWriter(_File(name, fd, "wb"), BUFFER_BYTES)
 
 
 def update(path: str | os.PathLike[str]) -> io.FileIO:
     """Open an existing file, without a buffer, to change its content."""
-    place = os.fspath(path)
-    return _File(place, place, "r+b")
+    name = os.fspath(path)
+    return _File(name, name, "r+b")
 
 
 def open_lock_file(path: str) -> int:
@@ -187,8 +187,8 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
 
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
     """Create a folder in `folder`, or in the system's temporary folder; the caller removes it."""
-    place = tempfile.gettempdir() if folder is None else os.fspath(folder)
-    return Path(perform("mkdir", place, tempfile.mkdtemp, prefix=prefix, dir=place))
+    parent = tempfile.gettempdir() if folder is None else os.fspath(folder)
+    return Path(perform("mkdir", parent, tempfile.mkdtemp, prefix=prefix, dir=parent))
 
 
 def touch(path: str) -> None:
@@ -257,10 +257,10 @@ def _rename_exclusive(source: str, target: str) -> None:
 
 def _renameat2(source: str, target: str, flag: int) -> bool:
     """Call renameat2(2); return False if the kernel or the file system does not support it."""
-    here = -100  # AT_FDCWD
+    at_cwd = -100  # AT_FDCWD
     if _RENAMEAT2 is None:
         return False
-    if _RENAMEAT2(here, os.fsencode(source), here, os.fsencode(target), flag) == 0:
+    if _RENAMEAT2(at_cwd, os.fsencode(source), at_cwd, os.fsencode(target), flag) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS):
@@ -297,10 +297,10 @@ def _digest(text: bytes) -> str:
     # Only the outermost keys are indented by a single space. A nested key "digest" is not found.
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
-        behind = rest.partition(b"\n")[2]
-        if behind == b"}\n":  # the digest is the last key: the comma before it must go too
+        after = rest.partition(b"\n")[2]
+        if after == b"}\n":  # the digest is the last key: the comma before it must go too
             before = before.removesuffix(b",")
-        text = b"{}\n" if before + behind == b"{}\n" else before + b"\n" + behind
+        text = b"{}\n" if before + after == b"{}\n" else before + b"\n" + after
     return f"{hash_bytes(text):016x}"
 
 

@@ -404,8 +404,8 @@ class List(Field):
         if self.element.dtype != "bool":
             return
         # Compare the bytes, because NumPy reads the invalid bool 2 as True.
-        place, _ = _unpack_head(self.element, record)
-        if (np.frombuffer(record[place:], np.uint8) > 1).any():
+        start, _ = _unpack_head(self.element, record)
+        if (np.frombuffer(record[start:], np.uint8) > 1).any():
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
 
 
@@ -423,19 +423,19 @@ def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[Any]]:
     """Return the arrays in the record of a list, as views; raise ShardCorrupt, without a path."""
-    place, dims = _unpack_head(element, record)
+    offset, dims = _unpack_head(element, record)
     arrays = []
     for varying in dims:
-        shape, n_left = element.filled_shape(varying), len(record) - place
+        shape, n_left = element.filled_shape(varying), len(record) - offset
         n_bytes = element.numpy.itemsize * math.prod(shape)
         if n_bytes > n_left:
             raise _corrupt(f"an array of shape {shape} in a list is cut off", n_bytes, n_left)
         element.shape_of(varying, n_bytes)
-        data = record[place : place + n_bytes]
+        data = record[offset : offset + n_bytes]
         arrays.append(np.frombuffer(data, element.numpy).reshape(shape)[()])
-        place += n_bytes
-    if place != len(record):
-        raise _corrupt("the arrays of a list do not fill its record", place, len(record))
+        offset += n_bytes
+    if offset != len(record):
+        raise _corrupt("the arrays of a list do not fill its record", offset, len(record))
     return arrays
 
 

@@ -285,15 +285,15 @@ class ShardCache:
     def _damaged_error(
         self, shard: ShardSummary, partial: str, error: DataError
     ) -> ShardCorrupt | ShardUnsupported:
-        place = f"{self._objects.url}/{shard.name}"
+        url = f"{self._objects.url}/{shard.name}"
         if isinstance(error, ShardUnsupported):
-            return ShardUnsupported(str(error).replace(partial, place))
+            return ShardUnsupported(str(error).replace(partial, url))
         return ShardCorrupt(
             f"the object in the store is damaged: downloaded {_MAX_DOWNLOADS} times, and each "
             f"copy differs from the data written ({error}); publish it again, or reopen the "
             "dataset if another object has taken its place",
             code=getattr(error, "code", "incomplete"),
-            path=place,
+            path=url,
             field=getattr(error, "field", None),
             sample=getattr(error, "sample", None),
         )
@@ -329,9 +329,9 @@ def _is_verified(path: str, shard: ShardSummary) -> bool:
 
 
 def _record_verified(path: str, shard: ShardSummary) -> None:
-    place = f"{path}.ok"
-    fs.unlink(place)
-    with fs.create(place) as file:
+    ok_path = f"{path}.ok"
+    fs.unlink(ok_path)
+    with fs.create(ok_path) as file:
         file.write(_verification_record(path, shard).encode())
 
 

@@ -285,10 +285,10 @@ def remove_cached(path: str) -> None:
 
 def _cached_file(entry: os.DirEntry[str]) -> CachedFile | None:
     if entry.name.endswith(".part"):
-        whole, n_bytes, _ = entry.name.removeprefix(".").rsplit(".", 2)
-        if not _SHARD.fullmatch(whole):
+        file_name, n_bytes, _ = entry.name.removeprefix(".").rsplit(".", 2)
+        if not _SHARD.fullmatch(file_name):
             return None
-        return CachedFile(entry.stat().st_mtime, entry.path, int(n_bytes), lock_byte(whole))
+        return CachedFile(entry.stat().st_mtime, entry.path, int(n_bytes), lock_byte(file_name))
     if not _SHARD.fullmatch(entry.name):
         return None
     used_s = 0.0

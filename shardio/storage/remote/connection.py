@@ -162,37 +162,37 @@ def replaced_error(url: str, name: str) -> ShardChanged:
 def _to_shardio_error(
     url: str, name: str, error: Exception, options: Mapping[str, Any]
 ) -> Exception:
-    place, kind = f"{url}/{name}", type(error).__name__
+    object_url, kind = f"{url}/{name}", type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return ShardNotFound(f"{place}: there is no such object in the store")
+        return ShardNotFound(f"{object_url}: there is no such object in the store")
     if kind == "AlreadyExistsError":
-        return FileExistsError(place)
+        return FileExistsError(object_url)
     if kind in ("PreconditionError", "NotModifiedError"):
         return replaced_error(url, name)
     words = short_message(error, options)
     if _is_denied(error):
         return StoreAccessDenied(
-            f"{place}: access denied: {words}; renew or correct the credentials "
+            f"{object_url}: access denied: {words}; renew or correct the credentials "
             "(environment, storage_options), or ask for read permission"
         )
     if re.search("NoSuchBucket|ContainerNotFound", words):
-        return InvalidArgument(f"{place}: there is no such bucket: {words}; create it first")
+        return InvalidArgument(f"{object_url}: there is no such bucket: {words}; create it first")
     if _RANGE_BEYOND_END.search(words):
         return ShardChanged(
             "the object ends before the requested range: it is empty, or was replaced by a shorter "
             "one; publish it again, or reopen the dataset",
             code="file_size",
-            path=place,
+            path=object_url,
         )
     if "Header missing" in words:  # permanent, because the server always omits the header
         return InvalidArgument(
-            f"{place}: {words}: the server omits required headers, as with chunked transfers; "
+            f"{object_url}: {words}: the server omits required headers, as with chunked transfers; "
             "copy the dataset to a folder"
         )
     kinds = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
     if kind in kinds or "builder error" in words:  # no request was sent
         hint = "; copy the dataset to a folder" if kind == kinds[0] else ""
-        return InvalidArgument(f"{place}: {words}{hint}")
+        return InvalidArgument(f"{object_url}: {words}{hint}")
     return TransientError(words)
 
 

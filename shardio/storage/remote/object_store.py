@@ -307,17 +307,17 @@ class ObjectStore:
             options["if_match"] = tag
         with map_obstore_errors(self.url, name, self._options):
             answer = load_obstore().get(self._get_store(), name, options=options)
-            whole, (start, end) = answer.meta, answer.range
+            meta, (start, end) = answer.meta, answer.range
             data = memoryview(answer.bytes())
-        if len(data) != end - start or part is None and len(data) != whole["size"]:
+        if len(data) != end - start or part is None and len(data) != meta["size"]:
             raise TransientError(f"expected {end - start} bytes, received {len(data)}")
-        if isinstance(part, tuple) and (start != part[0] or end != min(part[1], whole["size"])):
+        if isinstance(part, tuple) and (start != part[0] or end != min(part[1], meta["size"])):
             raise TransientError(
                 f"requested bytes {part[0]} to {part[1]}, received {start} to {end}"
             )
-        if is_weak and whole["e_tag"] != tag:
+        if is_weak and meta["e_tag"] != tag:
             raise replaced_error(self.url, name)
-        return ObjectPart(data, whole["size"], whole["e_tag"])
+        return ObjectPart(data, meta["size"], meta["e_tag"])
 
     def _retry(
         self,

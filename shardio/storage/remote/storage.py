@@ -329,8 +329,8 @@ class _Prefetched:
 
     def unpin(self) -> None:
         with self._mutex:
-            was_kept, self._is_pinned, self._is_reached = self._is_pinned, False, True
-        if was_kept:
+            was_pinned, self._is_pinned, self._is_reached = self._is_pinned, False, True
+        if was_pinned:
             self.file.storage.unpin(self.file.summary)
 
 
