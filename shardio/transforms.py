@@ -168,9 +168,9 @@ as a whole would take almost twice the time."""
 class ColorJitter(PictureTransform):
     """Random changes of brightness, contrast, saturation and hue, as by torchvision's ColorJitter.
 
-    A number x draws the factor of brightness, contrast or saturation uniformly from max(0, 1 - x)
-    to 1 + x, and the shift of the hue from -x to x, where 1 is a full turn. A pair gives the
-    bounds.
+    For a number x, the factor of brightness, contrast or saturation is drawn uniformly from
+    max(0, 1 - x) to 1 + x, and the shift of the hue from -x to x; 1 is a full turn. A pair gives
+    the bounds.
 
     Brightness scales all levels, the values of the channels. Contrast scales their distance from
     the mean grey of the picture or clip, and saturation their distance from the grey of the pixel.

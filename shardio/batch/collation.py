@@ -106,7 +106,6 @@ class Collation:
     def _join(self, name: str, found: Field) -> JoinedField | None:
         if (array := found.array) is None or array.is_fixed:
             return None
-        # By default, a varying field becomes a list.
         rule = self.by_field.get(name) or self.default
         if rule.kind == "list" or (name not in self.by_field and rule.kind == "stack"):
             return None

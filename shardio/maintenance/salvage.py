@@ -57,7 +57,7 @@ _HASH_BYTES: Final = 8
 class Survey:
     """The metadata of one shard, which may be damaged; unreadable parts are None or empty.
 
-    A shard without findings can be opened.
+    A shard can be opened if there are no findings.
     """
 
     path: str

@@ -144,7 +144,7 @@ def _assign_groups(
 ) -> npt.NDArray[np.int64]:
     """Return, for each group, the index in `shares` of the subset to which it is assigned.
 
-    Groups are taken in random order. Each goes to the subset that lacks most samples.
+    Groups are taken in random order. Each goes to the subset that lacks the most samples.
     """
     indices, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     # Mix in the key several times, so that the results for adjacent groups are not correlated.

@@ -41,7 +41,7 @@ class Figures:
         n_workers: the number of worker processes of the loader; 0 for none.
         n_cpus: the number of CPUs that this process may use.
         main_cpu_s: the CPU time of the thread that iterates over the loader.
-        copy_bytes_per_s: the speed at which one thread per worker copies memory.
+        copy_bytes_per_s: the total speed at which memory is copied with one thread per worker.
         verify: the option `verify` of the dataset.
         cached_share: the share of the files that was in the page cache; None if unknown.
         worker_counts: all numbers of workers that were measured.

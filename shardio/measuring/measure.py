@@ -1,8 +1,7 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
-The speed of copying memory is a limit for every loader. There is one *run* for each number of
-workers. A run reads some samples once. The *warm* readings then repeat this, with the files in
-memory.
+The speed of copying memory is a limit for every loader. A *run* with one number of workers reads
+some samples once, and then again with the files in memory: the *warm* readings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Convert arrays to tinygrad tensors: shared memory on the CPU device, copies on others.
 
-If the fast ways of `tinygrad_internals` fail with the installed version, its public API is used.
+tinygrad's public API is used if `tinygrad_internals` does not work with the installed version.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _double_width(chroma: Tensor) -> Tensor:
 
 
 def _double_height(chroma: Tensor) -> Tensor:
-    """Double the rows; an old sample is between two new ones."""
+    """Double the rows: replace each sample by two, a quarter of a row above and below it."""
     before = chroma[..., :1, :].cat(chroma[..., :-1, :], dim=-2)
     after = chroma[..., 1:, :].cat(chroma[..., -1:, :], dim=-2)
     near = chroma * 0.75

@@ -24,7 +24,7 @@ PixelForm = Literal["rgb", "yuv420"]
 _Numbers = npt.NDArray[np.int64]
 _MAX: Final = 1 << 31
 _MAX_DENOMINATOR: Final = 1 << 16
-"""A float is accepted as `fps` if its denominator is at most this: 12.5 is, but 29.97 is not."""
+"""The maximum denominator of `fps` as a float: 12.5 is accepted, but 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
     "where": get_args(ClipChoice),

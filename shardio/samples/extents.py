@@ -302,7 +302,7 @@ class Extents:
 
 
 _MAX_MARGIN: Final = 256 << 10
-"""The maximum margin on either side of a clip. The margin is a sixteenth of the video's bytes."""
+"""The margin before and after a clip is a sixteenth of the video, but at most this many bytes."""
 
 
 class ClipExtents:

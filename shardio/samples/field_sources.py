@@ -154,7 +154,7 @@ class BatchRows(NamedTuple):
 
 
 class FieldSource(Closing):
-    """A reader of the stored field `name`. The fields `names` of samples are made from its values.
+    """A reader of the stored field `name`, from which it makes the fields `names` of a sample.
 
     Borrows the dataset. Errors (ShardCorrupt, MediaError) name the sample.
     """

@@ -65,7 +65,6 @@ class SampleView(Sequence[dict[str, Any]]):
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        """The dataset with the rows."""
 
     @property
     def options(self) -> tuple[Any, ...]:

@@ -68,7 +68,7 @@ class ShardWindows:
     def items(
         self, section: Section, dtype: Any, first: int = 0, n: int | None = None
     ) -> npt.NDArray[Any]:
-        """Return n items of a section, by default all, from `first` on, as a read-only array."""
+        """Return n items (by default all) of a section from `first` on, as a read-only array."""
         size = np.dtype(dtype).itemsize
         n = section.size // size - first if n is None else n
         start = section.offset + first * size
