@@ -169,12 +169,12 @@ class Batch(Mapping[str, Any]):
             try:
                 values = field.decode_batch(records)
             except (ShardCorrupt, ValueError, RecursionError) as error:
-                raise self._refuse(slot.name, records, error) from error
+                raise self._record_error(slot.name, records, error) from error
         for i in np.flatnonzero(~self.present(slot.name)).tolist():
             values[i] = None
         return values
 
-    def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
+    def _record_error(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
         """Return the error for the first row with an invalid value; decoding raised `error`."""
         found = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
         for i, record in enumerate(records):

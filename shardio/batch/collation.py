@@ -109,38 +109,38 @@ class Collation:
         rule = self.by_field.get(name) or self.default
         if rule.kind == "list" or (name not in self.by_field and rule.kind == "stack"):
             return None
-        ending = _COMPANIONS.get(rule.kind)
-        return JoinedField(name, rule, array, f"{name}_{ending[0]}" if ending else None)
+        companion = _COMPANIONS.get(rule.kind)
+        return JoinedField(name, rule, array, f"{name}_{companion[0]}" if companion else None)
 
 
 DEFAULT_COLLATION: Final = Collation()
 
 
-def parse_collate(asked: object) -> Collation:
+def parse_collate(option: object) -> Collation:
     """Parse a loader's option `collate`."""
-    if isinstance(asked, Mapping):
-        return Collation(by_field={str(name): _parse_rule(each) for name, each in asked.items()})
-    if isinstance(asked, str) and asked in KINDS:
-        return Collation(default=_parse_rule(asked))
-    if callable(asked):
-        return Collation(function=asked)
+    if isinstance(option, Mapping):
+        return Collation(by_field={str(name): _parse_rule(each) for name, each in option.items()})
+    if isinstance(option, str) and option in KINDS:
+        return Collation(default=_parse_rule(option))
+    if callable(option):
+        return Collation(function=option)
     raise InvalidArgument(
         f"collate must be one of {', '.join(map(repr, KINDS))}, a dict from fields to these, or "
-        f"a function of a list of samples; found {asked!r}"
+        f"a function of a list of samples; found {option!r}"
     )
 
 
-def _parse_rule(asked: object) -> CollateRule:
-    if isinstance(asked, tuple | list):
-        are_sizes = [n is None or (isinstance(n, int | np.integer) and n >= 1) for n in asked]
-        if asked and all(are_sizes) and not any(isinstance(n, bool) for n in asked):
-            return CollateRule("pad", tuple(None if n is None else int(n) for n in asked))
+def _parse_rule(rule: object) -> CollateRule:
+    if isinstance(rule, tuple | list):
+        are_sizes = [n is None or (isinstance(n, int | np.integer) and n >= 1) for n in rule]
+        if rule and all(are_sizes) and not any(isinstance(n, bool) for n in rule):
+            return CollateRule("pad", tuple(None if n is None else int(n) for n in rule))
     for kind in KINDS:
-        if isinstance(asked, str) and asked == kind:
+        if isinstance(rule, str) and rule == kind:
             return CollateRule(kind)
     raise InvalidArgument(
         f"collate must map a field to one of {', '.join(map(repr, KINDS))}, or the shape to pad "
-        f"to, a tuple with None for the largest of the batch; found {asked!r}"
+        f"to, a tuple with None for the largest of the batch; found {rule!r}"
     )
 
 

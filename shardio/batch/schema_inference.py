@@ -14,7 +14,7 @@ from shardio.format.types.array_values import format_dtype, is_bfloat16_bits
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)
-_OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of different shapes'
+_SHAPES_HINT: Final = '; collate="pad", "ragged" or "list" takes arrays of different shapes'
 
 
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
@@ -91,16 +91,16 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
     return bool(found == wanted or found.name == wanted.name)  # comparing names takes 5 µs
 
 
-def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
+def infer_batch(batch: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
     """Infer the schema of a batch function's result; also return the names of its arrays.
 
     An array or number is for the whole batch; its field has None for every dimension. Any other
     value must be a list of n_rows values. See `infer_schema` for `source`.
     """
-    if not isinstance(made, Mapping):
-        raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
+    if not isinstance(batch, Mapping):
+        raise SchemaError(f"a batch must be a dict of fields, found {type(batch).__name__}")
     fields, whole = dict[str, Field](), set[str]()
-    for name, value in made.items():
+    for name, value in batch.items():
         known = source.get(name)
         if _is_column(value):
             fields[name] = _infer_column(name, value, n_rows, known)
@@ -141,20 +141,20 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
         raise SchemaError(f"field {name!r}: expected a list of {n_rows} values, found {n}")
 
 
-def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
+def check_batch(batch: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
     """Raise SchemaError unless a batch function's result matches that of the first batch."""
-    if not isinstance(made, Mapping):
-        raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
-    if made.keys() != schema.keys():
-        raise SchemaError(f"the first batch had fields {list(schema)}, this has {list(made)}")
+    if not isinstance(batch, Mapping):
+        raise SchemaError(f"a batch must be a dict of fields, found {type(batch).__name__}")
+    if batch.keys() != schema.keys():
+        raise SchemaError(f"the first batch had fields {list(schema)}, this has {list(batch)}")
     arrays = set(whole)
     for name, kind in schema.items():
-        given, field = made[name], kind.array
+        value, field = batch[name], kind.array
         if name not in arrays or field is None:
-            _check_column(name, given, n_rows)
+            _check_column(name, value, n_rows)
         else:
-            accepted = _NUMBERS if _is_column(given) else _NUMBERS | list | tuple
-            _check_array(name, given, field, accepted, "the first batch")
+            accepted = _NUMBERS if _is_column(value) else _NUMBERS | list | tuple
+            _check_array(name, value, field, accepted, "the first batch")
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
@@ -168,30 +168,30 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
         field = kind.array
         if field is None or (field.optional and sample[name] is None):
             continue
-        made = sample[name]
-        if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):
+        item = sample[name]
+        if isinstance(item, _ARRAYS) and item.shape == field.shape and _is_dtype(item.dtype, field):
             continue  # a fast path for the common case: the code below takes ten times as long
-        _check_array(name, made, field, _NUMBERS, first, _OTHER_SHAPES)
+        _check_array(name, item, field, _NUMBERS, first, _SHAPES_HINT)
 
 
 def _check_array(
-    name: str, given: Any, field: Array, accepted: Any, first: str, ways: str = ""
+    name: str, value: Any, field: Array, accepted: Any, first: str, hint: str = ""
 ) -> None:
     """Raise SchemaError unless a value is of the `accepted` types, and as `field` describes it.
 
     Any byte order is accepted, because writing to the block converts it. If only the shape is
-    wrong, the message ends with `ways`.
+    wrong, the message ends with `hint`.
     """
-    if isinstance(given, accepted):
-        value = np.asarray(given)
-        is_same, shape = _is_dtype(value.dtype, field), field.shape
-        if is_same and len(value.shape) == len(shape):
-            if all(d is None or d == n for d, n in zip(shape, value.shape, strict=True)):
+    if isinstance(value, accepted):
+        array = np.asarray(value)
+        is_same, shape = _is_dtype(array.dtype, field), field.shape
+        if is_same and len(array.shape) == len(shape):
+            if all(d is None or d == n for d, n in zip(shape, array.shape, strict=True)):
                 return
-        found = f"{format_dtype(value.dtype)} of shape {value.shape}"
-        found += ways if is_same and shape else ""
+        found = f"{format_dtype(array.dtype)} of shape {array.shape}"
+        found += hint if is_same and shape else ""
     else:
-        found = f"a {type(given).__name__}"
+        found = f"a {type(value).__name__}"
     raise SchemaError(
         f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, this has {found}"
     )

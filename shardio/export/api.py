@@ -112,16 +112,16 @@ def export(
         raise InvalidArgument(f"shard_bytes is {shard_bytes!r}; it must be 1 or more")
     with _open(dataset, subset) as source:
         options = ExportOptions(source, _select_fields(source, fields), shard_bytes)
-        place = _check_folder(out, source.path)
+        out_path = _check_folder(out, source.path)
         exporter = _make_exporter(format, options)
         samples = SampleReader(
             source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
         )
         with (
-            NewFolder(place) as target,
+            NewFolder(out_path) as target,
             detect_conflict(source.path, source.generation),
         ):
-            if _check_replaceable(place, overwrite=overwrite):
+            if _check_replaceable(out_path, overwrite=overwrite):
                 target.check_can_replace()
             n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {
@@ -142,7 +142,7 @@ def export(
                 os.path.join(at, name) for at, _, names in os.walk(target.folder) for name in names
             )
             sizes = [os.path.getsize(file) for file in files]
-            target.publish(replace=overwrite and _check_replaceable(place, overwrite=True))
+            target.publish(replace=overwrite and _check_replaceable(out_path, overwrite=True))
     return ExportReport(
         str(out),
         format,
@@ -156,15 +156,15 @@ def export(
 
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
     check_folder_name(out)
-    place = Path(os.path.abspath(out))
-    for folder in (place, *place.parents):
+    out_path = Path(os.path.abspath(out))
+    for folder in (out_path, *out_path.parents):
         if holds_dataset(folder):
             raise InvalidArgument(
-                f"{place}: {folder} holds a dataset; choose a folder outside of it"
+                f"{out_path}: {folder} holds a dataset; choose a folder outside of it"
             )
-    if place in Path(os.path.realpath(source)).parents:
-        raise InvalidArgument(f"{place}: contains the dataset; choose another folder")
-    return place
+    if out_path in Path(os.path.realpath(source)).parents:
+        raise InvalidArgument(f"{out_path}: contains the dataset; choose another folder")
+    return out_path
 
 
 def _check_replaceable(out: Path, *, overwrite: bool) -> bool:

@@ -41,7 +41,7 @@ _READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON"
 _KEEPS_STAGING: Final = frozenset({"CUDA"})
 _STAGING_BYTES: Final = 512 << 20
 
-_HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
+_STORAGE_DEVICES: Final = frozenset({"DISK", "NPY", "TINYFS"})
 
 
 class TinygradAdapter:
@@ -90,14 +90,14 @@ class TinygradAdapter:
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:
             return functools.partial(self.wrap, owner=None, dtype=dtype)
-        lane = _as_dtype(tensor, array, dtype)
+        result = _as_dtype(tensor, array, dtype)
 
-        def put(values: Ndarray) -> Tensor:
+        def copy_into(values: Ndarray) -> Tensor:
             copies.refill(tensor, _writeable(values))
             self._wait_if_needed(values)
-            return lane
+            return result
 
-        return put
+        return copy_into
 
     def synchronize(self) -> None:
         """Wait until the devices have finished all queued work.
@@ -174,7 +174,7 @@ def _kinds(devices: tuple[str, ...]) -> list[str]:
 def _open(name: str | None) -> str:
     try:
         canonical = Device.canonicalize(name)
-        if canonical.partition(":")[0] in _HOLDS_ONLY:
+        if canonical.partition(":")[0] in _STORAGE_DEVICES:
             raise InvalidArgument(f"device {canonical} holds data but cannot compute; try CPU")
         Device[canonical]
     except ModuleNotFoundError as error:

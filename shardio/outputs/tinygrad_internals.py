@@ -64,12 +64,12 @@ class TensorTemplates:
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
         """Return a tensor of `shape` over a buffer, which the tensor then owns."""
-        over = self._templates.get((shape, dtype))
-        if over is None:
+        make = self._templates.get((shape, dtype))
+        if make is None:
             if len(self._templates) >= self.MAX_TEMPLATES:
                 self._templates.clear()
-            over = self._templates[shape, dtype] = self._template(shape, dtype)
-        return over(buffer)
+            make = self._templates[shape, dtype] = self._template(shape, dtype)
+        return make(buffer)
 
     def _template(self, shape: tuple[int, ...], dtype: DType) -> Callable[[Any], Tensor]:
         template = Tensor.empty(*shape, dtype=dtype, device=self._device)
@@ -77,20 +77,20 @@ class TensorTemplates:
         leaf, buffers, uop, derive = graph.base, self._buffers, self._uop, self._derive
         if graph is not leaf and graph.src[0] is not leaf:
             raise TypeError(f"an empty tensor is not a reshaped buffer but {graph}")
-        fresh = self._numbered(leaf)
+        copy_node = self._node_copier(leaf)
         parts = graph.op, graph.dtype, graph.src[1:], graph.arg, graph.tag
 
-        def over(buffer: Any) -> Tensor:
-            node = fresh()
+        def make(buffer: Any) -> Tensor:
+            node = copy_node()
             buffers[node] = buffer.ref(1)  # a weak key: tinygrad removes it with `node`
             if graph is leaf:
                 return derive(template, lambda _: node)
             op, kind, sources, argument, tag = parts
             return derive(template, lambda _: uop(op, kind, (node, *sources), argument, tag))
 
-        return over
+        return make
 
-    def _numbered(self, leaf: Any) -> Callable[[], Any]:
+    def _node_copier(self, leaf: Any) -> Callable[[], Any]:
         """Return a function that copies the graph node `leaf`; each copy gets a new number.
 
         tinygrad treats two nodes with the same number as one buffer. Its own `UOp.from_buffer`

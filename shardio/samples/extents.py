@@ -147,20 +147,20 @@ class _Section:
 
     def __init__(self, dataset: Dataset, kind: Kind, name: str, starts: Rows) -> None:
         self._dataset, self._kind, self._name, self._starts = dataset, kind, name, starts
-        self._known: Rows = np.full(len(starts), -1, np.int64)
+        self._offsets: Rows = np.full(len(starts), -1, np.int64)
 
-    def first(self, shards: Rows) -> Rows:
-        if self._known.take(shards).min(initial=0) < 0:
+    def offsets(self, shards: Rows) -> Rows:
+        if self._offsets.take(shards).min(initial=0) < 0:
             for shard in distinct(shards).tolist():
                 reader = self._dataset.files.reader(shard, self._name)
                 is_shared = self._kind in (Kind.INDEX, Kind.PAYLOAD)
                 field = NO_FIELD if is_shared else reader.schema.field_id(self._name)
                 offset = reader.units.sections[self._kind, field, 0].offset
-                self._known[shard] = self._starts[shard] + offset
-        return self._known.take(shards)
+                self._offsets[shard] = self._starts[shard] + offset
+        return self._offsets.take(shards)
 
     def items(self, numbers: Rows, shards: Rows, stride: int, n_bytes: int) -> Ranges:
-        starts = self.first(shards) + numbers * stride
+        starts = self.offsets(shards) + numbers * stride
         return Ranges(starts, starts + n_bytes)
 
 
@@ -228,7 +228,7 @@ class _RecordExtents:
 
     def tables(self, local: Rows, shards: Rows) -> list[Ranges]:
         row_bytes = np.array([self._entries_of(shard)[0] for shard in shards.tolist()], np.int64)
-        starts = self._index.first(shards) + local * row_bytes
+        starts = self._index.offsets(shards) + local * row_bytes
         shapes = [section.items(local, shards, size, size) for section, size in self._shapes]
         return [Ranges(starts, starts + row_bytes), *shapes]
 
@@ -242,7 +242,7 @@ class _RecordExtents:
             for part in np.split(np.arange(len(order)), cuts)
         ]
         entries = np.concatenate(parts)
-        starts = self._payload.first(shards)[:, None] + entries["offset"].astype(np.int64)
+        starts = self._payload.offsets(shards)[:, None] + entries["offset"].astype(np.int64)
         ends = starts + stored_bytes(entries).astype(np.int64)
         is_valid = (starts <= ends) & (starts >= self._starts[shards][:, None])
         is_valid &= ends <= self._ends[shards][:, None]
@@ -251,7 +251,7 @@ class _RecordExtents:
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
         """Return the index entries, (rows, fields), of some ascending rows of one shard."""
         number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
-        first = int(self._index.first(number)[0] - self._starts[shard])
+        first = int(self._index.offsets(number)[0] - self._starts[shard])
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
         content = entries.view(np.uint8).reshape(len(local), row_bytes)
         cuts = [0, *(np.flatnonzero(np.diff(local) != 1) + 1).tolist(), len(local)]

@@ -206,11 +206,11 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
 def _streams(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
     """Yield the stream table rows of the field `name`, for samples that have the field `sound`."""
 
-    def look(part: ShardSamples) -> Streams:
+    def read_streams(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]
         records = part.reader(name).records
         found: Streams = records.stream_table(name, own, records.entries(name, own))
         return found
 
-    for _, streams in scan(dataset, look):
+    for _, streams in scan(dataset, read_streams):
         yield streams[streams["n_packets"] > 0]

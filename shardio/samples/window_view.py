@@ -188,11 +188,11 @@ def _lengths(dataset: Dataset, pack: Pack) -> Rows:
         return np.full(n, field.shape[0], np.int64)
     lengths, itemsize = np.zeros(n, np.int64), field.numpy.itemsize
 
-    def look(part: ShardSamples) -> Rows:
+    def read_lengths(part: ShardSamples) -> Rows:
         n_bytes: Rows = part.reader(name).records.entries(name, part.rows)["n_bytes"]
         return n_bytes.astype(np.int64) // itemsize
 
-    for part, found in scan(dataset, look):
+    for part, found in scan(dataset, read_lengths):
         lengths[part.numbers] = found
     return lengths
 
