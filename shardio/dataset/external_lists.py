@@ -91,11 +91,11 @@ def is_long(entries: Sized) -> bool:
 
 
 def add_external_list(
-    parts: dict[str, bytes], kind: str, content: bytes, count: int
+    external_lists: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add an external list to `parts` (content by file name); return a reference to it as JSON."""
+    """Add a list to `external_lists` (content by file name); return a reference to it as JSON."""
     id = content_id(content).hex()
-    parts[f"{id}.{kind}"] = content
+    external_lists[f"{id}.{kind}"] = content
     return {"bytes": len(content), "count": count, "id": id}
 
 
@@ -161,14 +161,14 @@ MAX_NAME_BYTES: Final = 255
 class ShardList(Sequence[ShardSummary]):
     """The shards of a generation, or of an added column. Immutable.
 
-    `content` has the columns of an external list of `n` shards; `part` is the file that was read,
+    `content` has the columns of an external list of `n` shards; `file` is the file that was read,
     or None. `samples`, `sizes` and `ids` have the number of samples, the size in bytes and the
     id (16 bytes) of each shard; do not modify the arrays. A ShardList is equal to a tuple or list
     of the same shards.
     """
 
-    def __init__(self, content: bytes, n: int, part: ExternalList | None = None) -> None:
-        self.content, self.part = content, part
+    def __init__(self, content: bytes, n: int, file: ExternalList | None = None) -> None:
+        self.content, self.file = content, file
         numbers = np.frombuffer(content, "<i8", 2 * n)
         self.samples, self.sizes = numbers[:n], numbers[n:]
         self.ids = content[16 * n : 32 * n]
@@ -191,12 +191,12 @@ class ShardList(Sequence[ShardSummary]):
         return cls(np.array(numbers, "<i8").tobytes() + ids + names, len(shards))
 
     @classmethod
-    def parse(cls, part: ExternalList, content: bytes) -> ShardList:
-        """Parse `content`, the bytes of the file `part`; raise DatasetCorrupt if that fails."""
-        path, n = part.path, part.count
+    def parse(cls, file: ExternalList, content: bytes) -> ShardList:
+        """Parse `content`, which `file` refers to; raise DatasetCorrupt if that fails."""
+        path, n = file.path, file.count
         if len(content) < n * _COLUMNS_BYTES:
             raise DatasetCorrupt(f"{path}: too short for {n} shards")
-        found = cls(content, n, part)
+        found = cls(content, n, file)
         names, ends = found._names, found._ends
         if (found.samples < 0).any() or (found.sizes < 0).any():
             raise DatasetCorrupt(f"{path}: samples and bytes must be counts below 2^63")
@@ -255,35 +255,35 @@ Input = Mapping[str, Any]
 
 
 class InputList(Sequence[Input]):
-    """The inputs in the external list `part`. The first access reads and checks the list."""
+    """The inputs in the external list `file`. The first access reads and checks the list."""
 
-    def __init__(self, part: ExternalList) -> None:
-        self.part = part
+    def __init__(self, file: ExternalList) -> None:
+        self.file = file
 
     def __len__(self) -> int:
-        return self.part.count
+        return self.file.count
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, InputList):
-            return self.part.id == other.part.id
+            return self.file.id == other.file.id
         return isinstance(other, tuple | list) and tuple(self) == tuple(other)
 
     def __repr__(self) -> str:
-        return f"InputList({len(self)} entries, {self.part.path.name})"
+        return f"InputList({len(self)} entries, {self.file.path.name})"
 
     @cached_property
     def entries(self) -> tuple[Input, ...]:
         """All inputs."""
-        path, content = self.part.path, self.part.read()
+        path, content = self.file.path, self.file.read()
         try:
             found = tuple(json.loads(line) for line in content.splitlines())
             check_json(found)
             is_canonical = _lines(found) == content
         except (ValueError, TypeError, RecursionError, SchemaError) as error:
             raise DatasetCorrupt(f"{path}: not lines of JSON: {error}") from error
-        if not is_canonical or len(found) != self.part.count:
+        if not is_canonical or len(found) != self.file.count:
             raise DatasetCorrupt(
-                f"{path}: expected {self.part.count} lines of canonical JSON, found {len(found)}"
+                f"{path}: expected {self.file.count} lines of canonical JSON, found {len(found)}"
             )
         check_inputs(found, path)
         return found
@@ -298,7 +298,7 @@ class InputList(Sequence[Input]):
 def pack_inputs(inputs: Iterable[Input]) -> bytes:
     """Return the content of an external list; raise SchemaError if an input is not JSON."""
     if isinstance(inputs, InputList):
-        return inputs.part.read()
+        return inputs.file.read()
     # Convert each entry to JSON twice. The first conversion turns all keys into strings. The
     # second conversion, in `_lines`, can then sort the keys as strings.
     plain = [json.loads(canonical_json(dict(entry))) for entry in inputs]

@@ -125,8 +125,8 @@ def describe_shards(
 def parse_shards(content: Any, path: Path) -> ShardList:
     """Parse the output of `describe_shards`; raise DatasetCorrupt, KeyError or TypeError."""
     if isinstance(content, dict):
-        part = parse_external_list(content, SHARDS, path)
-        return ShardList.parse(part, part.read())
+        file = parse_external_list(content, SHARDS, path)
+        return ShardList.parse(file, file.read())
     return ShardList.of(_parse_shard(entry, path) for entry in content)
 
 
@@ -240,13 +240,13 @@ class Generation:
     def external_lists(self) -> tuple[ExternalList, ...]:
         """References to the external lists that were read together with this generation."""
         lists = (self.shards, *(group.shards for group in self.column_groups), self.inputs)
-        parts = (each.part for each in lists if isinstance(each, ShardList | InputList))
-        return tuple(part for part in parts if part is not None)
+        files = (each.file for each in lists if isinstance(each, ShardList | InputList))
+        return tuple(file for file in files if file is not None)
 
     def check_inputs(self) -> None:
         """Raise DatasetCorrupt if the inputs, which the next generation needs, are damaged."""
         if isinstance(self.inputs, InputList):
-            self.inputs.part.read()
+            self.inputs.file.read()
 
     @property
     def n_samples(self) -> int:

@@ -83,7 +83,7 @@ def test_long_lists_are_read_back_as_they_were_published(tmp_path: Path) -> None
     assert found == generation and generation == found
     assert [*found.shards] == [*SHARDS] and found.inputs == INPUTS
     assert found.shards == ShardList.of(SHARDS) != ShardList.of(SHARDS[::-1])
-    assert found.shards.part is not None and isinstance(found.inputs, InputList)
+    assert found.shards.file is not None and isinstance(found.inputs, InputList)
     assert found.n_samples == 210 and found.shards.samples.tolist() == [10 * i for i in range(7)]
     assert (found.shards[-1], found.shards[2:4]) == (SHARDS[-1], SHARDS[2:4])
     assert found.names == [shard.name for shard in SHARDS]

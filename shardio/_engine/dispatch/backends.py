@@ -38,7 +38,7 @@ from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray, pack_shared
 from shardio._workers.processes.worker_main import (
-    DESCRIPTOR_BYTES,
+    HEADER_BYTES,
     Start,
     pack_message,
     unpack_message,
@@ -255,7 +255,7 @@ class WorkerBackend:
         for event in self._pool.wait(timeout_s):
             if isinstance(event, Message):
                 worker, data, fds = event
-                if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
+                if data[0] == _QUICK or len(data) == HEADER_BYTES:
                     self._crash_loop.n_crashes = 0
                     found += _unpack_results(worker, data)
                     continue
@@ -317,7 +317,7 @@ def _unpack_results(worker: int, data: bytes) -> list[TaskResult]:
 
 
 def _unpack_long_result(worker: int, data: bytes) -> TaskResult:
-    result, payload = TaskResult(*unpack(data))._replace(worker=worker), data[DESCRIPTOR_BYTES:]
+    result, payload = TaskResult(*unpack(data))._replace(worker=worker), data[HEADER_BYTES:]
     if result.status == Status.FAILED:
         return result._replace(error=unpack_error(payload))
     if result.status == Status.SCHEMA:

@@ -1,8 +1,8 @@
 """A batch worker: receive a task, fill a block with the batch of a step, send a reply.
 
-Tasks and replies are descriptors of 32 bytes. A message may contain several tasks, or several
+Tasks and replies have headers of 32 bytes. A message may contain several tasks, or several
 replies of which the first is QUICK. The payload of a reply (an error, skipped samples or schemas)
-follows the descriptor in the same message, or is sent in a file (see `pack_message`).
+follows the header in the same message, or is sent in a file (see `pack_message`).
 
 This module imports neither tinygrad nor the program's `__main__`.
 """
@@ -29,7 +29,7 @@ from shardio._workers.processes.serialization import pack_error
 from shardio._workers.processes.shared_memory import sparse_memory_file, unpack_shared
 from shardio._workers.processes.stack_dumps import install_stack_handler
 from shardio._workers.processes.worker_main import (
-    DESCRIPTOR_BYTES,
+    HEADER_BYTES,
     MAX_MESSAGE_BYTES,
     Channel,
     pack_message,
@@ -42,13 +42,13 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import DatasetCorrupt
 from shardio.samples.view import SampleView
 
-_DESCRIPTOR = struct.Struct("<HHIQQII")
-pack = _DESCRIPTOR.pack
-"""Return a descriptor: the fields of a `Task`, or those of a `TaskResult` up to `n_rows`."""
-unpack = _DESCRIPTOR.unpack_from
-"""Return the fields of the descriptor at the start of a message."""
-unpack_all = _DESCRIPTOR.iter_unpack
-"""Yield the fields of each descriptor in a message without payloads."""
+_HEADER = struct.Struct("<HHIQQII")
+pack = _HEADER.pack
+"""Return a header: the fields of a `Task`, or those of a `TaskResult` up to `n_rows`."""
+unpack = _HEADER.unpack_from
+"""Return the fields of the header at the start of a message."""
+unpack_all = _HEADER.iter_unpack
+"""Yield the fields of each header in a message without payloads."""
 
 MARKS, COUNTERS, REPLIES, STACKS, TABLES = range(5)
 """Indices of the files that the main process shares with a worker.
@@ -131,7 +131,7 @@ class WorkerLost(NamedTuple):
 
 
 _COUNT: Final = 0
-_ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
+_ROOM: Final = mmap.PAGESIZE // HEADER_BYTES - 1
 
 
 def replies_file(n_workers: int) -> int:
@@ -158,8 +158,8 @@ class ReplyBuffer:
 
     def add(self, reply: bytes) -> None:
         n = self._words[_COUNT]
-        start = (n + 1) * DESCRIPTOR_BYTES
-        self._page[start : start + DESCRIPTOR_BYTES] = reply
+        start = (n + 1) * HEADER_BYTES
+        self._page[start : start + HEADER_BYTES] = reply
         # Update the count last, so that it never includes a reply that is not fully written.
         self._words[_COUNT] = n + 1
 
@@ -167,7 +167,7 @@ class ReplyBuffer:
         """Return all replies, concatenated, and empty the buffer."""
         n = self._words[_COUNT]
         self._words[_COUNT] = 0  # before the replies are sent, so that none arrives twice
-        return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])
+        return bytes(self._page[HEADER_BYTES : (n + 1) * HEADER_BYTES])
 
 
 # Plain ints, because members of an enum are slow to look up and to compare.
@@ -289,19 +289,19 @@ class BatchWorker(Closing):
         if task.kind == RequestKind.BLOCK:
             self._blocks[task.block] = self._map(fds[0])
         elif task.kind == RequestKind.PLAN:
-            runner.plans[task.slot] = unpack_shared(message[DESCRIPTOR_BYTES:], fds)
+            runner.plans[task.slot] = unpack_shared(message[HEADER_BYTES:], fds)
         elif task.kind == RequestKind.SKIP_SAMPLES:
-            runner.to_skip = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
+            runner.to_skip = pickle.loads(unpack_message(message, fds)[HEADER_BYTES:])
         elif task.kind == RequestKind.LAYOUT:
             self._most_bytes = task.step
-            runner.layout = self._batch_spec.lay_out(pickle.loads(message[DESCRIPTOR_BYTES:]))
+            runner.layout = self._batch_spec.lay_out(pickle.loads(message[HEADER_BYTES:]))
         elif task.kind == RequestKind.HELLO:
             try:
-                lineage = message[DESCRIPTOR_BYTES:].decode()
+                lineage = message[HEADER_BYTES:].decode()
                 self._accept_hello(lineage, fds, task.block, task.n_rows)
             except Exception as error:  # noqa: BLE001  # every reply to a task reports it
                 self._start_error = error
-            # The extra byte makes the message longer than a descriptor. The main process thus sees
+            # The extra byte makes the message longer than a header. The main process thus sees
             # that READY is not the reply to a task.
             self._send(pack(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
@@ -317,7 +317,7 @@ class BatchWorker(Closing):
             if status == _QUICK and may_wait and now_ns() < end_ns and not self._replies.is_full:
                 self._replies.add(reply)
                 continue
-            if len(reply) > DESCRIPTOR_BYTES:
+            if len(reply) > HEADER_BYTES:
                 self._flush_replies()
                 self._send(reply)
             else:

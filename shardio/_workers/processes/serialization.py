@@ -26,10 +26,10 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 
 from shardio._workers.processes.linux import memory_file, read_umask
-from shardio._workers.processes.worker_main import DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES
+from shardio._workers.processes.worker_main import HEADER_BYTES, MAX_MESSAGE_BYTES
 from shardio.errors import InvalidArgument, TransformError
 
-MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
+MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - HEADER_BYTES
 """The maximum length of a packed error, which a message carries behind its header."""
 
 

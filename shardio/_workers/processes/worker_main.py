@@ -1,7 +1,7 @@
 """A worker process: its channel to the main process, and its first steps.
 
 A channel is a SOCK_SEQPACKET socket pair: the kernel keeps message boundaries, and each process
-notices when the other exits. If a message (a header of DESCRIPTOR_BYTES and a payload) is too long
+notices when the other exits. If a message (a header of HEADER_BYTES and a payload) is too long
 for the socket, `pack_message` moves the payload to a memory file. The header is then sent with one
 byte of the payload, which marks the message as long, and with the file descriptor.
 
@@ -99,7 +99,7 @@ def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
     return tuple(fds)
 
 
-DESCRIPTOR_BYTES: Final = 32  # the length of the header of each task and each reply
+HEADER_BYTES: Final = 32  # the length of the header of each task and each reply
 
 
 @contextlib.contextmanager
@@ -108,9 +108,9 @@ def pack_message(content: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     if len(content) <= MAX_MESSAGE_BYTES:
         yield content, ()
         return
-    fd = memory_file(content[DESCRIPTOR_BYTES:])
+    fd = memory_file(content[HEADER_BYTES:])
     try:
-        yield content[: DESCRIPTOR_BYTES + 1], (fd,)
+        yield content[: HEADER_BYTES + 1], (fd,)
     finally:
         os.close(fd)
 
@@ -121,7 +121,7 @@ def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
         return message
     (fd,) = fds
     try:
-        return message[:DESCRIPTOR_BYTES] + os.pread(fd, os.fstat(fd).st_size, 0)
+        return message[:HEADER_BYTES] + os.pread(fd, os.fstat(fd).st_size, 0)
     finally:
         os.close(fd)
 

@@ -34,7 +34,7 @@ from shardio._workers.processes.serialization import (
 )
 from shardio._workers.processes.stack_dumps import install_stack_handler, map_steps
 from shardio._workers.processes.worker_main import (
-    DESCRIPTOR_BYTES,
+    HEADER_BYTES,
     Channel,
     pack_message,
     unpack_message,
@@ -193,7 +193,7 @@ class _Caller:
             if request_kind == CallRequest.RESUME:
                 value: Any = self._suspended.pop(step)
             else:
-                request = pickle.loads(memoryview(message)[DESCRIPTOR_BYTES:])
+                request = pickle.loads(memoryview(message)[HEADER_BYTES:])
                 value = self._guarded(lambda: self._function(request))
             n_results = 0
             if isinstance(value, ResultChunks):

@@ -26,7 +26,7 @@ from shardio._workers.processes.linux import Finalizer, translate_open_file_erro
 from shardio._workers.processes.serialization import pickled, short_repr, text_of, unpack_failure
 from shardio._workers.processes.stack_dumps import StepFiles, timeout_error
 from shardio._workers.processes.worker_main import (
-    DESCRIPTOR_BYTES,
+    HEADER_BYTES,
     Start,
     pack_message,
     unpack_message,
@@ -309,11 +309,11 @@ class TaskPool(Closing):
         self._calling_ns += taken_ns
         if outcome == CallOutcome.FAILED:
             where = f"worker {worker}, {call.description}"
-            self._fail(worker, step, unpack_failure(memoryview(answer)[DESCRIPTOR_BYTES:], where))
+            self._fail(worker, step, unpack_failure(memoryview(answer)[HEADER_BYTES:], where))
             return
         if outcome == CallOutcome.INLINE:
             call.release_block(self._blocks)
-            call.memory = memoryview(answer)[DESCRIPTOR_BYTES:]
+            call.memory = memoryview(answer)[HEADER_BYTES:]
         elif call.block is not None:
             self._blocks.note_filled(call.block, n_bytes)
             call.n_bytes = n_bytes

@@ -197,11 +197,11 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
     """Check the lists of inputs in files of their own; loading a generation does not read them."""
     findings = []
     lists = (generation.inputs for generation in generations)
-    for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
+    for inputs in {each.file: each for each in lists if isinstance(each, InputList)}.values():
         try:
             _ = inputs.entries
         except DatasetCorrupt as error:
-            findings.append(Finding.of(str(inputs.part.path), error))
+            findings.append(Finding.of(str(inputs.file.path), error))
     return findings
 
 
