@@ -22,8 +22,8 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""The mean number of groups per window is from this to twice this; fewer groups form one window.
-Larger windows spread videos further, but a single clip takes longer."""
+"""The minimum of the mean number of groups per window; fewer groups form one window. Larger windows
+spread videos further, but looking up a single clip takes longer."""
 _JITTER: Final = 0.5
 """The maximum random offset of a group within a window, in mean distances between groups of the
 same video. Without it, the videos would come in the same sequence again and again."""
@@ -178,7 +178,7 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     group = np.cumsum(is_first) - 1
     counts = np.diff(begins, append=len(videos))[group]
     parts = np.arange(len(videos)) - begins[group]
-    # IEEE 754 rounds these operations exactly, so the result is the same on every machine.
+    # Use only operations that IEEE 754 rounds exactly, for equal results on every machine.
     phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
     jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
     angles = (parts + phases + jitter) / counts

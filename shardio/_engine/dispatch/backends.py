@@ -143,7 +143,7 @@ class InlineWorker:
 _QUICK: Final = int(Status.QUICK)
 
 STARTING_S: Final = 60.0
-"""The longest time by which workers that are starting delay the timeout of a batch."""
+"""The maximum time by which starting workers delay the timeout of a batch."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
 """The modules that the zygote imports for all workers; numpy.random alone takes 12 ms."""

@@ -56,7 +56,7 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _N_FIRST, _N_SPREAD = 8, 24
-"""The numbers of samples to try for the schema: the first ones, then some of the whole view."""
+"""The numbers of samples to try for the schema: first samples, then samples all over the view."""
 _PROBED_WORKER = 0
 """The index of the worker that computes the schema."""
 

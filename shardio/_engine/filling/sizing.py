@@ -80,7 +80,7 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
     """Return the expected number of bytes of the heap of a block.
 
-    Growing blocks that are too small takes 20 ms of CPU time for 125 batches of 1 MB.
+    Blocks that are too small must grow, which takes 20 ms of CPU time for 125 batches of 1 MB.
     """
     dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
