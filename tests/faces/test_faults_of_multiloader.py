@@ -19,8 +19,8 @@ import pytest
 from shardio import MultiLoader, WorkerDied
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.worker_pool import Message
-from shardio._workers.tasks.values import ValueBlocks
-from shardio._workers.tasks.zeromq import WANT, Receiver, zeromq
+from shardio._workers.tasks.values import ValueBlocks, split_values
+from shardio._workers.tasks.zeromq import HEAD, WANT, Receiver, zeromq
 from shardio.errors import TransformError, UnsupportedEnvironment
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
@@ -49,8 +49,19 @@ pytestmark = [NEEDS_ZEROMQ, pytest.mark.usefixtures("warm_zygote")]
 # --- it hangs -------------------------------------------------------------------------------
 
 
-def test_all_samples_of_a_dataset_that_is_over_at_once_arrive() -> None:
-    assert sorted(MultiLoader(Count(5000), 2)) == sorted([*range(5000)] * 2)
+@pytest.mark.parametrize("memory_bytes", [1, 10_000, 1 << 28])
+def test_all_samples_of_a_dataset_that_is_over_at_once_arrive(memory_bytes: int) -> None:
+    loader = MultiLoader(Count(5000), 2, memory_bytes=memory_bytes)
+    assert sorted(loader) == sorted([*range(5000)] * 2)
+
+
+def test_samples_arrive_while_the_dataset_is_busy(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    samples = iter(MultiLoader(Count(6, 5, go.read_bytes), 1, timeout_s=PATIENCE_S))
+    assert [next(samples) for _ in range(5)] == [*range(5)]
+    go.write_bytes(b"")  # the dataset goes on only now
+    assert list(samples) == [5]
 
 
 def test_an_exception_in_the_dataset_is_raised_with_the_worker_and_the_sample() -> None:
@@ -105,12 +116,13 @@ def test_an_early_exit_is_an_error_after_sent_samples(end: Callable[[], None], h
 
 
 def test_samples_sent_before_a_death_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader: Any = iter(MultiLoader(Count(4, 3, hang), 1))
+    loader: Any = iter(MultiLoader(Count(9, 8, hang), 1))
     assert next(loader) == 0
+    n_unread = 7 - len(loader._unread)
     box = loader._receiver
     arrived: list[Any] = []
     take = box.take
-    while len(arrived) < 2:
+    while sum(len([*split_values(memoryview(m)[HEAD.size :])]) for m in arrived) < n_unread:
         if (message := take()) is None:
             assert select.select([box], [], [], PATIENCE_S)[0]
         else:
@@ -120,8 +132,8 @@ def test_samples_sent_before_a_death_are_delivered(monkeypatch: pytest.MonkeyPat
     while loader._crash is None:  # the death is seen before the rest is
         assert select.select([loader._pool], [], [], PATIENCE_S)[0]
         loader._handle_events()
-    assert [next(loader), next(loader)] == [1, 2]
-    with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\), after 3 samples of it"):
+    assert [next(loader) for _ in range(7)] == [*range(1, 8)]
+    with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\), after 8 samples of it"):
         next(loader)
 
 

@@ -14,8 +14,15 @@ from shardio import MultiLoader
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks import values, zeromq
-from shardio._workers.tasks.values import pack_value
-from shardio._workers.tasks.zeromq import HEAD, Command, MainExited, MessageKind, SampleSender
+from shardio._workers.tasks.values import pack_value, read_value, split_values
+from shardio._workers.tasks.zeromq import (
+    HEAD,
+    OVERHEAD_BYTES,
+    Command,
+    MainExited,
+    MessageKind,
+    SampleSender,
+)
 from shardio.errors import InsufficientMemory, WorkerDied
 
 
@@ -38,10 +45,12 @@ def ends() -> Iterator[tuple[socket.socket, Channel]]:
         yield main, Channel(0, worker, ())
 
 
-def sent_by(channel: Channel, samples: Iterable[Any], *, may_skip: bool = False) -> Sent:
+def sent_by(
+    channel: Channel, samples: Iterable[Any], *, may_skip: bool = False, n_bytes: int = 1 << 30
+) -> Sent:
     """Return what a worker sends until main has gone."""
     sent = Sent()
-    sender = SampleSender(sent, channel, 1 << 30, may_skip=may_skip)
+    sender = SampleSender(sent, channel, n_bytes, may_skip=may_skip)
     try:
         sender.send_samples(samples)
     except MainExited:
@@ -56,6 +65,52 @@ def test_a_large_sample_waits_until_main_has_gone(ends: tuple[socket.socket, Cha
         if has_gone:
             main.close()
         assert sent_by(channel, [np.zeros(1 << 20)]).heads[-1][0] is None
+
+
+@pytest.mark.parametrize("end", [MessageKind.END, MessageKind.FAILED, MessageKind.SKIPPED])
+def test_small_samples_share_a_message_in_order(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch, end: MessageKind
+) -> None:
+    monkeypatch.setattr(zeromq, "_HOLD_S", 60)  # only the first sample is sent at once
+    reused = np.zeros(10)
+
+    def samples() -> Iterator[Any]:
+        for reused[:] in range(5):
+            yield reused
+        if end != MessageKind.END:
+            raise ValueError
+
+    sent = sent_by(ends[1], samples(), may_skip=end == MessageKind.SKIPPED)
+    assert sent.heads[:3] == [(MessageKind.SAMPLES, 0), (MessageKind.SAMPLES, 1), (end, 5)]
+    parts = [part for _, _, payload in sent[:2] for part in split_values(memoryview(payload))]
+    assert [read_value(part).tolist() for part in parts] == [[n] * 10 for n in range(5)]
+
+
+def test_a_sample_with_buffers_ends_a_message(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeromq, "_HOLD_S", 60)
+    wide = np.arange(30_000, dtype=np.uint8)
+    sent = sent_by(ends[1], ["a", "b", "c", wide, "d"])
+    assert sent.heads == [
+        *((MessageKind.SAMPLES, number) for number in (0, 1, 4)),
+        (MessageKind.END, 5),
+    ]
+    *small, large = map(read_value, split_values(memoryview(sent[1][2])))
+    assert small == ["b", "c"]
+    assert np.array_equal(large, wide)
+
+
+def test_held_samples_are_sent_before_a_wait_for_credit(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, channel = ends
+    main.shutdown(socket.SHUT_WR)
+    monkeypatch.setattr(zeromq, "_HOLD_S", 60)
+    sent = sent_by(channel, [0] * 1000, n_bytes=100_000)
+    assert sent[-1][0] is None
+    n_sent = sum(len([*split_values(memoryview(payload))]) for _, _, payload in sent[:-1])
+    assert n_sent == 100_000 // (pack_value(0).n_bytes + OVERHEAD_BYTES)
 
 
 def lend_block(main: socket.socket, n_bytes: int) -> int:
@@ -76,10 +131,10 @@ def test_short_memory(ends: tuple[socket.socket, Channel], monkeypatch: pytest.M
     monkeypatch.setattr(values, "require", refuse_much)
     samples = ["a", "b", np.zeros(1 << 20), np.zeros(1 << 14), "c"]
     sent = sent_by(channel, samples, may_skip=True)
-    kinds = [MessageKind.SAMPLE, MessageKind.SAMPLE, MessageKind.SKIPPED, MessageKind.IN_BLOCK]
+    kinds = [MessageKind.SAMPLES, MessageKind.SAMPLES, MessageKind.SKIPPED, MessageKind.IN_BLOCK]
     assert sent.heads[:4] == list(zip(kinds, range(4), strict=True))
     assert zeromq.BLOCK_AND_SIZE.unpack(sent[3][2]) == (0, pack_value(samples[3]).n_bytes)
-    assert sent.heads[4:] == [(MessageKind.SAMPLE, 4), (MessageKind.END, 5)]
+    assert sent.heads[4:] == [(MessageKind.SAMPLES, 4), (MessageKind.END, 5)]
 
 
 def test_inner_forks(ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +154,7 @@ def test_inner_forks(ends: tuple[socket.socket, Channel], monkeypatch: pytest.Mo
     os.close(block)
 
 
-@pytest.mark.parametrize("kind", [MessageKind.END, MessageKind.SAMPLE])
+@pytest.mark.parametrize("kind", [MessageKind.END, MessageKind.SAMPLES])
 def test_a_sample_that_is_lost_is_an_error(kind: MessageKind) -> None:
     stream: Any = iter(MultiLoader([], 1))
     stream._saved.append(HEAD.pack(kind, 0, 7))

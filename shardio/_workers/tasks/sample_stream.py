@@ -2,15 +2,15 @@
 
         main                                             worker
   A  Receiver, WorkerPool(send_all, dataset) ──────────▶ loads dataset and ZeroMQ, connects
-  B     next ◀══════════════════════════════ SAMPLE ═══ iterates
+  B     next ◀══════════════════════════════ SAMPLES ══ iterates
   C     credit: bytes that were handed over ───────────▶ continues sending
         blocks, for larger samples (BlockLender) ──────▶ fills them, asks for more
   D     the count is checked ◀═════════════════ END ═══
   E     goodbye ───────────────────────────────────────▶ exits
 
 A line ═ is a message on the ZeroMQ socket. A line ─ is a message on a channel of the worker pool.
-The credit of a worker limits the bytes that the worker has sent and that the loop has not received
-yet.
+The credit of a worker limits the bytes of the messages that the worker has sent and of which the
+loop has not received a sample yet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shardio._workers.processes.stack_dumps import timeout_error
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPool
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.values import BlockLender, read_value
+from shardio._workers.tasks.values import BlockLender, read_value, split_values
 from shardio._workers.tasks.zeromq import (
     BLOCK_AND_SIZE,
     HEAD,
@@ -51,7 +51,7 @@ from shardio.errors import ClosedError, TransformError, WorkerDied
 
 _NO_SAMPLE: Final = object()
 # Plain ints, because enum members are slow.
-_SAMPLE, _IN_BLOCK = int(MessageKind.SAMPLE), int(MessageKind.IN_BLOCK)
+_SAMPLES, _IN_BLOCK = int(MessageKind.SAMPLES), int(MessageKind.IN_BLOCK)
 _PRELOAD: Final = ("zmq", send_all.__module__)
 # The interval, while samples arrive, at which the main process checks for exited workers.
 _LOOK_EVERY_S: Final = 0.1
@@ -102,6 +102,9 @@ class SampleStream(Closing):
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._going = {worker: _Sender() for worker in range(n_workers)}  # not finished
         self._saved: deque[bytes] = deque()  # messages that arrived before a crash was handled
+        # The samples of the current message that the loop has not received yet, and their worker.
+        self._unread: deque[Bytes | memoryview] = deque()
+        self._unread_of = 0
         self._crash: WorkerExit | None = None
         self._look_at_s = 0.0
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
@@ -151,16 +154,16 @@ class SampleStream(Closing):
             with self._lock:
                 if not self._finalizer.alive:
                     raise _closed()
-                message = self._take()
-                sample = _NO_SAMPLE if message is None else self._open(message)
+                is_new = bool(self._unread) or self._take()
+                sample = self._hand_over() if self._unread else _NO_SAMPLE
             if sample is not _NO_SAMPLE:
                 return sample
-            if message is None:
+            if not is_new:
                 self._wait(end_s)
         raise StopIteration
 
-    def _take(self) -> bytes | None:
-        """Return the next message, if any; raise WorkerDied if a crash has left no message."""
+    def _take(self) -> bool:
+        """Process the next message, if any; raise WorkerDied if a crash has left no message."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._crash is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
@@ -171,34 +174,42 @@ class SampleStream(Closing):
             detail = f":\n\n{sender.failure_text}" if sender.failure_text else ""
             n = sender.n_arrived
             raise WorkerDied(f"{self._crash.description}, after {n} samples of it{detail}")
-        return message
+        if message is not None:
+            self._open(message)
+        return message is not None
 
-    def _open(self, message: bytes) -> Any:
-        """Process a message; return the sample in it, or _NO_SAMPLE."""
+    def _open(self, message: bytes) -> None:
         kind, worker, number = HEAD.unpack_from(message)
         sender = self._going[worker]
         if number != sender.n_arrived:
             raise WorkerDied(
                 f"worker {worker} sent {number} samples, and {sender.n_arrived} arrived"
             )
-        memory: Bytes | bytes = message
-        start = HEAD.size
-        if kind == _IN_BLOCK:
-            number_and_size = BLOCK_AND_SIZE.unpack_from(message, start)
-            memory, start = self._block_lender.hand_over(worker, *number_and_size), 0
+        payload = memoryview(message)[HEAD.size :]
+        if kind == _SAMPLES:
+            self._unread.extend(split_values(payload))
+        elif kind == _IN_BLOCK:
+            number_and_size = BLOCK_AND_SIZE.unpack(payload)
+            self._unread.append(self._block_lender.hand_over(worker, *number_and_size))
             self._lend()
-        elif kind != _SAMPLE:
-            self._open_other(MessageKind(kind), worker, memoryview(message)[start:])
-            return _NO_SAMPLE
-        sender.n_owed += len(memory) - start + OVERHEAD_BYTES
+        else:
+            self._open_other(MessageKind(kind), worker, payload)
+            return
+        self._unread_of = worker
+        sender.n_owed += sum(map(len, self._unread)) + OVERHEAD_BYTES * len(self._unread)
         if sender.n_owed >= self._least_credit_bytes:
             self._send_credit(worker)
         sender.ended_with_a_skip = False
+
+    def _hand_over(self) -> Any:
+        """Return the next sample of the current message, or _NO_SAMPLE if it is skipped."""
+        worker = self._unread_of
+        sender = self._going[worker]
         try:
-            sample = read_value(memory, start)
+            sample = read_value(self._unread.popleft())
         except Exception as error:  # noqa: BLE001  # `_skip` raises or records the error
             failure = TransformError(
-                f"sample {number} of worker {worker} cannot be unpickled: "
+                f"sample {sender.n_arrived} of worker {worker} cannot be unpickled: "
                 f"{type(error).__name__}: {text_of(error)}"
             )
             failure.__cause__ = error

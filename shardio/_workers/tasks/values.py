@@ -21,7 +21,7 @@ import pickle
 import struct
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from mmap import PAGESIZE
 from typing import Any, Final, NamedTuple
 
@@ -82,25 +82,34 @@ def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -
     write_value(packed, block.bytes.data)
 
 
-def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
-    """Return the value at `start` in memory; its arrays are views that keep the memory alive.
+def read_value(memory: Bytes | bytes | memoryview) -> Any:
+    """Return the value in memory; its arrays are views that keep the memory alive.
 
-    Read-only memory is copied first, because the caller may write to the arrays. `start` must be 0
-    if the memory is writable.
+    Read-only memory is copied first, because the caller may write to the arrays.
     """
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
-    n_buffers, n_skeleton = _HEAD.unpack_from(view, start)
+    n_buffers, n_skeleton = _HEAD.unpack_from(view)
     # Unpickling is safe here and below: a worker wrote the pickle, and it is never stored data.
     if not n_buffers:
-        return pickle.loads(view[start + _HEAD.size :])
+        return pickle.loads(view[_HEAD.size :])
     if view.readonly:
-        memory = view = memoryview(bytearray(view[start:]))
+        memory = view = memoryview(bytearray(view))
     sizes = struct.unpack_from(f"<{n_buffers}Q", view, _HEAD.size)
     begin = _HEAD.size + 8 * n_buffers
     end = begin + n_skeleton
     places = zip(_places(sizes, end), sizes, strict=False)
     buffers = [memory[place : place + n] for place, n in places]
     return pickle.loads(view[begin:end], buffers=buffers)
+
+
+def split_values(memory: memoryview) -> Iterator[memoryview]:
+    """Yield the memory of each of several values; only the last value may have buffers."""
+    start, end = 0, len(memory)
+    while start < end:
+        n_buffers, n_skeleton = _HEAD.unpack_from(memory, start)
+        stop = end if n_buffers else start + _HEAD.size + n_skeleton
+        yield memory[start:stop]
+        start = stop
 
 
 def _places(sizes: Sequence[int], end: int) -> list[int]:

@@ -1,20 +1,23 @@
 """Samples over ZeroMQ: the sockets, the messages, and the worker that sends them.
 
-A worker iterates a whole dataset and sends each sample as one message:
+A worker iterates a whole dataset and sends its samples in messages:
 
-    head     kind, index of the worker, index of the sample   2 x uint32, uint64
-    payload  the sample as packed by `values`; or, for a large sample, the index of a block of
-             shared memory that contains the sample, and its size; or an exception
+    head     kind, index of the worker, index of the first sample   2 x uint32, uint64
+    payload  one or more samples as packed by `values`; or, for a large sample, the index of a block
+             of shared memory that contains the sample, and its size; or an exception
 
-The credit of a worker limits the bytes that are in flight: the worker has sent them, but the main
-process has not handed them over to the loop yet.
+The credit of a worker limits the bytes that are in flight: the worker has sent them, or holds them,
+but the main process has not started to hand over the samples of their message to the loop yet.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
@@ -121,12 +124,15 @@ WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a Comma
 WANT: Final = b"?"  # the message by which a worker requests a block for a large sample
 # Samples of this size are sent in blocks: 70 KiB take 31 µs in a block, and 41 µs in a message.
 MIN_IN_BLOCK_BYTES: Final = 64 << 10
-_MIN_APART_BYTES: Final = 4 << 10  # smaller arrays are faster in the pickle than out of band
-OVERHEAD_BYTES: Final = 256  # the credit that a message takes in addition to the sample
+_MIN_APART_BYTES: Final = 24 << 10  # smaller arrays are faster in the pickle than out of band
+OVERHEAD_BYTES: Final = 256  # the credit that a sample takes in addition to its bytes
+# A worker sends the held samples if they have this size (or 1/16 of the credit), or after _HOLD_S.
+_MAX_HELD_BYTES: Final = 64 << 10
+_HOLD_S: Final = 0.0005
 
 
 class MessageKind(IntEnum):
-    SAMPLE = 1
+    SAMPLES = 1
     IN_BLOCK = 2  # a sample that was written to a block
     SKIPPED = 3  # an exception instead of a sample
     FAILED = 4  # an exception that has ended the iteration of this worker
@@ -183,7 +189,7 @@ def send_all(
         socket.sndhwm = 0  # credit limits the bytes, so the message count needs no limit
         socket.connect(f"ipc:///proc/self/fd/{channel.fds[-1]}")
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
-        with suppress(MainExited):
+        with sender, suppress(MainExited):
             sender.send_samples(dataset)
             sender.await_goodbye()
 
@@ -192,14 +198,23 @@ class MainExited(BaseException):
     """Raised if the main process closed the channel; `except Exception` does not catch it."""
 
 
-class SampleSender:
-    """A sender of the samples of one worker; borrows the socket and the channel."""
+class SampleSender(Closing):
+    """A sender of the samples of one worker; borrows the socket and the channel.
+
+    Small samples that follow each other quickly are held, and sent in one message. A thread sends
+    them after a short time, because the dataset may be busy with the next sample for long.
+    """
 
     def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
         self._may_skip, self._pid = may_skip, this_process.pid
         self._pickler, self._lent_blocks = ValuePickler(_MIN_APART_BYTES), LentBlocks()
         self._n_under_way = self._n_sent = 0
+        self._lock = threading.Lock()  # of the socket and the held message
+        self._held, self._most_held = bytearray(), min(_MAX_HELD_BYTES, most_bytes // 16)
+        self._sent_s = -math.inf
+        self._must_flush = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def send_samples(self, dataset: Iterable[Any]) -> None:
         """Send every sample, or an exception in its place; then send the end of the iteration."""
@@ -245,7 +260,8 @@ class SampleSender:
                 f"{type(error).__name__}: {text_of(error)}"
             ) from error
         if packed.n_bytes < MIN_IN_BLOCK_BYTES:
-            self._send(MessageKind.SAMPLE, packed.to_bytes(), packed.n_bytes)
+            payload, can_wait = packed.to_bytes(), not packed.buffers
+            self._send(MessageKind.SAMPLES, payload, packed.n_bytes, can_wait=can_wait)
             return
         self._check_process()  # a fork must not write to the worker's blocks
         if not self._lent_blocks:
@@ -253,17 +269,64 @@ class SampleSender:
         number, n_bytes = self._lent_blocks.fill(packed), packed.n_bytes
         self._send(MessageKind.IN_BLOCK, BLOCK_AND_SIZE.pack(number, n_bytes), n_bytes)
 
-    def _send(self, kind: MessageKind, payload: bytes | bytearray = b"", n_bytes: int = 0) -> None:
+    def _send(
+        self,
+        kind: MessageKind,
+        payload: bytes | bytearray = b"",
+        n_bytes: int = 0,
+        *,
+        can_wait: bool = False,
+    ) -> None:
         """Send a message as soon as the credit allows; `n_bytes` is the size of the sample.
 
-        The message may exceed the credit if it is the only one in flight.
+        The message may exceed the credit if it is the only one in flight. A sample that `can_wait`
+        is held if the last message was sent less than _HOLD_S ago.
         """
-        self._check_process()
+        self._check_process()  # before the lock, which a fork may inherit in the locked state
         n_bytes += OVERHEAD_BYTES
         while 0 < self._n_under_way > self._most_bytes - n_bytes:
+            with self._lock:
+                self._flush()
             self._receive_command()
         self._n_under_way += n_bytes
-        self._socket.send(HEAD.pack(kind, self._channel.index, self._n_sent) + payload)
+        with self._lock:
+            if kind != MessageKind.SAMPLES:
+                self._flush()  # the held samples come first
+            if not self._held:
+                self._held += HEAD.pack(kind, self._channel.index, self._n_sent)
+            self._held += payload
+            can_wait = can_wait and len(self._held) < self._most_held
+            if not can_wait or time.monotonic() - self._sent_s > _HOLD_S:
+                self._flush()
+            elif not self._must_flush.is_set():
+                self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._flush_late, daemon=True)
+            self._thread.start()
+        self._must_flush.set()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._socket.send(self._held)
+            self._held.clear()
+            self._sent_s = time.monotonic()
+
+    def _flush_late(self) -> None:
+        """Send held samples after a short time; run in a thread as long as the worker runs."""
+        while self._must_flush.wait():
+            self._must_flush.clear()
+            # While the dataset uses the CPU, each wait takes 5 ms longer, because of the GIL.
+            if time.monotonic() - self._sent_s < _HOLD_S:
+                time.sleep(_HOLD_S)
+            with self._lock:
+                self._flush()
+
+    def close(self) -> None:
+        """Drop held samples, so that the thread does not use the socket any more."""
+        with self._lock:
+            self._held.clear()
 
     def _check_process(self) -> None:
         """End this process if it is a fork of the worker, because only the worker may send."""
