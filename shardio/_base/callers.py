@@ -44,25 +44,25 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def refuse_unknown_options(
-    name: str, given: Iterable[str], known: Iterable[str], habits: Mapping[str, str]
+    name: str, given: Iterable[str], known: Iterable[str], advice: Mapping[str, str]
 ) -> None:
     """Raise TypeError if an option in `given` is unknown to the function `name`.
 
-    `habits` has advice for options that users know from other libraries.
+    `advice` has hints for options that users know from other libraries.
     """
     known = list(known)
     for option in given:
         if option in known:
             continue
-        if option in habits:
-            raise TypeError(f"{name} has no option {option!r}: {habits[option]}")
+        if option in advice:
+            raise TypeError(f"{name} has no option {option!r}: {advice[option]}")
         close = difflib.get_close_matches(option, known, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(known)}"
         raise TypeError(f"{name} has no option {option!r}: {hint}")
 
 
 def refuses(
-    habits: Mapping[str, str], name: str | None = None
+    advice: Mapping[str, str], name: str | None = None
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Return a decorator that makes a method, called `name` in errors, refuse unknown options."""
 
@@ -71,7 +71,7 @@ def refuses(
 
         @functools.wraps(method)
         def checked(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-            refuse_unknown_options(name or method.__name__, options, known, habits)
+            refuse_unknown_options(name or method.__name__, options, known, advice)
             return method(*args, **options)
 
         return checked

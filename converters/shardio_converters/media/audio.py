@@ -103,16 +103,16 @@ def facts_of(stream: EncodedStream) -> dict[str, Any]:
     return {name: parameters[key] for key, name in _AUDIO_FACTS.items() if key in parameters}
 
 
-def with_sound(
-    samples: Generator[Mapping[str, Any], None, Outcome], sound: AudioTrack
+def with_audio_facts(
+    samples: Generator[Mapping[str, Any], None, Outcome], track: AudioTrack
 ) -> Generator[Mapping[str, Any], None, Outcome]:
     """Yield the samples of a video; add facts about its audio, or its damage, to the outcome."""
     outcome = yield from samples
-    if sound.failure is not None:
+    if track.failure is not None:
         if outcome.kind == "broken":  # The video is damaged too; the report gives this reason.
             return outcome
-        reason = str(sound.failure).removeprefix(f"{sound.path}: ")
+        reason = str(track.failure).removeprefix(f"{track.path}: ")
         return Outcome("broken", reason, outcome.detail)
     # Add the facts even if the video is broken: the frames before the damage may be kept, together
     # with their audio.
-    return Outcome(outcome.kind, outcome.reason, {**outcome.detail, **sound.facts()})
+    return Outcome(outcome.kind, outcome.reason, {**outcome.detail, **track.facts()})

@@ -27,7 +27,7 @@ from shardio import (
     media,
 )
 from shardio.errors import UnsupportedEnvironment
-from shardio_converters.media.audio import AudioTrack, is_media, with_sound
+from shardio_converters.media.audio import AudioTrack, is_media, with_audio_facts
 from shardio_converters.options import check_choice, check_flag, check_number
 
 STORES: Final = ("raw", "jpeg", "h264", "packets")
@@ -232,12 +232,12 @@ class Videos(Converter):
         """Yield the samples of one file."""
         if not is_media(source):
             return Outcome("unsupported")
-        sound = AudioTrack(source.path, is_wanted=self.audio is True)
+        track = AudioTrack(source.path, is_wanted=self.audio is True)
         made = self._clips if self.store == "raw" else self._whole
-        return (yield from with_sound(made(source, sound), sound))
+        return (yield from with_audio_facts(made(source, track), track))
 
     def _clips(
-        self, source: Input, sound: AudioTrack
+        self, source: Input, track: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
         with media.VideoFile(source.path) as video:
             time_base = np.array(video.time_base.as_integer_ratio(), np.int64)
@@ -257,7 +257,7 @@ class Videos(Converter):
                 clip = [*window][:: self.stride]
                 yield {
                     "frames": np.stack([pixels for _, pixels in clip]),
-                    **sound.part(window[0][0] * video.time_base, seconds),
+                    **track.part(window[0][0] * video.time_base, seconds),
                     "label": source.label,
                     "source": source.name,
                     "pts": np.array([time for time, _ in clip], np.int64),
@@ -271,7 +271,7 @@ class Videos(Converter):
         return Outcome("converted", detail={**detail, "dropped": max(0, n_left)})
 
     def _whole(
-        self, source: Input, sound: AudioTrack
+        self, source: Input, track: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the whole video of a file as one sample; if it is damaged, up to the damage."""
         failure: MediaError | None = None
@@ -289,7 +289,7 @@ class Videos(Converter):
         is_long_enough = stream.n_frames >= self._span
         if is_long_enough:
             label = {"label": source.label, "source": source.name}
-            yield {"frames": stream, **sound.whole(), **label}
+            yield {"frames": stream, **track.whole(), **label}
         n_clips = max(0, -(-(stream.n_frames - self._span + 1) // self._step))
         if failure is not None:
             reason = str(failure).removeprefix(f"{source.path}: ")

@@ -65,7 +65,7 @@ def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -
     """
     while at < end:
         if data[at] != _FIRST:
-            at = _pass_over(data, at, end)
+            at = _skip_other(data, at, end)
             continue
         n_bytes, inner = _length(data, at + 1)
         at = stop = inner + n_bytes
@@ -136,7 +136,7 @@ def _strings(data: bytes, at: int, end: int) -> list[bytes]:
     found = []
     while at < end:
         if data[at] != _FIRST:
-            at = _pass_over(data, at, end)
+            at = _skip_other(data, at, end)
             continue
         n_bytes, at = _length(data, at + 1)
         if at + n_bytes > end:
@@ -197,7 +197,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int
         at = stop
 
 
-def _pass_over(data: bytes, at: int, end: int) -> int:
+def _skip_other(data: bytes, at: int, end: int) -> int:
     tag, _ = _varint(data, at)
     if tag >> 3 == 1:
         raise ValueError(f"field 1 has wire type {tag & 7}, or its tag is too long")

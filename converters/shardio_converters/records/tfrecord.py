@@ -40,17 +40,17 @@ class TFRecords(RecordConverter):
         file = open(source.path, "rb")
         head = file.read(_HEAD.size)
         file.seek(0)
-        ours: IO[bytes] | _Inflated = file
+        content: IO[bytes] | _Inflated = file
         if not _is_head(head, checksum) and _is_compressed(head):
             with suppress(MediaError):
                 head = _Inflated(file).read(_HEAD.size)
             file.seek(0)
-            ours = _Inflated(file)
+            content = _Inflated(file)
         if not _NAME.search(source.name) and not _is_head(head, checksum):
             file.close()
             return None
-        size = os.fstat(file.fileno()).st_size if ours is file else None
-        return _records(file, ours, size, checksum)
+        size = os.fstat(file.fileno()).st_size if content is file else None
+        return _records(file, content, size, checksum)
 
 
 def _checksum() -> Callable[[bytes], int]:
@@ -76,24 +76,24 @@ def _is_compressed(head: bytes) -> bool:
 
 def _records(
     file: IO[bytes],
-    ours: IO[bytes] | _Inflated,
+    content: IO[bytes] | _Inflated,
     n_bytes: int | None,
     checksum: Callable[[bytes], int],
 ) -> Generator[bytes]:
     """Yield the records, and close `file` at the end.
 
-    `ours` is `file` or a decompressor of it; `n_bytes` is the size of `file`, None if compressed.
+    `content` reads `file`, or decompresses it; `n_bytes` is the size of `file`, None if compressed.
     """
     with file:
         data, at, n_records, start = b"", 0, 0, 0
         while True:
             if len(data) - at < _HEAD.size:
-                data, at = data[at:] + ours.read(_BLOCK_BYTES), 0
+                data, at = data[at:] + content.read(_BLOCK_BYTES), 0
                 if not data:
                     return
             where = f"record {n_records:,} at byte {start:,}"
             if len(data) - at < _HEAD.size:
-                data, at = _read_at_least(ours, data[at:], _HEAD.size, where), 0
+                data, at = _read_at_least(content, data[at:], _HEAD.size, where), 0
             length, stored = _HEAD.unpack_from(data, at)
             if (found := _masked(checksum(data[at : at + 8]))) != stored:
                 raise MediaError(
@@ -102,7 +102,7 @@ def _records(
             _check_length(length, start, n_bytes, where)
             at += _HEAD.size
             if len(data) - at < length + 4:
-                data, at = _read_at_least(ours, data[at:], length + 4, where), 0
+                data, at = _read_at_least(content, data[at:], length + 4, where), 0
             record = data[at : at + length]
             at += length + 4
             stored = int.from_bytes(data[at - 4 : at], "little")
@@ -120,11 +120,11 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
         raise MediaError(f"{where}: the file ends {stop - n_bytes:,} bytes too early")
 
 
-def _read_at_least(ours: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
-    """Return `data` and more bytes from `ours`, at least `n_bytes`."""
+def _read_at_least(content: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
+    """Return `data` and more bytes from `content`, at least `n_bytes`."""
     parts, missing = [data], n_bytes - len(data)
     while missing > 0:
-        part = ours.read(_BLOCK_BYTES)
+        part = content.read(_BLOCK_BYTES)
         if not part:
             raise MediaError(f"{where}: the file ends {missing:,} bytes too early")
         parts.append(part)

@@ -103,14 +103,14 @@ class _EpisodeFrames:
 
 
 def _read_frames(
-    path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
+    path: str, name: str, specs: Mapping[str, str], *, strict: bool = True
 ) -> Iterator[_EpisodeFrames]:
-    """Yield a data file's episodes, with the columns in `specs`; `all_of` refuses other columns."""
+    """Yield a data file's episodes, with the columns in `specs`; `strict` refuses other columns."""
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
 
     with open_table(path, name) as table:
-        if all_of and (others := [one for one in table.schema.names if one not in specs]):
+        if strict and (others := [one for one in table.schema.names if one not in specs]):
             raise MediaError(f"column {others[0]!r}: expected only the features of the data set")
         columns = {one.name: one for one in columns_of(table.schema, [*specs])}
         fields = {key: _field_of(columns[key], spec) for key, spec in specs.items()}
@@ -167,7 +167,7 @@ def _refuse_other_frames(frames: _EpisodeFrames, length: int, tasks: Mapping[int
         raise MediaError(f"task {unknown[0]} is not one of the {len(tasks)} tasks")
 
 
-_OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
+_REQUIRED: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
 """The features that every dataset has, and that identify the frames of an episode."""
 _MAX_NAMED: Final = 5  # the number of broken episodes that a reason names
 
@@ -272,7 +272,7 @@ class LeRobot(InferringConverter):
         paths = {part.name[n_below:]: part.path for part in source.parts}
         read = {name: spec for name, spec in taken.items() if spec != VIDEO}
         with closing(_Cameras(paths, robot_set.fps, check=self.check)) as cameras:
-            for frames in _read_frames(source.path, source.name, read, all_of=self.columns is None):
+            for frames in _read_frames(source.path, source.name, read, strict=self.columns is None):
                 try:
                     episode = expected.pop(frames.number, None)
                     if episode is None:
@@ -313,10 +313,10 @@ class LeRobot(InferringConverter):
 
     def _selected_fields(self, robot_set: RobotSet) -> dict[str, str]:
         specs = dict(robot_set.specs)
-        if missing := [name for name in (*_OF_ALL, *(self.columns or ())) if name not in specs]:
+        if missing := [name for name in (*_REQUIRED, *(self.columns or ())) if name not in specs]:
             raise MediaError(f"{INFO}: feature {missing[0]!r} is missing")
         if self.columns is not None:
-            specs = {name: specs[name] for name in dict.fromkeys((*self.columns, *_OF_ALL))}
+            specs = {name: specs[name] for name in dict.fromkeys((*self.columns, *_REQUIRED))}
         if PICTURES in specs.values():
             name = next(name for name, spec in specs.items() if spec == PICTURES)
             raise MediaError(

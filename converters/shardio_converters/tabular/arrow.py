@@ -116,8 +116,8 @@ class Arrow(InferringConverter):
 
     def _fields_of(self, columns: Sequence[ArrowColumn]) -> dict[str, Field]:
         from shardio_converters.tabular.arrow_inference import (
-            refuse_other_meaning,
             refuse_other_type,
+            refuse_other_unit_or_classes,
         )
 
         schema, fields = self.schema(), self.fields or {}
@@ -127,6 +127,6 @@ class Arrow(InferringConverter):
                 raise MediaError(f"column {column.name!r}: {column.spec}, expected no such column")
             found[column.name] = schema[column.name]
             refuse_other_type(column, schema[column.name], fields[column.name])
-            refuse_other_meaning(column, self.units or {}, self.classes or ())
+            refuse_other_unit_or_classes(column, self.units or {}, self.classes or ())
         self.refuse_missing(found, "column")
         return found

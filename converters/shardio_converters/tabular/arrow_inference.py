@@ -34,20 +34,20 @@ def nulls_of(table: OpenTable, columns: Sequence[ArrowColumn]) -> tuple[set[str]
     """
     sure = {one.name for one in table.schema if not (one.nullable or types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
-    missing, inside = set[str](), set[str]()
+    nulls, inner_nulls = set[str](), set[str]()
     batches = table.batches(sorted({column.top for column in left.values()})) if left else ()
     for batch in batches:
         for name, column in [*left.items()]:
             array = array_at(batch, column)
             if array.null_count or _lacks_files(array):
-                missing.add(name)
+                nulls.add(name)
             if has_nulls_inside(array):
-                inside.add(name)
-            if name in missing and (name in inside or not is_list(column.type)):
+                inner_nulls.add(name)
+            if name in nulls and (name in inner_nulls or not is_list(column.type)):
                 del left[name]
         if not left:
             break
-    return missing, inside
+    return nulls, inner_nulls
 
 
 def _lacks_files(array: pa.Array) -> bool:
@@ -63,18 +63,18 @@ class ArrowInference:
         self._json: set[str] = set()  # columns with lists that contain nulls
 
     def add(
-        self, columns: Sequence[ArrowColumn], missing: Collection[str], inside: Collection[str]
+        self, columns: Sequence[ArrowColumn], nulls: Collection[str], inner_nulls: Collection[str]
     ) -> None:
-        """Add the columns of a file; those in `missing` have nulls, in `inside` nulls in lists."""
+        """Add the columns of a file; `nulls` and `inner_nulls` are the results of `nulls_of`."""
         typed = {one.name: one for one in columns if one.spec != UNKNOWN}
         for name, column in typed.items():
             was = self._columns.get(name, column)
             if (was.unit, was.classes) != (column.unit, column.classes):
                 raise MediaError(f"column {name!r}: unit or classes differ from earlier files")
         facts: dict[str, DtypeShape] = {one.name: (one.spec, ()) for one in columns}
-        self._fields.add(facts, {*missing, *(facts.keys() - typed.keys())})
+        self._fields.add(facts, {*nulls, *(facts.keys() - typed.keys())})
         self._columns = {**typed, **self._columns}
-        self._json |= {*inside} - self.units.keys()
+        self._json |= {*inner_nulls} - self.units.keys()
 
     def as_specs(self) -> dict[str, str]:
         """Return the field specs; columns with nulls, or missing from some files, are optional."""
@@ -120,7 +120,7 @@ def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
     return own if column.unit else common_dtype(own, dtype)
 
 
-def refuse_other_meaning(
+def refuse_other_unit_or_classes(
     column: ArrowColumn, units: Mapping[str, str], classes: Sequence[str]
 ) -> None:
     """Check that a column has the same unit and classes as in other files."""
