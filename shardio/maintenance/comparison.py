@@ -46,7 +46,7 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     digests = mix(entries["hash"].astype(np.uint64), kinds)
     if field.is_streamed:
         tables = reader.records.tables(name, rows, entries)
-        found = [hash_bytes(each.line + each.packets) for each in tables]
+        found = [hash_bytes(each.row + each.packets) for each in tables]
         digests = mix(digests, np.array(found, np.uint64))
     return mix(digests, *reader.records.shapes(name, rows).T, reader.present(name, rows))
 

@@ -83,16 +83,16 @@ def fill_missing_times(
     """
     found = [0 if time is None else time for time in times]
     lengths = (exact_duration(duration, interval) for duration in durations)
-    places = list(accumulate(lengths, initial=Fraction(0)))
+    ticks = list(accumulate(lengths, initial=Fraction(0)))
 
-    def count(first: int, stop: int, known: int) -> None:
+    def fill(first: int, stop: int, known: int) -> None:
         for n in range(first, stop):
-            found[n] = round_to_tick(found[known] + places[n] - places[known])
+            found[n] = round_to_tick(found[known] + ticks[n] - ticks[known])
 
     known = [n for n, time in enumerate(times) if time is not None] or [0]
-    count(0, known[0], known[0])
+    fill(0, known[0], known[0])
     for this, following in zip(known, [*known[1:], len(found)], strict=True):
-        count(this + 1, following, this)
+        fill(this + 1, following, this)
         if following < len(found) and found[this] < found[following] <= found[following - 1]:
             span = found[following] - found[this]
             for n in range(this + 1, following):

@@ -2,8 +2,7 @@
 
 The index has an entry for each record of the payload, with its offset, codec, sizes and hash. A
 video or audio is a *stream* of packets with tables in sections of their own, verified chunk by
-chunk, so that a part can be read without the rest. A *line* is a stream's row in the table of
-streams.
+chunk, so that a part can be read without the rest.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from shardio.format.types.streams import (
     check_parameters,
     invalid_streams,
     n_shown,
-    pack_line,
     packets_error,
+    with_first_indices,
 )
 from shardio.format.types.text import read_json
 from shardio.shard.verification import HASH_DTYPE, Rows, VerifiedUnits
@@ -156,8 +155,8 @@ class Records:
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:
             return np.empty((len(rows), 0), np.uint64)
-        line = np.dtype([("dims", "<u8", (n_dims,))])
-        dims: npt.NDArray[np.uint64] = self.units.items(Kind.SHAPES, name, line, rows)["dims"]
+        row_dtype = np.dtype([("dims", "<u8", (n_dims,))])
+        dims: npt.NDArray[np.uint64] = self.units.items(Kind.SHAPES, name, row_dtype, rows)["dims"]
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
@@ -242,12 +241,13 @@ class Records:
 
         Packets are read only when the `data` of a stream is sliced.
         """
-        lines = self.stream_table(name, rows, entries)
-        for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
+        table = self.stream_table(name, rows, entries)
+        for row, stream, entry in zip(rows.tolist(), table, entries, strict=True):
             n_bytes, offset = int(entry["n_bytes"]), self.offset + int(entry["offset"])
             if n_bytes:
-                data = StreamData(self.units, name, row, offset, n_bytes, int(line["first_chunk"]))
-                yield self._stream(name, row, line, data)
+                first = int(stream["first_chunk"])
+                data = StreamData(self.units, name, row, offset, n_bytes, first)
+                yield self._stream(name, row, stream, data)
             else:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
@@ -256,16 +256,16 @@ class Records:
 
         For this reason, the indices of its first packet and first chunk are 0.
         """
-        lines = self.stream_table(name, rows, entries)
-        for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
-            head = int(line["parameter_bytes"]) + int(line["extradata_bytes"])
-            packets = self._packets(name, row, line, int(entry["n_bytes"]) - head)
-            yield StreamTables(pack_line(line.tobytes(), 0, 0), packets.tobytes())
+        table = self.stream_table(name, rows, entries)
+        for row, stream, entry in zip(rows.tolist(), table, entries, strict=True):
+            head = int(stream["parameter_bytes"]) + int(stream["extradata_bytes"])
+            packets = self._packets(name, row, stream, int(entry["n_bytes"]) - head)
+            yield StreamTables(with_first_indices(stream.tobytes(), 0, 0), packets.tobytes())
 
-    def _stream(self, name: str, row: int, line: np.void, record: StreamData) -> EncodedStream:
-        n_parameters, n_extradata = int(line["parameter_bytes"]), int(line["extradata_bytes"])
+    def _stream(self, name: str, row: int, stream: np.void, record: StreamData) -> EncodedStream:
+        n_parameters, n_extradata = int(stream["parameter_bytes"]), int(stream["extradata_bytes"])
         head = record[: n_parameters + n_extradata]
-        packets = self._packets(name, row, line, len(record) - len(head))
+        packets = self._packets(name, row, stream, len(record) - len(head))
         try:
             parameters = check_parameters(read_json(str(head[:n_parameters], "utf-8")))
         except (ShardCorrupt, ValueError, RecursionError) as error:
@@ -275,14 +275,14 @@ class Records:
             where: Any = {"field": name, "sample": row, "offset": record.offset}
             raise self.units.corrupt(what, code="parameters", **where, found=found) from error
         extradata, data = bytes(head[n_parameters:]), replace(record, n_head_bytes=len(head))
-        time_base = Fraction(int(line["numerator"]), int(line["denominator"]))
-        numbers = (int(line[key]) for key in ("n_frames", "width", "height", "duration"))
+        time_base = Fraction(int(stream["numerator"]), int(stream["denominator"]))
+        numbers = (int(stream[key]) for key in ("n_frames", "width", "height", "duration"))
         return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
 
-    def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
+    def _packets(self, name: str, row: int, stream: np.void, n_bytes: int) -> Packets:
         """Return the verified packet table of a stream whose packets have `n_bytes` in total."""
         section = self._section(Kind.PACKETS, name)
-        first, count = int(line["first_packet"]), int(line["n_packets"])
+        first, count = int(stream["first_packet"]), int(stream["n_packets"])
         start, end = first * PACKET.size, (first + count) * PACKET.size
         blocks = np.arange(start // BLOCK_BYTES, -(-end // BLOCK_BYTES) if count else 0)
         self.units.check_blocks(Kind.PACKETS, section.field, blocks * BLOCK_BYTES, 1)
@@ -292,7 +292,7 @@ class Records:
         where: Any = {"section": section.name, "field": name, "sample": row, "offset": offset}
         if (wrong := packets_error(packets, n_bytes)) is not None:
             raise self.units.corrupt(wrong, code="packet", **where)
-        expected = int(line["n_frames"])
+        expected = int(stream["n_frames"])
         if self._schema[name].has_frames and (found := n_shown(packets)) != expected:
             what = "the number of frames of a video differs from the number of shown packets"
             raise self.units.corrupt(what, code="frames", **where, expected=expected, found=found)

@@ -36,7 +36,7 @@ from shardio.format.schema import Schema
 from shardio.format.sections import DIMENSION, ENTRY, SectionSpec, block_hashes_of, pack_entry
 from shardio.format.types import Array
 from shardio.format.types.field import Content
-from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
+from shardio.format.types.streams import PACKET, Record, StreamRecord, with_first_indices
 
 
 class SectionBuffer:
@@ -241,14 +241,14 @@ class StreamWriter:
     """A buffer of a field's streams, their packets, and chunk hashes."""
 
     def __init__(self) -> None:
-        self.lines, self.packets, self.chunk_hashes = (SectionBuffer() for _ in range(3))
-        self.buffers = self.lines, self.packets, self.chunk_hashes
+        self.rows, self.packets, self.chunk_hashes = (SectionBuffer() for _ in range(3))
+        self.buffers = self.rows, self.packets, self.chunk_hashes
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
         """Append a stream here and its record to `data`; return the hash for the index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunk_hashes.n_bytes // DIMENSION.size
-        self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
+        self.rows.write(with_first_indices(record.tables.row, first_packet, first_chunk))
         self.packets.write(record.tables.packets)
         hasher = Hasher()
         for piece in record.pieces():  # a piece is hashed and written while the CPU caches it

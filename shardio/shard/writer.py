@@ -308,7 +308,7 @@ class ShardWriter(Publishing):
         for name, shapes in payload.shapes.items():
             found[Kind.SHAPES, ids(name), 0] = shapes
         for name, stream in payload.streams.items():
-            found[Kind.STREAMS, ids(name), 0] = stream.lines
+            found[Kind.STREAMS, ids(name), 0] = stream.rows
             found[Kind.PACKETS, ids(name), 0] = stream.packets
             found[Kind.CHUNK_HASHES, ids(name), 0] = stream.chunk_hashes
         for name, validity in self._validity.items():

@@ -25,11 +25,11 @@ from shardio.format.types.streams import (
     StreamRecord,
     StreamTables,
     invalid_streams,
-    pack_line,
     pack_packets,
     packet_flags,
     packet_sizes,
     packets_error,
+    with_first_indices,
 )
 from tests.shards import made_stream
 
@@ -86,8 +86,8 @@ def test_the_line_of_no_stream_has_only_its_place(name: str) -> None:
 
 def test_a_line_gets_its_place_when_it_is_written() -> None:
     tables = Video().encode_stream("v", made_stream(0)).tables
-    placed = STREAM.unpack(pack_line(tables.line, 7, 9))
-    unplaced = STREAM.unpack(tables.line)
+    placed = STREAM.unpack(with_first_indices(tables.row, 7, 9))
+    unplaced = STREAM.unpack(tables.row)
     assert placed[0] == 7 and placed[2] == 9
     assert [placed[i] for i in (1, *range(3, 11))] == [unplaced[i] for i in (1, *range(3, 11))]
 

@@ -5,8 +5,7 @@ record of a stream is
 
     | parameters: canonical JSON | extradata | packets, back to back |
 
-One table has a row for each stream (`STREAM`; a packed row is a *line*), another for each packet
-(`PACKET`).
+One table has a row for each stream (`STREAM`), another one for each packet (`PACKET`).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ MAX_PARAMETER_BYTES: Final = 1 << 20
 _ZERO_WITHOUT_STREAM: Final = [
     name for name in STREAM_DTYPE.names or () if not name.startswith("first")
 ]
-"""The numbers of a line that must be 0 if the sample has no stream."""
+"""The numbers of a row of the table of streams that must be 0 if the sample has no stream."""
 PIECE_BYTES: Final = 16 * CHUNK_BYTES
 """The number of bytes that are hashed and written at a time."""
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
@@ -151,9 +150,9 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """A stream's line, with 0 as its first packet and first chunk, and the rows of its packets."""
+    """A stream's packed row, with 0 as its first packet and chunk, and the rows of its packets."""
 
-    line: bytes = bytes(STREAM.size)
+    row: bytes = bytes(STREAM.size)
     packets: bytes = b""
 
 
@@ -190,9 +189,9 @@ Record = tuple[Content, tuple[int, ...]] | StreamRecord
 """A record to be written: a stream, or bytes and a shape; () except for arrays and images."""
 
 
-def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
-    """Return a copy of a stream's line with the indices of its first packet and first chunk."""
-    _, n_packets, _, *rest = STREAM.unpack(line)
+def with_first_indices(row: bytes, first_packet: int, first_chunk: int) -> bytes:
+    """Return a copy of a stream's packed row with these first packet and first chunk."""
+    _, n_packets, _, *rest = STREAM.unpack(row)
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
 
@@ -223,7 +222,7 @@ class _StreamField(EncodedMedia):
 
     def value_bytes(self, value: Any) -> bytes:
         record = self.encode_stream("", value)
-        return record.tables.line + record.tables.packets + bytes(record)
+        return record.tables.row + record.tables.packets + bytes(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +285,7 @@ def stream_tables(
         raise SchemaError(
             f"field {name!r}: n_frames is {stream.n_frames}, and {shown} packets are shown"
         )
-    line = STREAM.pack(
+    row = STREAM.pack(
         0,
         len(packets),
         0,
@@ -298,7 +297,7 @@ def stream_tables(
         *sizes,
         int(stream.duration),
     )
-    return StreamTables(line, packets.tobytes())
+    return StreamTables(row, packets.tobytes())
 
 
 def n_shown(packets: Packets) -> int:
