@@ -76,10 +76,10 @@ def fill_missing_times(
 ) -> list[int]:
     """Return the time of every frame: the stored time or, if it is missing, a computed time.
 
-    Durations are added to the previous known time, or subtracted from the first known time. If the
-    results reach the next known time, they are spread evenly before that time instead. If no time
-    is known, the first frame gets time 0. `times` are in presentation order, None if missing;
-    durations are 0 if unknown.
+    Durations are added to the previous known time; before the first known time, they are subtracted
+    from it. If computed times reach the next known time, they are spread evenly before it instead.
+    If no time is known, the first frame gets time 0. `times` are in presentation order, None if
+    missing; durations are 0 if unknown.
     """
     found = [0 if time is None else time for time in times]
     lengths = (exact_duration(duration, interval) for duration in durations)

@@ -219,7 +219,7 @@ class ShardWriter(Publishing):
             largest.move_to(create_unnamed(self._folder))
         n_in_memory = sum(buffer.n_in_memory for buffer in self._all_buffers())
         most = STREAMING_BYTES if self._streamed is None else MEMORY_BYTES
-        # Check the buffers again only after the number of further bytes that may fill them.
+        # Check again only after as many bytes as the buffers may still take.
         self._next_check_bytes = self._n_buffered() + most - n_in_memory
 
     def _stream_largest(self) -> None:

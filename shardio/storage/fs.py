@@ -298,7 +298,7 @@ def _digest(text: bytes) -> str:
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
         after = rest.partition(b"\n")[2]
-        if after == b"}\n":  # the digest is the last key: the comma before it must go too
+        if after == b"}\n":  # the digest is the last key: remove the comma before it
             before = before.removesuffix(b",")
         text = b"{}\n" if before + after == b"{}\n" else before + b"\n" + after
     return f"{hash_bytes(text):016x}"
