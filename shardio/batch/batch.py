@@ -83,7 +83,7 @@ class Batch(Mapping[str, Any]):
         self.step = step
         """The index of the batch in the epoch."""
         self.skipped = skipped
-        """The failed samples; in the batch, other samples are in their rows."""
+        """The failed samples, which other samples replace in the batch."""
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)

@@ -23,8 +23,8 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array. Text is for
     str, Bytes for bytes, List for a list of arrays, and Json for dict, other lists, tuple and None.
 
-    `source` is the schema before a transform. A field with a varying shape or an optional field
-    stays so, a bfloat16 field with uint16 values stays bfloat16, and Json with any JSON stays Json.
+    `source` is the schema before a transform. A field keeps from `source` that its shape varies or
+    that it is optional, bfloat16 if its values are uint16, and Json if they are JSON values.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(

@@ -181,7 +181,7 @@ class SampleReader:
     def _records(
         self, shard: int, numbers: Rows, rows: Rows, names: Sequence[str]
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
-        """Yield batches of limited size: the indices in `rows`, and the values of some fields.
+        """Yield (indices in `rows`, values by field) in batches of limited size.
 
         The fields `names` are not columns. Damaged samples are left out.
         """

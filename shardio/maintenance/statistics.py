@@ -178,7 +178,7 @@ def _values(
 
 
 class _FieldStatistics:
-    """The mean, standard deviation and range of the values of a field, as far as they were added.
+    """The running mean, standard deviation and range of the values of a field.
 
     The means and sums of squares of two sets of values are combined as described in T. F. Chan,
     G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample

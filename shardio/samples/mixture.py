@@ -53,7 +53,7 @@ class MixtureSpec(NamedTuple):
     mixing: MixtureShares
 
     def open(self) -> Mixture:
-        """Open the mixture. The caller must set the rows of each selection; they are zeros."""
+        """Open the mixture. The rows of selections are zeros until the caller sets them."""
         return Mixture([source.open() for source in self.sources], self.mixing)
 
 

@@ -48,7 +48,7 @@ class DatasetSource:
     n_selected: int | None = None
 
     def open(self) -> ShardDataset:
-        """Open the dataset. The caller must set the rows of a selection; they are zeros."""
+        """Open the dataset. The rows of a selection are zeros until the caller sets them."""
         found = ShardDataset.__new__(ShardDataset)
         found._open(self)
         if self.n_selected is not None:

@@ -128,7 +128,7 @@ def n_times(
 Values = npt.NDArray[Any]
 
 _SURELY_BELOW: Final = 1 - 1e-9
-"""If x < p * _SURELY_BELOW for a product p of floats, x is also below the exact product."""
+"""If x < p * _SURELY_BELOW for a product p of rounded floats, x is below the exact product."""
 
 
 def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:

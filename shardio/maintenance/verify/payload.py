@@ -127,7 +127,7 @@ class PayloadVerifier:
             self._check_tiling(first_row, entries, bad)
             for k, verifier in self._streams.items():
                 verifier.check(first_row, entries[k::n_fields], bad[k::n_fields])
-                bad[k::n_fields] = True  # makes `_check_records` skip streams: they are checked
+                bad[k::n_fields] = True  # `_check_records` skips the streams, checked above
             self._check_records(first_row, entries, bad)
         for verifier in self._streams.values():
             verifier.close()
