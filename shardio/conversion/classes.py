@@ -162,7 +162,7 @@ def find_split(folders: Iterable[str]) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
     A folder counts only if a sibling is named like another split, and only at the least depth with
-    such siblings. If they have several parents, the paths are patterns, such as `*/train`.
+    such siblings. If several parents have them, the paths are patterns, such as `*/train`.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):

@@ -376,7 +376,10 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"references": "x"}, "expected a list of column names"),
         ({"references": ["y"]}, "no table has a column 'y'; there are x"),
-        ({"fields": {"x": "int8"}, "references": ["x"]}, "references are file, image"),
+        (
+            {"fields": {"x": "int8"}, "references": ["x"]},
+            "found 'int8'; expected one of file, image",
+        ),
         ({"fields": {"x": "bytes"}}, "found 'bytes'; in tables, use 'file'"),
         ({"fields": {"x": "list[int8[*]]"}}, "use an array, or 'json'"),
         ({"fields": {"x": "int31"}}, "field 'x'"),

@@ -26,7 +26,7 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20  # the target size of the rows that are read at once
-_MAX_BLOCK_BYTES: Final = 256 << 20  # the limit if chunks are large; they are then read repeatedly
+_MAX_BLOCK_BYTES: Final = 256 << 20  # its limit; a larger chunk is read once for each part
 _MAX_PLAIN_BYTES: Final = 1 << 30  # up to this declared size, the ratio is not checked
 _MAX_DIMS: Final = 16
 _MAX_RATIO: Final = 1000  # the maximum ratio of declared to stored bytes; deflate reaches it

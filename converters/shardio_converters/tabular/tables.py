@@ -59,7 +59,7 @@ class Tables(InferringConverter):
             raise InvalidArgument(f"field {name!r}: found {word!r}; in tables, use 'file'")
         if name in (self.references or ()) and _is_in_cells(field):
             raise InvalidArgument(
-                f"field {name!r}: found {word!r}; references are {', '.join(REFERENCES)}"
+                f"field {name!r}: found {word!r}; expected one of {', '.join(REFERENCES)}"
             )
 
     def fitted(self, inputs: Sequence[Input]) -> Tables:
