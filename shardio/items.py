@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self, get_args
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, SkippedItem
-from shardio._loading.options import OnError, check_seconds, most_skips, refuse_path
+from shardio._loading.options import OnError, check_seconds, check_skips, refuse_path
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, short_repr
@@ -348,7 +348,7 @@ def load_with_workers(
     n_bytes = _count_or_none("memory_bytes", memory_bytes, 1)
     in_order = one_of("order", order, get_args(ItemOrder)) == "input"
     how: Start = one_of("start_method", start_method, get_args(Start))
-    most, name = most_skips(on_error, max_skips), _method_name(loader, "load")
+    most, name = check_skips(on_error, max_skips), _method_name(loader, "load")
 
     def begin() -> TaskPool | InlinePool:
         if not n_workers:
@@ -356,7 +356,7 @@ def load_with_workers(
         return TaskPool(
             loader.load,
             n_workers,
-            most_items=max(n_blocks or 0, DEPTH * n_workers + 2),
+            max_items=max(n_blocks or 0, DEPTH * n_workers + 2),
             in_order=in_order,
             memory_bytes=n_bytes,
             max_skips=most,

@@ -180,7 +180,7 @@ class ShardLoader(Closing):
         if adapter is not None and adapter.aliases:
             self._engine.set_synchronize(adapter.synchronize)
         reuses, most = self._options.reuse, self._options.max_skips or 0
-        return BatchAssembler(self._engine, adapter, opened, reuses=reuses, most_skips=most)
+        return BatchAssembler(self._engine, adapter, opened, reuses=reuses, max_skips=most)
 
     @property
     def dataset(self) -> Dataset:

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
-from shardio._loading.options import OnError, check_seconds, most_skips, refuse_path
+from shardio._loading.options import OnError, check_seconds, check_skips, refuse_path
 from shardio._workers.processes.serialization import short_repr
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.failure_policy import ErrorBudget
@@ -125,10 +125,10 @@ class MultiLoader(Closing):
         self._memory_bytes = check_count("memory_bytes", memory_bytes, 1)
         self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._start: Start = one_of("start_method", start_method, get_args(Start))
-        self._most_skips = most_skips(on_error, max_skips)
-        if address is not None and self._most_skips is not None:
-            self._options.update(on_error="skip", max_skips=self._most_skips)
-        self._error_budget = ErrorBudget(self._most_skips)
+        self._max_skips = check_skips(on_error, max_skips)
+        if address is not None and self._max_skips is not None:
+            self._options.update(on_error="skip", max_skips=self._max_skips)
+        self._error_budget = ErrorBudget(self._max_skips)
         self._iterations: weakref.WeakSet[SampleStream] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -141,13 +141,13 @@ class MultiLoader(Closing):
             return self._next_epoch()
         if not self.nokill:
             self.kill()
-        self._error_budget = ErrorBudget(self._most_skips)
+        self._error_budget = ErrorBudget(self._max_skips)
         try:
             iteration = SampleStream(
                 () if self.dataset is None else self.dataset,
                 self.workers,
                 prefix=self._whole_prefix,
-                most_bytes=self._memory_bytes,
+                max_bytes=self._memory_bytes,
                 timeout_s=self._timeout_s,
                 start=self._start,
                 error_budget=self._error_budget,

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self, get_args
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, StageStats
-from shardio._loading.options import OnError, check_seconds, most_skips
+from shardio._loading.options import OnError, check_seconds, check_skips
 from shardio._loading.sources import MapIterator, PipelineSource, ResumePosition
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import short_repr
@@ -49,7 +49,7 @@ class PipelineIterations(Closing):
         n_buffered: int,
         timeout_s: float | None,
     ) -> None:
-        self._pipeline_source, self._most_skips = pipeline_source, n_skips
+        self._pipeline_source, self._max_skips = pipeline_source, n_skips
         self._n_buffered, self._timeout_s = n_buffered, timeout_s
         self._steps: tuple[PipeStep | BatchStep, ...] = ()
         self._runners: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
@@ -69,7 +69,7 @@ class PipelineIterations(Closing):
                 source,
                 self._steps,
                 n_buffered=self._n_buffered,
-                most_skips=self._most_skips,
+                max_skips=self._max_skips,
                 n_items_before=begin.item,
                 n_passed_over=begin.n_passed_over,
             )
@@ -191,7 +191,7 @@ class Pipeline(PipelineIterations):
         max_skips: int | None = None,
     ) -> None:
         pipeline_source = PipelineSource("source", source)
-        super().__init__(pipeline_source, most_skips(on_error, max_skips), _BUFFER, None)
+        super().__init__(pipeline_source, check_skips(on_error, max_skips), _BUFFER, None)
 
     def pipe(
         self,
@@ -257,7 +257,7 @@ class Pipeline(PipelineIterations):
     def _with_steps(self, *steps: PipeStep | BatchStep) -> Pipeline:
         pipeline = Pipeline.__new__(Pipeline)
         PipelineIterations.__init__(
-            pipeline, self._pipeline_source, self._most_skips, self._n_buffered, self._timeout_s
+            pipeline, self._pipeline_source, self._max_skips, self._n_buffered, self._timeout_s
         )
         pipeline._steps = (*self._steps, *steps)
         return pipeline
@@ -317,7 +317,7 @@ class DataLoader(PipelineIterations):
     ) -> None:
         super().__init__(
             PipelineSource("src", src),
-            most_skips(on_error, max_skips),
+            check_skips(on_error, max_skips),
             check_count("buffer_size", buffer_size, 1),
             check_seconds("timeout", timeout),
         )

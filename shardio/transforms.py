@@ -101,15 +101,15 @@ def _names(fields: Any) -> tuple[str, ...]:
     return found
 
 
-def _check_bounds(name: str, given: Any, *, least: float, most: float) -> tuple[float, float]:
-    """Return a pair of numbers; raise InvalidArgument unless least <= low <= high <= most."""
+def _check_bounds(name: str, given: Any, *, minimum: float, maximum: float) -> tuple[float, float]:
+    """Return a pair of numbers; raise InvalidArgument unless minimum <= low <= high <= maximum."""
     try:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):
         low, high = 1.0, 0.0
-    if not least <= low <= high <= most:
+    if not minimum <= low <= high <= maximum:
         raise InvalidArgument(
-            f"{name} must be two numbers from {least:g} to {most:g}, the smaller one first; "
+            f"{name} must be two numbers from {minimum:g} to {maximum:g}, the smaller one first; "
             f"found {given!r}"
         )
     return low, high
@@ -199,7 +199,7 @@ class ColorJitter(PictureTransform):
         ]
         if isinstance(hue, int | float):
             hue = (-hue, hue)
-        self._hue = _check_bounds("hue", hue, least=-0.5, most=0.5)
+        self._hue = _check_bounds("hue", hue, minimum=-0.5, maximum=0.5)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         # Always draw four numbers. Otherwise, a change of one parameter would change the random
@@ -292,7 +292,7 @@ def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
         if not given >= 0:
             raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
         given = (max(0.0, 1 - given), 1 + given)
-    return _check_bounds(name, given, least=0.0, most=1e6)
+    return _check_bounds(name, given, minimum=0.0, maximum=1e6)
 
 
 def _channels(name: str, given: float | Sequence[float]) -> Floats:
@@ -340,8 +340,8 @@ class RandomResizedCrop(PictureTransform):
     ) -> None:
         super().__init__(fields)
         self._height, self._width = _sides(size)
-        self._scale = _check_bounds("scale", scale, least=1e-6, most=1.0)
-        low, high = _check_bounds("ratio", ratio, least=1e-3, most=1e3)
+        self._scale = _check_bounds("scale", scale, minimum=1e-6, maximum=1.0)
+        low, high = _check_bounds("ratio", ratio, minimum=1e-3, maximum=1e3)
         self._ratio, self._log_ratio = (low, high), (math.log(low), math.log(high))
         # Only check that Pillow is installed. It is imported when a picture is resized.
         if importlib.util.find_spec("PIL") is None:

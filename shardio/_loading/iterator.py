@@ -45,10 +45,10 @@ class BatchAssembler:
         dataset: Dataset,
         *,
         reuses: bool,
-        most_skips: int,
+        max_skips: int,
     ) -> None:
         self._engine, self._adapter = engine, adapter
-        self._reuses, self._most_skips = reuses, most_skips
+        self._reuses, self._max_skips = reuses, max_skips
         self._files = shard_paths(dataset)
 
     def hand_over(self, delivered: DeliveredBlock, iteration: EpochIteration) -> Batch:
@@ -56,7 +56,7 @@ class BatchAssembler:
         number, step, n_rows, heap_bytes = delivered
         skipped: tuple[Skipped, ...] = ()
         if iteration.skips:
-            skipped = iteration.take_skips(step, self._most_skips)
+            skipped = iteration.take_skips(step, self._max_skips)
         if heap_bytes:
             iteration.timer.heap_bytes += heap_bytes
         if self._reuses:

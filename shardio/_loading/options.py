@@ -126,7 +126,7 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
     )
 
 
-def most_skips(on_error: Any, max_skips: Any) -> int | None:
+def check_skips(on_error: Any, max_skips: Any) -> int | None:
     """Return the number of samples of an epoch that may be skipped; None with on_error="raise"."""
     skips = one_of("on_error", on_error, _ON_ERROR) == "skip"
     if max_skips is None:
@@ -261,7 +261,7 @@ class LoaderOptions:
         if found["tail"] is None:
             found["tail"] = "short" if world_size == 1 else "pad"
         found["device"] = device = check_device(found["device"], found["output"])
-        found["max_skips"] = most_skips(found["on_error"], found["max_skips"])
+        found["max_skips"] = check_skips(found["on_error"], found["max_skips"])
         rules = found["collate"].default, *found["collate"].by_field.values()
         if isinstance(device, tuple) and any(rule.kind == "ragged" for rule in rules):
             raise InvalidArgument(

@@ -51,8 +51,8 @@ class RemotePrefetch:
 
         requests = _requests(view, self._batch_spec, iteration.plan)
         most = self._max_cache_bytes()
-        most_ahead = min(most // 2, max(0, most - self._bytes_in_use))
-        self._prefetcher = Prefetcher(requests, reached, most_ahead, self._downloaded)
+        max_ahead = min(most // 2, max(0, most - self._bytes_in_use))
+        self._prefetcher = Prefetcher(requests, reached, max_ahead, self._downloaded)
 
     def _has_all(self) -> bool:
         files = remote_files(self._dataset, self._batch_spec.fields)

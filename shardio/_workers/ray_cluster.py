@@ -277,12 +277,12 @@ class Cluster(Closing):
     def _repeat_all(self) -> None:
         """Submit all running jobs again: any may be lost. The first result of each job counts."""
         self._dead_node_ids |= self._dead_nodes()
-        most_losses = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
+        max_losses = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
             self._n_possible_losses[number] += 1
-            if self._n_possible_losses[number] >= most_losses:
+            if self._n_possible_losses[number] >= max_losses:
                 what = self._name_of(number)
-                raise WorkerDied(f"{most_losses} machines were lost while working on {what}")
+                raise WorkerDied(f"{max_losses} machines were lost while working on {what}")
             self._running[self._submit(value)] = number, value
 
     def _note_loss(self, number: int, error: Exception) -> None:

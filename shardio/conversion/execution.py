@@ -217,8 +217,8 @@ class _Run:
         """The name, version and options of the converter, as a generation records them."""
         self._settings = conversion_settings(self.converter, job.source.libraries())
         # Adjacent shards smaller than this size are merged; see `compact_shards`.
-        least_bytes = min(MIN_SHARD_BYTES, job.shard_bytes // 2)
-        self._least_bytes = least_bytes if has_items(listing.inputs) else 0
+        min_bytes = min(MIN_SHARD_BYTES, job.shard_bytes // 2)
+        self._min_bytes = min_bytes if has_items(listing.inputs) else 0
         self._start_s = time.monotonic()
 
     def begin(self, listing: Listing) -> None:
@@ -263,15 +263,15 @@ class _Run:
 
     def _upload(self, path: str, shard: ShardSummary) -> None:
         """Start to upload a finished shard, unless it may be merged with other shards later."""
-        if self.options.uploader and shard.n_bytes >= self._least_bytes:
+        if self.options.uploader and shard.n_bytes >= self._min_bytes:
             self.options.uploader.submit(os.path.join(self.job.folder, path), shard)
 
     def final_shards(self) -> list[tuple[str, ShardSummary]]:
         """Return the shards to publish, merged and uploaded if necessary."""
         made, uploader = self.state.shards(), self.options.uploader
-        placed = compact_shards(made, self.job, self._least_bytes)
+        placed = compact_shards(made, self.job, self._min_bytes)
         if uploader is not None:
-            sent = {path for path, shard in made if shard.n_bytes >= self._least_bytes}
+            sent = {path for path, shard in made if shard.n_bytes >= self._min_bytes}
             for path, shard in placed:
                 if path not in sent:
                     uploader.submit(os.path.join(self.job.folder, path), shard)
@@ -346,29 +346,29 @@ COMPACTED: Final = "compacted"
 
 
 def compact_shards(
-    placed: Sequence[tuple[str, ShardSummary]], job: ConversionJob, least_bytes: int
+    placed: Sequence[tuple[str, ShardSummary]], job: ConversionJob, min_bytes: int
 ) -> list[tuple[str, ShardSummary]]:
     """Merge adjacent small shards; keep their files, so that an interrupted run can resume."""
     sizes = [
         _content_bytes(os.path.join(job.folder, path))
-        if shard.n_bytes < least_bytes
+        if shard.n_bytes < min_bytes
         else shard.n_bytes
         for path, shard in placed
     ]
-    groups = [placed[group.start : group.stop] for group in group_small(sizes, least_bytes)]
+    groups = [placed[group.start : group.stop] for group in group_small(sizes, min_bytes)]
     return [group[0] if len(group) == 1 else _merge_shards(group, job) for group in groups]
 
 
-def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Divide shards into groups to merge, each of at least `least_bytes` in total if possible."""
+def group_small(sizes: Sequence[int], min_bytes: int) -> list[range]:
+    """Divide shards into groups to merge, each of at least `min_bytes` in total if possible."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):
-        if size >= least_bytes and first < position:
+        if size >= min_bytes and first < position:
             found.append(range(first, position))
             first, n_bytes = position, 0
         n_bytes += size
-        if n_bytes >= least_bytes:
+        if n_bytes >= min_bytes:
             found.append(range(first, position + 1))
             first, n_bytes = position + 1, 0
     if first < len(sizes):

@@ -173,7 +173,7 @@ def run_in_workers(
     with TaskPool(
         partial(_events_of, job),
         n_workers,
-        most_items=n_workers,
+        max_items=n_workers,
         depth=1,
         in_order=False,
         preload=[__name__],

@@ -1,7 +1,7 @@
 """Orders: the sample at each position of an epoch.
 
-A loader's options choose an `Order` from `sampling.ORDERS`; `Order.arrange` returns the `Ordering`
-of one epoch.
+A loader's options choose an `Order` from `sampling.ORDERS`; `Order.arrange` returns the
+`EpochOrder` of one epoch.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from shardio.errors import InvalidArgument
-from shardio.order.clip_groups import ClipGrouping, ClipGroupOrdering
+from shardio.order.clip_groups import ClipGroupEpochOrder, ClipGrouping
 from shardio.order.permutation import Permutation, Positions, epoch_permutation
 
 CACHE_HINT: Final = "raise cache_bytes, or take shuffle='shards'"
 
 
-class Ordering(Protocol):
+class EpochOrder(Protocol):
     """The samples of one epoch, by position."""
 
     def at(self, positions: Positions) -> Positions:
@@ -85,14 +85,14 @@ class Order:
         """Return the number of positions of an epoch."""
         return samples.n
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return the order of one epoch of n positions.
 
         The order depends only on `self` and the arguments.
         """
         raise NotImplementedError
 
-    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
+    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> EpochOrder:
         """Return the order of a round of a mixture: the n samples of one source, each once.
 
         `key` determines the order; each round has another key.
@@ -141,7 +141,7 @@ class Sequential(Order):
     mixes = True
     is_sequential = True
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return this object, the same in every epoch."""
         return self
 
@@ -157,17 +157,17 @@ class FullShuffle(Order):
     mixes = True
     keeps_clips = True
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return the permutation of an epoch."""
         if samples.clip_grouping is None:
             return epoch_permutation(n, seed=seed, epoch=epoch)
-        return ClipGroupOrdering(samples.clip_grouping.groups(n), seed=seed, epoch=epoch)
+        return ClipGroupEpochOrder(samples.clip_grouping.groups(n), seed=seed, epoch=epoch)
 
-    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
+    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> EpochOrder:
         """Return the permutation of a round."""
         if samples.clip_grouping is None:
             return Permutation(n, key)
-        return ClipGroupOrdering(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
+        return ClipGroupEpochOrder(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Raise InvalidArgument: every batch would need samples from all shards."""

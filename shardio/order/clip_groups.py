@@ -97,7 +97,7 @@ class ClipGrouping(NamedTuple):
         return ClipGroups(self.ends[source], self.k, n)
 
 
-class ClipGroupOrdering:
+class ClipGroupEpochOrder:
     """The order of the clips of one epoch."""
 
     def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:
@@ -115,7 +115,7 @@ class ClipGroupOrdering:
         ]
 
     def at(self, positions: Positions) -> Positions:
-        """Return the index of the clip at each of `positions`, as `Ordering.at` does."""
+        """Return the index of the clip at each of `positions`, as `EpochOrder.at` does."""
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
-from shardio.order import Order, Ordering, Samples
+from shardio.order import EpochOrder, Order, Samples
 from shardio.order.permutation import (
     SORTED_MAX,
     Permutation,
@@ -118,7 +118,7 @@ class MixtureSizes:
         return _n_positions(self.mixing, self.sizes)
 
 
-class MixtureOrdering:
+class MixtureEpochOrder:
     """The samples of one epoch of a mixture, as indices in the mixture.
 
     `order` is the order within each source, and `samples` describes the samples of all sources. If
@@ -145,7 +145,7 @@ class MixtureOrdering:
             ]
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, as `Ordering.at` does."""
+        """Return the sample at each of `positions`, as `EpochOrder.at` does."""
         sources, draws = self.draws(positions)
         numbers = np.empty(len(positions), np.int64)
         for source in np.flatnonzero(np.bincount(sources)).tolist():
@@ -231,7 +231,7 @@ class _ShuffledSource:
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
         """If the source is small: the orders of the rounds in `_rounds`."""
-        self._order: Ordering
+        self._order: EpochOrder
         """If the source is not small: the order of the only round in `_rounds`."""
 
     def at(self, draws: Positions) -> Positions:
@@ -271,9 +271,9 @@ class InterleavedOrder(Order):
         """Return the number of positions of an epoch, for the sizes in `mixture`."""
         return self.mixture.n_positions
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
-        return MixtureOrdering(self.order, self.mixture, samples, seed=seed, epoch=epoch)
+        return MixtureEpochOrder(self.order, self.mixture, samples, seed=seed, epoch=epoch)
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options of the order within the sources, and the options of the mixture."""

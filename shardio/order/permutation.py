@@ -80,7 +80,7 @@ class Permutation:
         self._whole: Positions | None = None
 
     def at(self, positions: Positions) -> Positions:
-        """Return the integer at each of `positions`, as `Ordering.at` does."""
+        """Return the integer at each of `positions`, as `EpochOrder.at` does."""
         if self.n > SORTED_MAX:
             return permute(positions, self.n, self._key)
         if self._whole is None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.errors import InvalidArgument
-from shardio.order import FullShuffle, Order, Ordering, Samples, Sequential
+from shardio.order import EpochOrder, FullShuffle, Order, Samples, Sequential
 from shardio.order.permutation import Positions, derive_key, keyed_hashes
 from shardio.order.shuffle import BlockShuffle, ShardShuffle
 
@@ -153,7 +153,7 @@ _N_TERMS: Final = 12
 """The terms of the series in `natural_log`; all further ones are below 2^-60 of the first."""
 
 
-class WeightedOrdering:
+class WeightedEpochOrder:
     """The order of one epoch of draws with replacement; `sums` are the cumulative weights."""
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
@@ -196,7 +196,7 @@ class ListedOrder(Order):
         """Return the number of positions, which the sampler decides."""
         return self.n
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return this object."""
         return self
 
@@ -212,9 +212,9 @@ class ListedOrder(Order):
 class WeightedOrder(ListedOrder):
     """The order of weighted draws with replacement. `table` has the cumulative weights."""
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return the order of the draws of one epoch."""
-        return WeightedOrdering(self.table.array, seed=seed, epoch=epoch)
+        return WeightedEpochOrder(self.table.array, seed=seed, epoch=epoch)
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:

@@ -23,7 +23,7 @@ import numpy as np
 from shardio._base.callers import caller_stacklevel
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct, hash_bytes
-from shardio.order import CACHE_HINT, FullShuffle, Order, Ordering, Samples
+from shardio.order import CACHE_HINT, EpochOrder, FullShuffle, Order, Samples
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 RUN_BYTES: Final = 4 << 20
@@ -86,13 +86,13 @@ class BlockShuffle(Order):
             f"the second; found {found!r}"
         )
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return the permutation of an epoch."""
         if self.k == 1:
-            return WindowedOrdering(n, self, seed=seed, epoch=epoch)
-        return GroupedOrdering(n, self, seed=seed, epoch=epoch)
+            return WindowedEpochOrder(n, self, seed=seed, epoch=epoch)
+        return GroupedEpochOrder(n, self, seed=seed, epoch=epoch)
 
-    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
+    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> EpochOrder:
         """Return the permutation of a round; a full permutation if n samples fit a window."""
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
@@ -113,7 +113,7 @@ class BlockShuffle(Order):
         return 0
 
 
-class WindowedOrdering:
+class WindowedEpochOrder:
     """The order of one epoch of a block shuffle of n rows.
 
     A *place* is an index in the sequence of permuted runs, before rows in windows are permuted.
@@ -133,7 +133,7 @@ class WindowedOrdering:
         self._last_permutation = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, as `Ordering.at` does."""
+        """Return the row at each of `positions`, as `EpochOrder.at` does."""
         if len(positions) <= _AT_ONCE:
             return self._rows_at(positions)
         rows = np.empty(len(positions), np.int64)
@@ -179,7 +179,7 @@ class WindowedOrdering:
         return rows
 
 
-class GroupedOrdering:
+class GroupedEpochOrder:
     """The order of one epoch of a block shuffle in which groups of k samples stay together.
 
     The n % k samples that are left over come last.
@@ -187,10 +187,10 @@ class GroupedOrdering:
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
         self._k, self._n_groups = window.k, n // window.k
-        self._groups = WindowedOrdering(self._n_groups, window, seed=seed, epoch=epoch)
+        self._groups = WindowedEpochOrder(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, as `Ordering.at` does."""
+        """Return the sample at each of `positions`, as `EpochOrder.at` does."""
         groups, places = np.divmod(positions, self._k)
         is_whole = groups < self._n_groups
         rows = positions.copy()
@@ -277,9 +277,9 @@ class ShardShuffle(Order):
             )
         return order
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return the permutation of an epoch."""
-        return ShardOrdering(samples.shard_ends(), n, self.n_shards, seed=seed, epoch=epoch)
+        return ShardEpochOrder(samples.shard_ends(), n, self.n_shards, seed=seed, epoch=epoch)
 
     @property
     def window(self) -> int:
@@ -305,7 +305,7 @@ def clip_shard_ends(ends: Positions, n: int) -> Positions:
     return clipped[np.diff(clipped, prepend=0) > 0]
 
 
-class ShardOrdering:
+class ShardEpochOrder:
     """The order of one epoch of a shard shuffle of the first n samples of a view.
 
     `ends` are the shards' cumulative counts. A *place* is an index in the sequence of permuted
@@ -333,7 +333,7 @@ class ShardOrdering:
         self._permutation = permutation
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, as `Ordering.at` does."""
+        """Return the sample at each of `positions`, as `EpochOrder.at` does."""
         if not len(positions):
             return positions
         windows = np.searchsorted(self._windows, positions, "right")

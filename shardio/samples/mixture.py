@@ -26,7 +26,7 @@ from shardio.order.mixture_order import (
     MAX_SHARE_SUM,
     MAX_SOURCES,
     Exhausted,
-    MixtureOrdering,
+    MixtureEpochOrder,
     MixtureShares,
     MixtureSizes,
 )
@@ -121,7 +121,7 @@ class Mixture(OpenDataset):
         If the epoch leaves the sample out, the position is after the end of the epoch.
         """
         sizes = self.sizes_of(ends)
-        order = MixtureOrdering(Sequential(), sizes, None, seed=seed, epoch=epoch)
+        order = MixtureEpochOrder(Sequential(), sizes, None, seed=seed, epoch=epoch)
         source = int(np.searchsorted(ends, number, side="right"))
         found = order.first_position(source, number - sizes.firsts[source])
         return sizes.n_positions + number if found is None else found

@@ -117,7 +117,7 @@ class Server(Closing):
         bind: str,
         *,
         keys: ServerKeys | None,
-        most_clients: int,
+        max_clients: int,
     ) -> None:
         zmq = self._zmq = zeromq("a server")
         address = parse(bind)
@@ -128,7 +128,7 @@ class Server(Closing):
                 "and forward the port with ssh -L"
             )
         self._make_loader, self._served = make_loader, served
-        self._most_clients = most_clients
+        self._max_clients = max_clients
         self._sessions: dict[str, Session] = {}
         self._tokens: dict[bytes, str] = {}
         """The token of each client, by the identity that ZeroMQ gives to the connection."""
@@ -268,7 +268,7 @@ class Server(Closing):
         """Raise UnsupportedEnvironment if too many sessions exist, including ending ones."""
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._sessions), len(self._ending)
-        if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:
+        if n >= self._max_clients or n + n_ending >= 2 * self._max_clients:
             raise UnsupportedEnvironment(
                 f"the server accepts no more clients (--max-clients): it has {n}, and is still "
                 f"closing the loaders of {n_ending} former ones"
@@ -401,7 +401,7 @@ def make_server(
         {"transform": _named(transform), "batch_transform": _named(batch_transform)},
         bind,
         keys=None if keys is None else server_keys(keys),
-        most_clients=check_count("max_clients", max_clients, 1),
+        max_clients=check_count("max_clients", max_clients, 1),
     )
 
 

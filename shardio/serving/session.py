@@ -58,7 +58,7 @@ class Session:
         self.disconnected_s: float | None = None
         """The time at which the client was lost or the session ended; set by the server."""
         self._options = member(head, "options", dict)
-        self._most_bytes = number(head, "most_bytes")
+        self._max_bytes = number(head, "max_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
         self._changed = threading.Condition()
         self._inbox: deque[Head] = deque()
@@ -223,10 +223,10 @@ class Session:
             self._send("end", number=ended, state=self._next_state)
             return
         head, block = pack_batch(batch)
-        if len(block) > self._most_bytes:
+        if len(block) > self._max_bytes:
             raise InsufficientMemory(
                 f"batch {batch.step} has {len(block)} bytes, more than the client's limit of "
-                f"{self._most_bytes}: lower batch_size or raise memory_bytes at the client"
+                f"{self._max_bytes}: lower batch_size or raise memory_bytes at the client"
             )
         with self._changed:
             self._step = batch.step + 1

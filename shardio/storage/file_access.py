@@ -273,13 +273,13 @@ def _mmap(
     code = ctypes.get_errno()
     if code != errno.ENOMEM:
         raise OSError(code, os.strerror(code), path or None)
-    most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if not path or _mapped_bytes() + n_bytes > most_bytes != resource.RLIM_INFINITY:
-        limit = f"; RLIMIT_AS is {most_bytes}, see `ulimit -v`"
+    max_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if not path or _mapped_bytes() + n_bytes > max_bytes != resource.RLIM_INFINITY:
+        limit = f"; RLIMIT_AS is {max_bytes}, see `ulimit -v`"
         raise InsufficientMemory(
             f"no address range of {n_bytes} bytes is left in this process"
             + (f" for {path}" if path else "")
-            + (limit if most_bytes != resource.RLIM_INFINITY else "")
+            + (limit if max_bytes != resource.RLIM_INFINITY else "")
         )
     raise UnsupportedEnvironment(
         f"{path}: the kernel's limit on memory maps is reached (sysctl vm.max_map_count); "

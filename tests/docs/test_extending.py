@@ -48,7 +48,7 @@ def words(tree: ast.Module) -> set[str]:
 EXAMPLES = {
     "a field type": {"Audio", "FieldType.AUDIO", "Required.AUDIO"},
     "a codec": {"ZSTD_DICTIONARY", "'zstd_dictionary'", "has_dictionary"},
-    "an order": {"ShardOrdering", "ShardShuffle"},
+    "an order": {"ShardEpochOrder", "ShardShuffle"},
     "an output": {"JaxAdapter", "'jax'"},
     "a converter": {"TokenFiles", "'shardio_converters.records.tokens:TokenFiles'"},
     "a command": {"shardio_tools.diff", "shardio.maintenance.diff"},

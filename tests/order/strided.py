@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.order import Order, Ordering, Samples
+from shardio.order import EpochOrder, Order, Samples
 from shardio.order.permutation import Positions
 
 
@@ -32,12 +32,12 @@ class Strided(Order):
             raise InvalidArgument(f"load_state_dict: stride must be from 1 up; found {k!r}")
         return replace(self, k=k)
 
-    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> EpochOrder:
         """Return the samples of an epoch."""
-        return StridedOrdering(n, self.k)
+        return StridedEpochOrder(n, self.k)
 
 
-class StridedOrdering:
+class StridedEpochOrder:
     """The samples of one epoch, by position."""
 
     def __init__(self, n: int, k: int) -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.order.shuffle import BlockShuffle, WindowedOrdering
+from shardio.order.shuffle import BlockShuffle, WindowedEpochOrder
 
 
-def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedOrdering:
-    return WindowedOrdering(n, BlockShuffle(run, whole), seed=seed, epoch=epoch)
+def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedEpochOrder:
+    return WindowedEpochOrder(n, BlockShuffle(run, whole), seed=seed, epoch=epoch)
 
 
 def all_rows(n: int, run: int, whole: int, seed: int = 0) -> npt.NDArray[np.int64]:

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.order.clip_groups import ClipGrouping, ClipGroupOrdering, ClipGroups
+from shardio.order.clip_groups import ClipGroupEpochOrder, ClipGrouping, ClipGroups
 
 Numbers = npt.NDArray[np.int64]
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
 
 
-def order(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> ClipGroupOrdering:
-    return ClipGroupOrdering(
+def order(
+    counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0
+) -> ClipGroupEpochOrder:
+    return ClipGroupEpochOrder(
         ClipGroups(np.cumsum(counts), k, int(sum(counts))), seed=seed, epoch=epoch
     )
 
@@ -95,8 +97,8 @@ def test_a_batch_has_at_most_k_clips_of_a_video(counts: list[int], k: int) -> No
 def test_what_came_later_changes_nothing_in_an_epoch_that_had_begun() -> None:
     before, after = np.cumsum([18, 3, 40]), np.cumsum([18, 3, 40, 7, 90])
     grown = ClipGrouping(4, [after])
-    found = ClipGroupOrdering(grown.groups(61), seed=3, epoch=1).at(np.arange(61))
-    expected = ClipGroupOrdering(ClipGrouping(4, [before]).groups(61), seed=3, epoch=1).at(
+    found = ClipGroupEpochOrder(grown.groups(61), seed=3, epoch=1).at(np.arange(61))
+    expected = ClipGroupEpochOrder(ClipGrouping(4, [before]).groups(61), seed=3, epoch=1).at(
         np.arange(61)
     )
     assert np.array_equal(found, expected)

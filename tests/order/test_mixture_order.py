@@ -22,7 +22,7 @@ from shardio.order.mixture_order import (
     MAX_SHARE_SUM,
     SPAN,
     Exhausted,
-    MixtureOrdering,
+    MixtureEpochOrder,
     MixtureShares,
     MixtureSizes,
 )
@@ -49,9 +49,9 @@ def order(
     window: BlockShuffle | None = None,
     seed: int = 0,
     epoch: int = 0,
-) -> MixtureOrdering:
+) -> MixtureEpochOrder:
     chosen = window or (FullShuffle() if shuffle else Sequential())
-    return MixtureOrdering(chosen, of, samples(sum(of.sizes)), seed=seed, epoch=epoch)
+    return MixtureEpochOrder(chosen, of, samples(sum(of.sizes)), seed=seed, epoch=epoch)
 
 
 def whole(of: MixtureSizes, **options: Any) -> Numbers:

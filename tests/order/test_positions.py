@@ -11,16 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.format.checksum import hash_bytes
-from shardio.order import FullShuffle, Ordering, Sequential
+from shardio.order import EpochOrder, FullShuffle, Sequential
 from shardio.order import clip_groups as groups
-from shardio.order.clip_groups import ClipGroupOrdering, ClipGroups
-from shardio.order.mixture_order import MixtureOrdering, MixtureShares, MixtureSizes
+from shardio.order.clip_groups import ClipGroupEpochOrder, ClipGroups
+from shardio.order.mixture_order import MixtureEpochOrder, MixtureShares, MixtureSizes
 from shardio.order.permutation import SORTED_MAX, epoch_permutation
-from shardio.order.sampling import WeightedOrdering
-from shardio.order.shuffle import BlockShuffle, GroupedOrdering, ShardOrdering, WindowedOrdering
+from shardio.order.sampling import WeightedEpochOrder
+from shardio.order.shuffle import (
+    BlockShuffle,
+    GroupedEpochOrder,
+    ShardEpochOrder,
+    WindowedEpochOrder,
+)
 from tests.loading import samples
 
-Make = Callable[..., Ordering]
+Make = Callable[..., EpochOrder]
 """From the keys `seed` and `epoch` to an order."""
 
 
@@ -30,22 +35,22 @@ def full(n: int) -> tuple[int, Make]:
 
 def blocks(n: int, run: int, runs: int, k: int = 1) -> tuple[int, Make]:
     window = BlockShuffle(1 << run, 1 << run + runs, k)
-    return n, lambda **key: (WindowedOrdering if k == 1 else GroupedOrdering)(n, window, **key)
+    return n, lambda **key: (WindowedEpochOrder if k == 1 else GroupedEpochOrder)(n, window, **key)
 
 
 def shards(sizes: list[int], n_shards: int) -> tuple[int, Make]:
     ends = np.cumsum(sizes, dtype=np.int64)
-    return sum(sizes), lambda **key: ShardOrdering(ends, sum(sizes), n_shards, **key)
+    return sum(sizes), lambda **key: ShardEpochOrder(ends, sum(sizes), n_shards, **key)
 
 
 def clips(counts: list[int], k: int) -> tuple[int, Make]:
     found = ClipGroups(np.cumsum(counts), k, sum(counts))
-    return sum(counts), lambda **key: ClipGroupOrdering(found, **key)
+    return sum(counts), lambda **key: ClipGroupEpochOrder(found, **key)
 
 
 def weights(n: int) -> tuple[int, Make]:
     sums = np.cumsum(np.sqrt(np.arange(1, 1 + n)))
-    return n, lambda **key: WeightedOrdering(sums, **key)
+    return n, lambda **key: WeightedEpochOrder(sums, **key)
 
 
 def mixture(parts: list[tuple[int, int]], exhausted: Any, order: Any) -> tuple[int, Make]:
@@ -53,7 +58,7 @@ def mixture(parts: list[tuple[int, int]], exhausted: Any, order: Any) -> tuple[i
     firsts = tuple(np.cumsum([0, *sizes])[:-1].tolist())
     mixed = MixtureSizes(MixtureShares(shares, exhausted), sizes, firsts)
     both = samples(sum(sizes))
-    return mixed.n_positions, lambda **key: MixtureOrdering(order, mixed, both, **key)
+    return mixed.n_positions, lambda **key: MixtureEpochOrder(order, mixed, both, **key)
 
 
 class Kind(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 from shardio import ShardDataset, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument
 from shardio.order import shuffle
-from shardio.order.sampling import ORDERS, WeightedOrdering, draw_without_replacement
+from shardio.order.sampling import ORDERS, WeightedEpochOrder, draw_without_replacement
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.order.strided import Strided
 
@@ -358,7 +358,7 @@ def test_what_is_no_sampler_is_refused(folder: str, sampler: Any, said: str) -> 
 def test_weights_are_drawn_as_often_as_asked(folder: str) -> None:
     with loader(folder, 500, sampler=WeightedSampler(WEIGHTS, n_draws=2000)) as made:
         found = labels(made)
-    expected = WeightedOrdering(np.cumsum(WEIGHTS), seed=3, epoch=0).at(np.arange(2000))
+    expected = WeightedEpochOrder(np.cumsum(WEIGHTS), seed=3, epoch=0).at(np.arange(2000))
     assert found == expected.tolist()
 
 

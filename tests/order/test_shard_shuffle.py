@@ -21,7 +21,7 @@ from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
 from shardio.order import shuffle
 from shardio.order.permutation import Permutation, derive_key
-from shardio.order.shuffle import ShardOrdering
+from shardio.order.shuffle import ShardEpochOrder
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip
 from tests.loading import make_loader, write_dataset
@@ -32,9 +32,9 @@ SIZES = st.lists(st.integers(0, 40), max_size=40)
 PER_WINDOW = st.integers(1, 9)
 
 
-def order(sizes: list[int], n_shards: int, seed: int = 0, epoch: int = 0) -> ShardOrdering:
+def order(sizes: list[int], n_shards: int, seed: int = 0, epoch: int = 0) -> ShardEpochOrder:
     ends = np.cumsum(sizes, dtype=np.int64)
-    return ShardOrdering(ends, sum(sizes), n_shards, seed=seed, epoch=epoch)
+    return ShardEpochOrder(ends, sum(sizes), n_shards, seed=seed, epoch=epoch)
 
 
 def all_rows(sizes: list[int], n_shards: int, seed: int = 0) -> npt.NDArray[np.int64]:
@@ -85,7 +85,7 @@ def test_shards_that_show_nothing_have_no_part_in_the_order() -> None:
 
 def test_an_order_of_a_hundred_thousand_shards_keeps_little() -> None:
     ends = np.arange(1, 100_001) * 10_000
-    made = ShardOrdering(ends, 10**9, 8, seed=42, epoch=90)
+    made = ShardEpochOrder(ends, 10**9, 8, seed=42, epoch=90)
     found = made.at(np.arange(10**9 - 80_000, 10**9))
     assert len(np.unique(found)) == 80_000 and len(np.unique(found // 10_000)) == 8
     arrays = [each for each in vars(made).values() if isinstance(each, np.ndarray)]

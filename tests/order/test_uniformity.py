@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 
 from shardio.order.permutation import epoch_permutation
-from shardio.order.sampling import WeightedOrdering, draw_without_replacement
-from shardio.order.shuffle import BlockShuffle, ShardOrdering, WindowedOrdering
+from shardio.order.sampling import WeightedEpochOrder, draw_without_replacement
+from shardio.order.shuffle import BlockShuffle, ShardEpochOrder, WindowedEpochOrder
 
 Rows = npt.NDArray[np.int64]
 Kind = Callable[[int, int], Rows]
@@ -27,20 +27,20 @@ def full(n: int, seed: int) -> Rows:
 
 
 def blocks(n: int, seed: int) -> Rows:
-    return WindowedOrdering(n, BlockShuffle(1, 64), seed=seed, epoch=0).at(np.arange(n))
+    return WindowedEpochOrder(n, BlockShuffle(1, 64), seed=seed, epoch=0).at(np.arange(n))
 
 
 def blocks_of_runs(n: int, seed: int) -> Rows:
     """One window for most sizes; runs of 8."""
-    return WindowedOrdering(n, BlockShuffle(8, 512), seed=seed, epoch=0).at(np.arange(n))
+    return WindowedEpochOrder(n, BlockShuffle(8, 512), seed=seed, epoch=0).at(np.arange(n))
 
 
 def shards_of_one(n: int, seed: int) -> Rows:
-    return ShardOrdering(np.arange(1, n + 1), n, 8, seed=seed, epoch=0).at(np.arange(n))
+    return ShardEpochOrder(np.arange(1, n + 1), n, 8, seed=seed, epoch=0).at(np.arange(n))
 
 
 def one_shard(n: int, seed: int) -> Rows:
-    return ShardOrdering(np.array([n]), n, 8, seed=seed, epoch=0).at(np.arange(n))
+    return ShardEpochOrder(np.array([n]), n, 8, seed=seed, epoch=0).at(np.arange(n))
 
 
 def drawn_once(n: int, seed: int) -> Rows:
@@ -49,7 +49,7 @@ def drawn_once(n: int, seed: int) -> Rows:
 
 def drawn(n: int, seed: int) -> Rows:
     sums = np.cumsum(np.full(n, 0.3))
-    return WeightedOrdering(sums, seed=seed, epoch=0).at(np.arange(n))
+    return WeightedEpochOrder(sums, seed=seed, epoch=0).at(np.arange(n))
 
 
 PERMUTATIONS = pytest.mark.parametrize(

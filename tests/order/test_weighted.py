@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pytest
 
 from shardio.format.checksum import hash_bytes
-from shardio.order.sampling import WeightedOrdering, draw_without_replacement, natural_log
+from shardio.order.sampling import WeightedEpochOrder, draw_without_replacement, natural_log
 
 WEIGHTS = np.array([1, 2, 0, 3, 4.5, 0.25])
 MANY = np.sqrt(np.arange(1, 100_001))
 
 
-def order(weights: npt.NDArray[np.float64], seed: int = 0, epoch: int = 0) -> WeightedOrdering:
-    return WeightedOrdering(np.cumsum(weights), seed=seed, epoch=epoch)
+def order(weights: npt.NDArray[np.float64], seed: int = 0, epoch: int = 0) -> WeightedEpochOrder:
+    return WeightedEpochOrder(np.cumsum(weights), seed=seed, epoch=epoch)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import numpy as np
 
 import shardio
 from shardio import ShardLoader
-from shardio.order.clip_groups import ClipGroupOrdering, ClipGroups
+from shardio.order.clip_groups import ClipGroupEpochOrder, ClipGroups
 from shardio.order.permutation import epoch_permutation
 
 N_VIDEOS, N_CLIPS = 200, 18
@@ -53,7 +53,7 @@ def crowded(k: int, *, spread: bool) -> float:
     found = []
     for number in range(N_EPOCHS):
         if spread:
-            clips = ClipGroupOrdering(groups, seed=0, epoch=number).at(np.arange(n))
+            clips = ClipGroupEpochOrder(groups, seed=0, epoch=number).at(np.arange(n))
         else:  # bundles of k, shuffled and no more
             whole = epoch_permutation(n // k, seed=0, epoch=number).at(np.arange(n // k))
             clips = (whole[:, None] * k + np.arange(k)).reshape(-1)

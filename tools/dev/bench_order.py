@@ -15,8 +15,13 @@ import time
 import numpy as np
 
 from shardio.order.permutation import CHUNK, Permutation, Positions, epoch_permutation
-from shardio.order.sampling import WeightedOrdering, draw_without_replacement
-from shardio.order.shuffle import SHARDS_PER_WINDOW, BlockShuffle, ShardOrdering, WindowedOrdering
+from shardio.order.sampling import WeightedEpochOrder, draw_without_replacement
+from shardio.order.shuffle import (
+    SHARDS_PER_WINDOW,
+    BlockShuffle,
+    ShardEpochOrder,
+    WindowedEpochOrder,
+)
 
 N = 10**12
 N_WEIGHTS = 10**7
@@ -27,7 +32,8 @@ WINDOW = BlockShuffle.of(4096 * N, N)
 
 
 def _ns_per_index(
-    order: Permutation | WindowedOrdering | ShardOrdering | WeightedOrdering, positions: Positions
+    order: Permutation | WindowedEpochOrder | ShardEpochOrder | WeightedEpochOrder,
+    positions: Positions,
 ) -> float:
     order.at(positions)
     costs = []
@@ -42,9 +48,9 @@ def main() -> int:
     """Print a line per order; 1 if one is too slow."""
     rng = np.random.default_rng(0)
     ways = {"at random": rng.integers(0, N, CHUNK), "in order": np.arange(N // 2, N // 2 + CHUNK)}
-    orders: dict[str, Permutation | WindowedOrdering | ShardOrdering] = {
+    orders: dict[str, Permutation | WindowedEpochOrder | ShardEpochOrder] = {
         "full": epoch_permutation(N, seed=1, epoch=2),
-        "blocks": WindowedOrdering(N, WINDOW, seed=1, epoch=2),
+        "blocks": WindowedEpochOrder(N, WINDOW, seed=1, epoch=2),
     }
     too_slow = False
     for name, order in orders.items():
@@ -53,12 +59,12 @@ def main() -> int:
             too_slow |= found > LIMIT_NS
             print(f"{name:8} 10^12 samples, {way:9}: {found:6.1f} ns per index")
     ends = np.arange(1, N_SHARDS + 1) * (N_IN_SHARDS // N_SHARDS)
-    in_shards = ShardOrdering(ends, N_IN_SHARDS, SHARDS_PER_WINDOW, seed=1, epoch=2)
+    in_shards = ShardEpochOrder(ends, N_IN_SHARDS, SHARDS_PER_WINDOW, seed=1, epoch=2)
     found = _ns_per_index(in_shards, np.arange(N_IN_SHARDS // 2, N_IN_SHARDS // 2 + CHUNK))
     too_slow |= found > LIMIT_NS
     print(f"shards   10^9 samples in 10^5 shards, in order: {found:6.1f} ns per index")
     weights = rng.random(N_WEIGHTS)
-    drawn = WeightedOrdering(np.cumsum(weights), seed=1, epoch=2)
+    drawn = WeightedEpochOrder(np.cumsum(weights), seed=1, epoch=2)
     print(f"weights  10^7 samples, in order : {_ns_per_index(drawn, ways['in order']):6.1f} ns")
     start_s = time.perf_counter()
     draw_without_replacement(weights, N_WEIGHTS, seed=1, epoch=2)

@@ -48,14 +48,14 @@ found = {"open_s": opened - start, "peak_mb": peak_mb(), "imported_mb": imported
          "samples": n, "shards": n_shards}
 
 from shardio.order.permutation import CHUNK, epoch_permutation
-from shardio.order.shuffle import SHARDS_PER_WINDOW, ShardOrdering
-from shardio.order.shuffle import BlockShuffle, WindowedOrdering
+from shardio.order.shuffle import SHARDS_PER_WINDOW, ShardEpochOrder
+from shardio.order.shuffle import BlockShuffle, WindowedEpochOrder
 
 key, middle = {"seed": 1, "epoch": 7}, numpy.arange(n // 2, n // 2 + CHUNK)
 makers = {
     "full": lambda: epoch_permutation(n, **key),
-    "blocks": lambda: WindowedOrdering(n, BlockShuffle.of(n * 100_000, n), **key),
-    "shards": lambda: ShardOrdering(dataset.rows.shard_ends, n, SHARDS_PER_WINDOW, **key),
+    "blocks": lambda: WindowedEpochOrder(n, BlockShuffle.of(n * 100_000, n), **key),
+    "shards": lambda: ShardEpochOrder(dataset.rows.shard_ends, n, SHARDS_PER_WINDOW, **key),
 }
 for name, make in makers.items():
     start = time.perf_counter()

@@ -23,7 +23,7 @@ import json, resource, sys, time
 import numpy, shardio
 
 path, n_bytes = sys.argv[1], int(sys.argv[2])
-def most_mib():
+def max_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 schema = shardio.Schema({
@@ -36,7 +36,7 @@ schema = shardio.Schema({
 rng = numpy.random.default_rng(0)
 frames = rng.integers(0, 256, (16, 112, 112, 3), numpy.uint8)
 tokens = rng.integers(0, 50000, 20_000, numpy.int32)
-before, start, busy = most_mib(), time.perf_counter(), time.process_time()
+before, start, busy = max_mib(), time.perf_counter(), time.process_time()
 with shardio.ShardWriter(path, schema) as writer:
     while writer.n_bytes < n_bytes:
         i = writer.n_samples
@@ -45,7 +45,7 @@ with shardio.ShardWriter(path, schema) as writer:
         source = f"clips/number {i}.mp4"
         writer.append({"frames": frames, "label": i % 9, "source": source, **varying})
     summary = writer.close()
-print(json.dumps({"grown_mib": most_mib() - before, "elapsed_s": time.perf_counter() - start,
+print(json.dumps({"grown_mib": max_mib() - before, "elapsed_s": time.perf_counter() - start,
                   "cpu_s": time.process_time() - busy, "n_bytes": summary.n_bytes,
                   "n_samples": summary.n_samples}))
 """

@@ -21,8 +21,8 @@ from shardio.order.shuffle import (
     RUNS_PER_WINDOW,
     SHARDS_PER_WINDOW,
     BlockShuffle,
-    ShardOrdering,
-    WindowedOrdering,
+    ShardEpochOrder,
+    WindowedEpochOrder,
 )
 
 N: Final = 1 << 18
@@ -57,12 +57,12 @@ def full(epoch: int) -> Positions:
 def blocks(epoch: int) -> Positions:
     """One that keeps to windows of runs."""
     window = BlockShuffle(RUN, RUN * RUNS_PER_WINDOW)
-    return WindowedOrdering(N, window, seed=1, epoch=epoch).at(np.arange(N))
+    return WindowedEpochOrder(N, window, seed=1, epoch=epoch).at(np.arange(N))
 
 
 def shards(epoch: int) -> Positions:
     """One that keeps to windows of shards."""
-    return ShardOrdering(ENDS, N, SHARDS_PER_WINDOW, seed=1, epoch=epoch).at(np.arange(N))
+    return ShardEpochOrder(ENDS, N, SHARDS_PER_WINDOW, seed=1, epoch=epoch).at(np.arange(N))
 
 
 ORDERS: Final[dict[str, Callable[[int], Positions]]] = {

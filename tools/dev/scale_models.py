@@ -20,8 +20,8 @@ from shardio.order.shuffle import (
     RUNS_PER_WINDOW,
     SHARDS_PER_WINDOW,
     BlockShuffle,
-    ShardOrdering,
-    WindowedOrdering,
+    ShardEpochOrder,
+    WindowedEpochOrder,
 )
 
 Numbers = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ def balance_by_window() -> list[tuple[float, float]]:
     """Return the class imbalance of a batch by shards per window, for data sorted by class."""
     found = []
     for n_shards in (1, 2, 4, 8, 16, 32, 64, 128):
-        rows = ShardOrdering(ENDS, N, n_shards, seed=1, epoch=0).at(np.arange(N))
+        rows = ShardEpochOrder(ENDS, N, n_shards, seed=1, epoch=0).at(np.arange(N))
         counts = counts_of(classes_of(rows, is_sorted=True).reshape(-1, BATCH))
         expected = BATCH / N_CLASSES
         uneven = ((counts - expected) ** 2).sum(axis=1).mean() / expected / (N_CLASSES - 1)
@@ -107,10 +107,10 @@ def _shards_read(name: str, epoch: int) -> list[int]:
         rows = epoch_permutation(n, seed=1, epoch=epoch).at(at)
     elif name == "blocks":
         window = BlockShuffle(CACHED_RUN, CACHED_RUN * RUNS_PER_WINDOW)
-        rows = WindowedOrdering(n, window, seed=1, epoch=epoch).at(at)
+        rows = WindowedEpochOrder(n, window, seed=1, epoch=epoch).at(at)
     else:
         ends = np.arange(1, N_CACHED_SHARDS + 1) * PER_CACHED_SHARD
-        rows = ShardOrdering(ends, n, SHARDS_PER_WINDOW, seed=1, epoch=epoch).at(at)
+        rows = ShardEpochOrder(ends, n, SHARDS_PER_WINDOW, seed=1, epoch=epoch).at(at)
     shards = rows // PER_CACHED_SHARD
     return shards[np.diff(shards, prepend=-1) != 0].tolist()  # type: ignore[no-any-return]
 

@@ -144,7 +144,7 @@ class _SharedState:
         finally:
             GENERATOR_LOCK.release(threading.current_thread())
 
-    def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
+    def map_of(self, fd: int, max_bytes: int | None) -> BlockMap:
         """Return the memory map of a block, the same for all threads; take ownership of `fd`.
 
         The map is not thread-safe, but only one thread uses a block at a time. The descriptor of
@@ -157,7 +157,7 @@ class _SharedState:
                 os.close(fd)
                 return found
             try:
-                found = self.maps[file] = BlockMap(fd, most_bytes)
+                found = self.maps[file] = BlockMap(fd, max_bytes)
             except BaseException:
                 os.close(fd)
                 raise
@@ -184,7 +184,7 @@ class _ThreadWorker(BatchWorker):
         return filler_in_main(self._batch_spec, view, UserCalls(call=self._shared.call))
 
     def _map(self, fd: int) -> BlockMap:
-        return self._shared.map_of(fd, self._most_bytes)
+        return self._shared.map_of(fd, self._max_bytes)
 
     def _accept_hello(
         self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int

@@ -257,7 +257,7 @@ class BatchWorker(Closing):
         self._dataset: Dataset = batch_spec.source.open()
         self._runner = TaskRunner(batch_spec)
         self._blocks: dict[int, BlockMap] = {}
-        self._most_bytes: int | None = None
+        self._max_bytes: int | None = None
         self._replies: ReplyBuffer
         self._start_error: Exception | None = None
         """The error that handling HELLO raised; every later task fails with this error."""
@@ -272,7 +272,7 @@ class BatchWorker(Closing):
         return Filler(self._batch_spec, view)
 
     def _map(self, fd: int) -> BlockMap:
-        return BlockMap(fd, self._most_bytes)
+        return BlockMap(fd, self._max_bytes)
 
     def _map_replies(self, fd: int, number: int) -> ReplyBuffer:
         return ReplyBuffer(mmap.mmap(fd, 0), number)
@@ -293,7 +293,7 @@ class BatchWorker(Closing):
         elif task.kind == RequestKind.SKIP_SAMPLES:
             runner.to_skip = pickle.loads(unpack_message(message, fds)[HEADER_BYTES:])
         elif task.kind == RequestKind.LAYOUT:
-            self._most_bytes = task.step
+            self._max_bytes = task.step
             runner.layout = self._batch_spec.lay_out(pickle.loads(message[HEADER_BYTES:]))
         elif task.kind == RequestKind.HELLO:
             try:

@@ -17,7 +17,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import ShardPaths
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
-from shardio.order import Order, Ordering, Samples, Sequential
+from shardio.order import EpochOrder, Order, Samples, Sequential
 from shardio.order.permutation import CHUNK
 from shardio.order.ranks import RankPartition
 from shardio.samples.field_sources import IndexChunk, Keys
@@ -189,7 +189,7 @@ class IndexPlanner:
         self._view, self._seed = view, seed
         self.n_workers = 1
         self._plan: EpochPlan | None = None
-        self._order: Ordering
+        self._order: EpochOrder
         self._chunks: dict[int, tuple[int, int, IndexChunk]] = {}
         """For each `step % n_workers`, the latest chunk: (first step, end of steps, chunk)."""
 

@@ -49,11 +49,11 @@ Bytes = npt.NDArray[np.uint8]
 class BlockMap:
     """A memory map of a block's file, renewed when the file has grown; borrows the descriptor.
 
-    Views of an earlier, smaller map stay valid. `most` is the maximum size in bytes, or None.
+    Views of an earlier, smaller map stay valid. `max_bytes` is the maximum size, or None.
     """
 
-    def __init__(self, fd: int, most: int | None = None) -> None:
-        self._fd, self._most = fd, most
+    def __init__(self, fd: int, max_bytes: int | None = None) -> None:
+        self._fd, self._max_bytes = fd, max_bytes
         self._map()
 
     def _map(self) -> None:
@@ -77,15 +77,15 @@ class BlockMap:
         """Allocate memory for n_bytes or, as far as the limits allow, for `preferred` bytes."""
         size = self.backed_bytes()
         if n_bytes > size:
-            if self._most is not None:
-                if n_bytes > self._most:
+            if self._max_bytes is not None:
+                if n_bytes > self._max_bytes:
                     raise InsufficientMemory(
                         f"a batch needs a block of {n_bytes} bytes; memory_bytes allows "
-                        f"{self._most}: raise it, or lower batch_size"
+                        f"{self._max_bytes}: raise it, or lower batch_size"
                     )
-                preferred = min(preferred, self._most)
-            if (most := max_file_bytes()) is not None:
-                preferred = min(preferred, most)
+                preferred = min(preferred, self._max_bytes)
+            if (limit := max_file_bytes()) is not None:
+                preferred = min(preferred, limit)
             page = mmap.PAGESIZE
             wanted = -(-max(n_bytes, preferred) // page) * page
             what = "a batch's values of varying size"
@@ -101,11 +101,11 @@ class BlockMap:
 class Block(BlockMap):
     """A block in the main process; owns the descriptor `fd` until the pool closes it."""
 
-    def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
+    def __init__(self, number: int, n_bytes: int, max_bytes: int | None = None) -> None:
         self.number = number
         self.fd = reserve_memory_file(n_bytes, "a block")
         try:
-            super().__init__(self.fd, most)
+            super().__init__(self.fd, max_bytes)
         except BaseException:
             os.close(self.fd)
             raise
@@ -145,7 +145,7 @@ class BlockPool:
         self.n_bytes = 0  # the memory of all blocks together
         # A block takes two descriptors in a process: one for the file, one for Python's map. Thus
         # all blocks together take at most a quarter of the limit of open files.
-        self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        self._max_blocks = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._blocks: list[Block] = []
         self._idle: list[int] = []
         self._returned: deque[_Lease] = deque()
@@ -213,7 +213,9 @@ class BlockPool:
     def _has_budget(self) -> bool:
         # Compare the number of blocks first: with many workers, this comparison usually decides,
         # and the property is read often.
-        return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
+        return (
+            len(self._blocks) < self._max_blocks and self.n_bytes + self.block_bytes <= self._budget
+        )
 
     def give_back(self, number: int) -> None:
         """Make a block idle again; a negative `number` is that of a copy, which is forgotten."""

@@ -145,10 +145,10 @@ def translate_open_file_errors() -> Iterator[None]:
 
 def raise_if_too_many_files(error: OSError) -> None:
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise UnsupportedEnvironment(
             "too many open files: a loader opens two per block, and more per worker; the limit of "
-            f"this process is {most} (`ulimit -n`): raise that limit, lower num_workers or "
+            f"this process is {limit} (`ulimit -n`): raise that limit, lower num_workers or "
             "prefetch, or release batches and loaders"
         ) from error
 
@@ -219,11 +219,11 @@ def translate_file_size_errors(n_bytes: int, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        most = max_file_bytes()
-        if error.errno != errno.EFBIG or most is None:
+        limit = max_file_bytes()
+        if error.errno != errno.EFBIG or limit is None:
             raise
         raise InsufficientMemory(
-            f"{what}: a memory file of {n_bytes} bytes is needed, and RLIMIT_FSIZE allows {most}: "
+            f"{what}: a memory file of {n_bytes} bytes is needed, and RLIMIT_FSIZE allows {limit}: "
             "raise that limit (`ulimit -f unlimited`)"
         ) from error
 

@@ -130,10 +130,10 @@ _MAX_REUSED: Final = 64 << 10
 
 
 class ValuePickler:
-    """A reusable pickler that keeps arrays of `least_bytes` or more out of the pickle."""
+    """A reusable pickler that keeps arrays of `min_bytes` or more out of the pickle."""
 
-    def __init__(self, least_bytes: int) -> None:
-        reduce = functools.partial(_reduce_array, least_bytes)
+    def __init__(self, min_bytes: int) -> None:
+        reduce = functools.partial(_reduce_array, min_bytes)
         self._arrays = {np.ndarray: reduce, np.memmap: reduce}
         self._chunks: list[bytes] = []
         self._out_of_band: list[pickle.PickleBuffer] = []
@@ -192,7 +192,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         super().__init__(file, _PROTOCOL, out_of_band.append)
 
 
-def _reduce_array(least_bytes: int, array: Any) -> Any:
+def _reduce_array(min_bytes: int, array: Any) -> Any:
     """Reduce an array to shape, dtype and memory, in half of the time that NumPy takes."""
     if type(array) is np.memmap:  # send an ordinary array with the values of the memory map
         array = array.view(np.ndarray)
@@ -203,7 +203,7 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
     if not flags.forc:
         array, is_c = np.ascontiguousarray(array), True
     try:
-        if array.nbytes >= least_bytes:
+        if array.nbytes >= min_bytes:
             memory: Any = pickle.PickleBuffer(array)
         else:
             memory = (bytearray if flags.writeable else bytes)((array if is_c else array.T).data)

@@ -142,18 +142,18 @@ def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: i
 
 
 def answer_calls(
-    function: Callable[[Any], Any], most_bytes: int, name: str, channel: Channel
+    function: Callable[[Any], Any], max_bytes: int, name: str, channel: Channel
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.
 
     The function returns a value, or `ResultChunks`, whose chunks are sent on request. A result of
-    more than `most_bytes` is an error. The channel's first descriptor is that of the step file,
+    more than `max_bytes` is an error. The channel's first descriptor is that of the step file,
     in which a worker records what it is working on (see `stack_dumps`).
     """
     global _at_work
     yield_to_main()
     keep_freed_memory()
-    caller = _Caller(function, most_bytes, name)
+    caller = _Caller(function, max_bytes, name)
     at_work = _at_work = map_steps(channel.fds[0])[channel.index]
     while (received := channel.recv()) is not None:
         message, fds = received
@@ -180,8 +180,8 @@ def note_part(part: int | None) -> None:
 
 
 class _Caller:
-    def __init__(self, function: Callable[[Any], Any], most_bytes: int, name: str) -> None:
-        self._function, self._most_bytes, self._name = function, most_bytes, name
+    def __init__(self, function: Callable[[Any], Any], max_bytes: int, name: str) -> None:
+        self._function, self._max_bytes, self._name = function, max_bytes, name
         self._pid = this_process.pid
         self._pickler, self.blocks = ValuePickler(0), dict[int, BlockMap]()
         self._suspended: dict[int, ResultChunks] = {}
@@ -207,10 +207,10 @@ class _Caller:
             if found.n_bytes <= MAX_INLINE_BYTES:
                 head = HEADER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
                 return head + found.to_bytes()
-            if found.n_bytes > self._most_bytes:
+            if found.n_bytes > self._max_bytes:
                 raise InsufficientMemory(
                     f"the result of {self._name} has {found.n_bytes} bytes; memory_bytes allows "
-                    f"{self._most_bytes}: raise it, or return less at a time"
+                    f"{self._max_bytes}: raise it, or return less at a time"
                 )
             what = f"the bytes that {self._name} returned"
             hint = "return less, or load fewer at a time"

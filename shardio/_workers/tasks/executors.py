@@ -306,7 +306,7 @@ class ProcessExecutor(StageExecutor):
             with TaskPool(
                 partial(_call_in_chunks, stage.call, stage.name),
                 stage.n_workers,
-                most_items=stage.concurrency,
+                max_items=stage.concurrency,
                 in_order=False,  # the stage puts the results in order, if needed
                 name=stage.name,
             ) as task_pool:

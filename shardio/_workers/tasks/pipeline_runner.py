@@ -77,7 +77,7 @@ class PipelineRunner(Closing):
     """One iteration over a source, through all stages of a pipeline.
 
     `source` is an iterable or async iterable of items, or of SourcePosition objects. At most
-    `n_buffered` results wait for the loop. `most_skips` items may fail; None raises all errors. To
+    `n_buffered` results wait for the loop. `max_skips` items may fail; None raises all errors. To
     resume an earlier iteration, pass the source without its first `n_items_before` items; the first
     stage then omits the first `n_passed_over` results of the first remaining item. The runner's
     threads are daemons, never joined.
@@ -89,7 +89,7 @@ class PipelineRunner(Closing):
         steps: Sequence[PipeStep | BatchStep],
         *,
         n_buffered: int,
-        most_skips: int | None = None,
+        max_skips: int | None = None,
         n_items_before: int = 0,
         n_passed_over: int = 0,
     ) -> None:
@@ -97,7 +97,7 @@ class PipelineRunner(Closing):
         self._take_lock = threading.RLock()
         self.is_closed = self._is_exhausted = False
         self._pid = this_process.pid
-        self._error_budget = ErrorBudget(most_skips)
+        self._error_budget = ErrorBudget(max_skips)
         self._n_items_before = n_items_before
         is_async = hasattr(type(source), "__aiter__")
         call = UserCall(aiter if is_async else iter, yields_many=True, is_async=is_async)

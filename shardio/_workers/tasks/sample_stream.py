@@ -77,7 +77,7 @@ class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
     Threads may share the iterator, which closes itself at the end. All workers together have up to
-    `most_bytes` in flight. `log` is called with the socket's address, and as each worker finishes.
+    `max_bytes` in flight. `log` is called with the socket's address, and as each worker finishes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SampleStream(Closing):
         n_workers: int,
         *,
         prefix: str,
-        most_bytes: int,
+        max_bytes: int,
         timeout_s: float | None,
         start: Start,
         error_budget: ErrorBudget,
@@ -96,7 +96,7 @@ class SampleStream(Closing):
         self._timeout_s, self._error_budget, self._log = timeout_s, error_budget, log
         self._stacks = [memory_file() for _ in range(n_workers)]
         self._lock = threading.RLock()  # a ZeroMQ socket must be used by one thread at a time
-        self._block_lender = BlockLender(n_workers, most_bytes)
+        self._block_lender = BlockLender(n_workers, max_bytes)
         self._owned: list[Closing] = []  # the pool and the receiver, in the order of closing
         held = self._owned, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
@@ -107,12 +107,12 @@ class SampleStream(Closing):
         self._unread_of = 0
         self._crash: WorkerExit | None = None
         self._look_at_s = 0.0
-        self._least_credit_bytes = most_bytes // n_workers // _CREDITS
+        self._min_credit_bytes = max_bytes // n_workers // _CREDITS
         self._is_over = False
         try:
             may_skip = error_budget.max_skips is not None
             target = functools.partial(
-                send_all, dataset, n_workers, most_bytes // n_workers, may_skip
+                send_all, dataset, n_workers, max_bytes // n_workers, may_skip
             )
             self._receiver = Receiver(prefix, n_workers)
             self._owned.append(self._receiver)
@@ -197,7 +197,7 @@ class SampleStream(Closing):
             return
         self._unread_of = worker
         sender.n_owed += sum(map(len, self._unread)) + OVERHEAD_BYTES * len(self._unread)
-        if sender.n_owed >= self._least_credit_bytes:
+        if sender.n_owed >= self._min_credit_bytes:
             self._send_credit(worker)
         sender.ended_with_a_skip = False
 

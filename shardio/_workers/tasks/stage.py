@@ -364,14 +364,14 @@ class BatchQueue:
 
 
 class OutputQueue:
-    """The queue of up to `most` results that wait for the loop at the end of a pipeline."""
+    """The queue of up to `max_results` results that wait for the loop at the end of a pipeline."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_results: int) -> None:
         self.entries: deque[Entry] = deque()
         self.is_over = False
         self.error: Exception | None = None  # to raise after all results
         self.n_taken = self.waiting_ns = 0
-        self._most = most
+        self._max_results = max_results
         self._is_awaited = False
         # Use a plain lock: its `acquire` is written in C, so Ctrl-C cannot interrupt it half-way.
         self._wakeup_lock = threading.Lock()
@@ -379,7 +379,7 @@ class OutputQueue:
 
     @property
     def has_room(self) -> bool:
-        return len(self.entries) < self._most
+        return len(self.entries) < self._max_results
 
     def put(self, entry: Entry) -> None:
         self.entries.append(entry)

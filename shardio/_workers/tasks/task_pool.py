@@ -99,7 +99,7 @@ class TaskPool(Closing):
     Args:
         function: a function of an item, pickled once. If it returns `ResultChunks`, each chunk is a
             separate value; see `has_more` and `resume`.
-        most_items: the maximum number of items in the pool, from `put` to the last `take`; by
+        max_items: the maximum number of items in the pool, from `put` to the last `take`; by
             default two per worker, plus two.
         depth: the number of items that a worker has at a time. A quick worker (see `schedule`) has
             QUICK_DEPTH items, except if `depth` is 1.
@@ -118,7 +118,7 @@ class TaskPool(Closing):
         function: Callable[[Any], Any],
         n_workers: int,
         *,
-        most_items: int | None = None,
+        max_items: int | None = None,
         depth: int = DEPTH,
         in_order: bool = True,
         memory_bytes: int | None = None,
@@ -130,7 +130,7 @@ class TaskPool(Closing):
         held_fds: Sequence[int] = (),
     ) -> None:
         self._name, self._in_order, self._n_workers = name, in_order, n_workers
-        self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
+        self._max_items = DEPTH * n_workers + 2 if max_items is None else max_items
         self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
         self.error_budget = ErrorBudget(max_skips)  # the owner may record further skipped items
@@ -160,7 +160,7 @@ class TaskPool(Closing):
     @property
     def has_room(self) -> bool:
         n_under_way = self.n_put - self._schedule.next_step
-        return not self._has_ended and n_under_way < self._most_items
+        return not self._has_ended and n_under_way < self._max_items
 
     @property
     def is_over(self) -> bool:

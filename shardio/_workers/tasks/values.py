@@ -152,7 +152,7 @@ class ValueBlocks(Closing):
         return len(self._pool) - self._pool.n_idle - self._n_under_way
 
     @property
-    def _most(self) -> int:
+    def _max_blocks(self) -> int:
         """The number of blocks that the budget allows if each has the size of a new block."""
         return max(1, self._budget // self._pool.block_bytes)
 
@@ -163,7 +163,7 @@ class ValueBlocks(Closing):
         """
         pool = self._pool
         pool.take_back_returned(None)
-        if self._is_closed or (self._n_under_way >= self._most and not is_needed):
+        if self._is_closed or (self._n_under_way >= self._max_blocks and not is_needed):
             return None
         number = pool.take_idle()
         if number is None:
@@ -192,7 +192,7 @@ class ValueBlocks(Closing):
         Pass `is_spare` if they do not: the result is then a lease.
         """
         pool = self._pool
-        if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
+        if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._max_blocks):
             is_spare = True
         if is_spare or pool.has_room:
             self._n_under_way -= 1

@@ -167,11 +167,11 @@ def worker_info() -> WorkerInfo | None:
 def send_all(
     dataset: Iterable[Any],
     n_workers: int,
-    most_bytes: int,
+    max_bytes: int,
     may_skip: bool,  # noqa: FBT001  # `functools.partial` binds it by position
     channel: Channel,
 ) -> None:
-    """Iterate the dataset in a worker and send its samples, at most `most_bytes` in flight.
+    """Iterate the dataset in a worker and send its samples, at most `max_bytes` in flight.
 
     With `may_skip`, continue after a sample that failed. The descriptors of the channel are the
     stack files of all workers, followed by the `path_fd` of the receiver.
@@ -188,7 +188,7 @@ def send_all(
         socket.linger = 0  # at the end, drop unsent messages: the main process has then exited
         socket.sndhwm = 0  # credit limits the bytes, so the message count needs no limit
         socket.connect(f"ipc:///proc/self/fd/{channel.fds[-1]}")
-        sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
+        sender = SampleSender(socket, channel, max_bytes, may_skip=may_skip)
         with sender, suppress(MainExited):
             sender.send_samples(dataset)
             sender.await_goodbye()
@@ -205,13 +205,13 @@ class SampleSender(Closing):
     them after a short time, because the dataset may be busy with the next sample for long.
     """
 
-    def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
-        self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
+    def __init__(self, socket: Any, channel: Channel, max_bytes: int, *, may_skip: bool) -> None:
+        self._socket, self._channel, self._max_bytes = socket, channel, max_bytes
         self._may_skip, self._pid = may_skip, this_process.pid
         self._pickler, self._lent_blocks = ValuePickler(_MIN_APART_BYTES), LentBlocks()
         self._n_under_way = self._n_sent = 0
         self._lock = threading.Lock()  # of the socket and the held message
-        self._held, self._most_held = bytearray(), min(_MAX_HELD_BYTES, most_bytes // 16)
+        self._held, self._max_held = bytearray(), min(_MAX_HELD_BYTES, max_bytes // 16)
         self._sent_s = -math.inf
         self._must_flush = threading.Event()
         self._thread: threading.Thread | None = None
@@ -284,7 +284,7 @@ class SampleSender(Closing):
         """
         self._check_process()  # before the lock, which a fork may inherit in the locked state
         n_bytes += OVERHEAD_BYTES
-        while 0 < self._n_under_way > self._most_bytes - n_bytes:
+        while 0 < self._n_under_way > self._max_bytes - n_bytes:
             with self._lock:
                 self._flush()
             self._receive_command()
@@ -295,7 +295,7 @@ class SampleSender(Closing):
             if not self._held:
                 self._held += HEAD.pack(kind, self._channel.index, self._n_sent)
             self._held += payload
-            can_wait = can_wait and len(self._held) < self._most_held
+            can_wait = can_wait and len(self._held) < self._max_held
             if not can_wait or time.monotonic() - self._sent_s > _HOLD_S:
                 self._flush()
             elif not self._must_flush.is_set():

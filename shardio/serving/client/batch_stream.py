@@ -47,7 +47,7 @@ class Stream(Closing):
     """A stream of batches from one of several servers of a dataset. Owns its connection.
 
     A stream may be used by one thread at a time; only `close` and `interrupt` may be called from
-    any thread. At most `most_ahead` batches, of at most `most_bytes` in total, are requested before
+    any thread. At most `max_ahead` batches, of at most `max_bytes` in total, are requested before
     the user's loop takes them.
     """
 
@@ -57,14 +57,14 @@ class Stream(Closing):
         keys: ClientKeys | None,
         options: Mapping[str, Any],
         *,
-        most_bytes: int,
-        most_ahead: int,
+        max_bytes: int,
+        max_ahead: int,
         timeout_s: float | None,
     ) -> None:
         self._servers, self._keys = Servers(addresses, timeout_s), keys
-        more = {"token": os.urandom(16).hex(), "most_bytes": most_bytes, "options": dict(options)}
+        more = {"token": os.urandom(16).hex(), "max_bytes": max_bytes, "options": dict(options)}
         self._opening = pack_user_values("open", version=VERSION, **more)
-        self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
+        self._max_bytes, self._max_ahead, self._timeout_s = max_bytes, max_ahead, timeout_s
         self._link: Link | None = None
         self._lock = threading.RLock()  # ZeroMQ sockets are not thread-safe
         self._is_open = self._is_closed = False
@@ -181,8 +181,8 @@ class Stream(Closing):
     def _n_ahead(self) -> int:
         """The maximum number of batches that were requested but not taken."""
         if not self._n_batch_bytes:
-            return min(_FIRST_AHEAD, self._most_ahead)
-        return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
+            return min(_FIRST_AHEAD, self._max_ahead)
+        return max(1, min(self._max_ahead, self._max_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
         """Handle messages until `is_there()` is true; `what` names in errors what is awaited."""
@@ -227,7 +227,7 @@ class Stream(Closing):
         """Connect to the current server; return None if it is not time for the next attempt yet."""
         if not self._servers.wait(wait_s):
             return None
-        self._link = Link(self._servers.current, self._keys, self._most_bytes)
+        self._link = Link(self._servers.current, self._keys, self._max_bytes)
         self._link.send(self._opening)
         return self._link
 

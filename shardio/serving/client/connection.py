@@ -184,13 +184,13 @@ class ConnectionLost(Exception):
 class Link(Closing):
     """A connection to one server, for one thread at a time. Owns its sockets.
 
-    `most_bytes` is the maximum size of a received block.
+    `max_bytes` is the maximum size of a received block.
     """
 
-    def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
+    def __init__(self, address: Address, keys: ClientKeys | None, max_bytes: int) -> None:
         zmq = self._zmq = zeromq("a loader of a server's batches")
         self.address, self.last_message_s, self.has_received = address, time.monotonic(), False
-        self._most_bytes = max(most_bytes, MAX_HEAD_BYTES)
+        self._max_bytes = max(max_bytes, MAX_HEAD_BYTES)
         check_files(OWN_FILES)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -220,7 +220,7 @@ class Link(Closing):
         socket = self._socket
         socket.linger = 0
         socket.rcvhwm = socket.sndhwm = 0  # no limit, because the credit limits the messages
-        socket.maxmsgsize = self._most_bytes
+        socket.maxmsgsize = self._max_bytes
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
         socket.ipv6 = self.address.is_ipv6
         if keys is not None:

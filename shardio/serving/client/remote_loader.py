@@ -121,15 +121,15 @@ class RemoteLoader(Closing):
         )
         if sent_options.keys() >= RECORDS.keys():
             raise InvalidArgument("clips and pack are two views of the dataset: pass one of them")
-        most_bytes = min(_MAX_BYTES, default_budget()) if memory_bytes is None else memory_bytes
+        max_bytes = min(_MAX_BYTES, default_budget()) if memory_bytes is None else memory_bytes
         self._sent_options, self._has_warned = sent_options, False
         self._adapter = create_adapter(output, check_device(device, output))
         self._stream = Stream(
             self._addresses,
             self._keys,
             sent_options,
-            most_bytes=check_count("memory_bytes", most_bytes, 1),
-            most_ahead=_MAX_AHEAD if prefetch is None else check_count("prefetch", prefetch, 0) + 1,
+            max_bytes=check_count("memory_bytes", max_bytes, 1),
+            max_ahead=_MAX_AHEAD if prefetch is None else check_count("prefetch", prefetch, 0) + 1,
             timeout_s=check_seconds("timeout_s", timeout_s),
         )
         self._pid = this_process.pid
