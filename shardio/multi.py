@@ -29,15 +29,15 @@ _MAX_WORKERS: Final = 250
 
 
 class MultiLoader(Closing):
-    """A loader of samples that several worker processes read from a dataset, in order of arrival.
+    """A loader that yields the samples of several worker processes in the order of their arrival.
 
     Each worker iterates the whole dataset. Thus n workers yield every sample n times, unless the
     dataset skips the samples of the other workers (see `worker_info`). The samples of one worker
-    arrive in the order of the dataset. Samples of 64 KiB and more arrive in shared memory,
-    which is not reused as long as the caller refers to an array in it. If the caller holds all
-    blocks that `memory_bytes` or the limit of open files allows, samples are copied; a
-    RuntimeWarning reports the first copy. A fork of this process does not own the shared memory:
-    copy the arrays before you fork.
+    arrive in the order of the dataset. A sample of 64 KiB or more arrives in a block of
+    shared memory, which is not reused as long as the caller refers to an array in it. If the caller
+    holds all blocks that `memory_bytes` or the limit of open files allows, samples are copied; a
+    RuntimeWarning reports the first copy. References in a fork of this process do not keep a block:
+    copy arrays that a fork will read before you fork.
 
     Every iteration starts new workers, and ends the workers of earlier iterations. Workers also
     exit when their iteration ends or is garbage-collected, when `kill()` is called, and when this
@@ -47,15 +47,15 @@ class MultiLoader(Closing):
         dataset: any iterable; None with `address`. The dataset is pickled for the workers. Its
             `__iter__` must create what cannot be pickled, such as a generator or an open file.
         workers: the number of processes.
-        verbose: True to print, to standard error, the path of the socket, and a line for every
-            worker that has finished.
+        verbose: True to log to standard error: the path at which the socket was created, and a line
+            for every worker that has finished.
         nokill: True to let earlier iterations continue when a new iteration begins.
-        prefix: the beginning of the path of a temporary folder for the socket. Only this user can
-            access the folder; it is removed, with the socket's path, before the workers start.
-        memory_bytes: the limit for the bytes of samples that workers have sent and that are not
-            delivered yet; and, separately, for the blocks of shared memory that hold larger arrays.
-        timeout_s: the time to wait for a sample before BatchTimeout is raised, with the activity of
-            every worker; None for no limit.
+        prefix: the beginning of the path of a private temporary folder for the socket. The folder
+            is removed before the workers start: they receive a descriptor of the socket.
+        memory_bytes: the limit for the total size of samples in transit from the workers; also,
+            counted separately, the limit for the total size of blocks of shared memory.
+        timeout_s: the maximum time to wait for a sample; None for no limit. After this time,
+            BatchTimeout is raised; its message shows the stacks of every worker.
         start_method: "zygote" or "spawn", as for `ShardLoader`.
         on_error: "raise" the exception of the dataset, or "skip" the sample and continue with the
             same iterator. A generator cannot continue after an exception: its worker then ends with
@@ -179,8 +179,8 @@ class MultiLoader(Closing):
     def skipped(self) -> tuple[SkippedItem, ...]:
         """The samples that the latest iteration has skipped so far.
 
-        The `item` of a skipped sample names its worker, and `index` counts the samples of this
-        worker. With `address`, `item` names the server, and `index` is the index in the dataset.
+        The `item` of a skipped sample names its worker; `index` is the index among the samples of
+        this worker. With `address`, `item` names the server; `index` is the index in the dataset.
         """
         if self._servers is not None:
             return tuple(self._servers.skipped)

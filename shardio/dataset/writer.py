@@ -42,7 +42,7 @@ class GenerationWriter:
 
     Raises:
         DatasetExists: the folder of a new dataset is not empty.
-        DatasetCorrupt: the list of the inputs of `previous` is damaged.
+        DatasetCorrupt: the previous generation's list of input files is damaged.
         DatasetConflict: (from `publish`) another writer has published a generation since `previous`
             was read, or has used the folder of the new dataset.
         UnsupportedEnvironment: the file system has no locks.
@@ -162,7 +162,7 @@ class GenerationWriter:
         return len(self._staged)
 
     def explain_error(self, error: OSError) -> None:
-        """Replace a staged file's path in `error` by the dataset's path; report a full disk."""
+        """Name the dataset in `error` instead of a staged file; if the disk is full, add a hint."""
         path = error.filename  # a path, a descriptor or None
         if not isinstance(path, str) or not path.startswith(str(self.staging)):
             return

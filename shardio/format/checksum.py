@@ -10,8 +10,8 @@ A hash is xxh3-64 with seed 0. A *unit* is the part of a section that one hash c
 * a **chunk** of `CHUNK_BYTES` of a stream (a video or audio), so that a part of a stream can be
   verified alone. The stream's index entry has the hash of the hashes of its chunks.
 
-The last unit of a section or stream may be shorter. The section table has a hash for each section:
-the hash of its units' hashes (little-endian integers) or, without units, of its bytes.
+The last run, block or chunk may be smaller. The section table has one hash for each section: of the
+hashes of its units (as little-endian integers) or, if the section has no units, of its bytes.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _compute(dataset: ShardDataset, engine: Engine, progress: Progress | None) -
 def _compute_shard(
     arrays: Mapping[str, Array], ends: Sequence[int], dataset: ShardDataset, k: int
 ) -> _DatasetStatistics:
-    """Return statistics of shard k: samples `ends[k]` to `ends[k + 1] - 1` of the selection."""
+    """Return statistics of the dataset's samples in shard k: `ends[k]` to `ends[k + 1] - 1`."""
     found = _DatasetStatistics(dataset, arrays)
     rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.shard_starts[k])
     for name, array in arrays.items() if len(rows) else ():

@@ -217,7 +217,7 @@ def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
 def _padding(n_before: int, n_after: int) -> Any:
     from av.packet import PacketSideData, PktSideDataT
 
-    kind: Any = PacketSideData  # PyAV's types lack the arguments: the type and the size
+    kind: Any = PacketSideData  # PyAV's stubs lack the arguments of the constructor
     found = kind(get_args(PktSideDataT).index("skip_samples"), 10)
     found.update(struct.pack("<IIxx", n_before, n_after))
     return found

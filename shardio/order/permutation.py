@@ -3,11 +3,11 @@
 The result is the same on every machine and in every version of shardio, so this module has its own
 arithmetic, and tests compare it with stored results.
 
-Up to `SORTED_MAX` rows are sorted by their hashes with the key. More rows are the cells of a grid
-of about sqrt(n) by sqrt(n), and a Feistel network permutes the pairs of row and column (M. Luby and
-C. Rackoff, 1988; for grids that are not powers of two: J. Black and P. Rogaway, "Ciphers with
-arbitrary finite domains", 2002). The network is applied again to a cell beyond the n rows (cycle
-walking). The mixing constants are from splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
+Up to `SORTED_MAX` rows are sorted by keyed hashes. More rows are placed in the cells of a grid of
+about sqrt(n) by sqrt(n), and a Feistel network permutes the cells (M. Luby and C. Rackoff, 1988; if
+a side is not a power of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains",
+2002). If the result is a cell without a row, the network is applied again (cycle walking). The
+mixing constants are from splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""For sizes up to this many bits, `_scale` uses one product with at least 20 bits of the hash: no
-result is more likely than another by more than 1/256."""
+"""Up to this bit length of a size, `_scale` multiplies it by only the upper 20 or more bits of the
+hash. No result is then more than 1/256 more likely than another."""
 
 
 def mix(value: int) -> int:
@@ -193,9 +193,9 @@ OF_SAMPLERS = 53
 class SampleGenerators:
     """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
 
-    Positions count over all ranks. For a batch, the position of its first sample is used, with
-    another random stream. Setting one Philox generator (J. Salmon et al., 2011) to the state of a
-    sample takes 1 µs; creating a generator takes 13 µs.
+    Positions are counted over all ranks. A batch has the position of its first sample, and uses
+    another random stream. One Philox generator (J. Salmon et al., 2011) is set to the state of each
+    sample, which takes 1 µs; creating a generator takes 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:

@@ -50,7 +50,7 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, now: FileState, path: str) -> None:
-        """Raise ShardChanged if `now`, the current state, is of another file or of another size.
+        """Raise ShardChanged if the current state, `now`, shows another file or another size.
 
         The modification time is not compared: hashes detect and locate a change of the content.
         """
@@ -74,7 +74,7 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 
 
 def check_length(path: str, opened: FileState) -> None:
-    """Raise ShardChanged if a mapped file, whose state was `opened`, was truncated since then.
+    """Raise ShardChanged if a mapped file is now smaller than in `opened`, its earlier state.
 
     A process that reads a page beyond the new end of the file is killed. A file that was deleted or
     replaced is harmless: the map keeps the opened file alive.
@@ -311,7 +311,7 @@ the disk, which is 128 KiB by default."""
 def is_cached(fd: int, offset: int) -> bool | None:
     """Return True if the page of a file at `offset` is in the page cache; None if this is unknown.
 
-    Unlike mincore(2), this works for files of other users. Return True beyond the end of the file.
+    Unlike mincore(2), this works for files of other users. Beyond the file's end, return True.
     """
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
@@ -332,8 +332,8 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 def prefetch_ends(paths: Sequence[str]) -> None:
     """Start to read the first page and the end of each shard into the page cache.
 
-    The disk then reads many shards at once. A few shards are tested first: if their first pages and
-    ends are cached, nothing is read. Errors are ignored, because opening the file raises them.
+    The disk then reads many shards at once. If a few of them are cached already, the others
+    probably are, too: nothing is read. Errors are ignored: opening the file later raises them.
     Links are skipped: a link may lead to a device, and opening a device has side effects.
     """
     step = max(1, len(paths) // _N_PROBED)

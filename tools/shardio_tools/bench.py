@@ -1,8 +1,8 @@
-"""Measure how fast a dataset loads on this machine, its limit, and which option to change.
+"""Measure how fast a dataset loads on this machine; report the bottleneck and options to change.
 
 For each number of workers, samples are read for some seconds, and then the same samples again from
-memory. The limit is the speed at which the same number of threads copies memory. To measure with a
-transform, call shardio.measuring.measure_loading.
+the page cache. The limit is the speed of copying memory with one thread per worker. To measure with
+a transform, call shardio.measuring.measure_loading.
 """
 
 from __future__ import annotations

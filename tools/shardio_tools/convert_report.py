@@ -22,7 +22,7 @@ from shardio_tools.output import (
 )
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
-"""Noun for a sample by kind; for other kinds the report lists the inferred fields."""
+"""The word for a sample of each kind. For other kinds, reports list the fields of a sample."""
 LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
 """Outcomes whose inputs are listed, the most important last."""
 
@@ -69,7 +69,7 @@ def describe_report(
     has_label_file: bool,
     appends: bool,
 ) -> Iterator[str]:
-    """Yield the lines of the report; `stored` are the measurements of the result, if any."""
+    """Yield the lines of the report; `stored` has the measurements of the result, if any."""
     if report.n_samples or not appends:
         yield from _describe_samples(report, has_label_file=has_label_file)
     for outcome in LISTED:
@@ -122,7 +122,7 @@ def _n_clips(report: shardio.ConversionReport) -> int:
 
 
 def _n_dropped(report: shardio.ConversionReport) -> int:
-    """Return the number of frames dropped at the ends of videos, too few for another clip."""
+    """Return the number of frames dropped at the ends of videos because they fill no clip."""
     return sum(int(source.detail.get("dropped", 0)) for source in report.inputs)
 
 

@@ -1,6 +1,6 @@
-"""Options of converters on the command line, from the fields of their dataclasses.
+"""Command-line options of converters: one for each field of a converter's dataclass.
 
-A field's annotation determines how a value is parsed; the docstring below it is the help text.
+The annotation of a field determines how its value is parsed; its docstring is the help text.
 The metadata of a field may override `flag` (None for no option), `metavar`, `choices` and `help`.
 """
 
@@ -41,7 +41,7 @@ class ConverterOption:
     helps: dict[str, str] = field(default_factory=dict)
 
     def help(self, kinds: Sequence[str]) -> str:
-        """Return the help text; it names the kinds with the option, unless all `kinds` have it."""
+        """Return the help text; if only some of `kinds` have the option, the text names them."""
         texts = {*self.helps.values()}
         if len(texts) > 1:
             return "; ".join(f"{kind}: {text}" for kind, text in self.helps.items())
@@ -50,7 +50,7 @@ class ConverterOption:
 
 
 def add_converter_options(parser: argparse.ArgumentParser, kind: str | None) -> None:
-    """Add the options of shardio's converters, and of converter `kind`, to a parser, in groups."""
+    """Add groups of options for shardio's converters and the converter `kind` to a parser."""
     options: dict[str, ConverterOption] = {}
     kinds = [*BUILT_IN] if kind in (None, *BUILT_IN) else [str(kind), *BUILT_IN]
     classes = {each: converter_class(each) for each in kinds}

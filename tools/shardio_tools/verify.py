@@ -87,6 +87,6 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
 
 
 def _n_found(findings: tuple[Finding, ...]) -> int:
-    """Count the findings; a finding with the code "more" counts as the number in `found`."""
+    """Count the findings. A finding "more" stands for `found` findings that are not listed."""
     more = [int(f.found or 0) - 1 for f in findings if f.code == "more"]
     return len(findings) + sum(more)

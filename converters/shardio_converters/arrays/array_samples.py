@@ -1,4 +1,4 @@
-"""Samples from files of named arrays of any format: one per file, or one per row."""
+"""Convert files of named arrays, in any format, to samples: one per file, or one per row."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from shardio_converters.schema_spec import (
     format_spec,
 )
 
-_BLOCK_BYTES: Final = 4 << 20  # the target size of the rows that are read at once
-_MAX_BLOCK_BYTES: Final = 256 << 20  # its limit; a larger chunk is read once for each part
-_MAX_PLAIN_BYTES: Final = 1 << 30  # up to this declared size, the ratio is not checked
+_BLOCK_BYTES: Final = 4 << 20  # the target size of one read
+_MAX_BLOCK_BYTES: Final = 256 << 20  # the maximum; a larger chunk is decoded again for each read
+_MAX_PLAIN_BYTES: Final = 1 << 30  # `refuse_bomb` accepts any array up to this size
 _MAX_DIMS: Final = 16
 _MAX_RATIO: Final = 1000  # the maximum ratio of declared to stored bytes; deflate reaches it
 
@@ -62,7 +62,7 @@ class NamedArray:
 def block_array(
     name: str, dtype: str, shape: Shape, read: Callable[[Any], Any], row_bytes: int, chunk_rows: int
 ) -> NamedArray:
-    """Return an array whose rows are read by range; its chunks have `chunk_rows` rows each.
+    """Return an array whose rows are read in ranges; its chunks have `chunk_rows` rows each.
 
     `read` returns the rows of a slice, or the whole array for `()`. `row_bytes` is the size of a
     row in memory. Whole chunks are read, up to _MAX_BLOCK_BYTES at once.
@@ -79,7 +79,7 @@ def block_array(
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Raise MediaError if `n_bytes` of an array are implausible for a file of `n_stored` bytes."""
+    """Raise MediaError if an array of `n_bytes` is implausible in a file of `n_stored` bytes."""
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
             f"{what}: declares {n_bytes:,} bytes, but {n_stored:,} are stored; expected at most "
@@ -101,9 +101,9 @@ def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _RE
 class ArraySamples(InferringConverter):
     """A base of converters that make samples of named arrays; subclasses open the files.
 
-    A sample is a row, with its index in the field `row`, or a whole file. If the files differ in a
-    dimension, the inferred field accepts any size; if they differ in dtype, it accepts the numbers
-    of all of them. An array that some files lack is optional.
+    A sample is a whole file, or a row with its index in the field `row`. If the files differ in a
+    dimension, the inferred field accepts any size. If they differ in dtype, the dtype of the field
+    can represent the values of all files. An array that some files lack is optional.
     """
 
     what: ClassVar[str]  # the name of the kind of files, for messages
@@ -125,7 +125,7 @@ class ArraySamples(InferringConverter):
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file, readable until `files` is closed; None for another kind."""
+        """Open a file and return its arrays, or None for another kind; `files` closes the file."""
 
     def name_of(self, source: Input) -> str:
         """Return the value of the field `source`."""
@@ -242,7 +242,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """Return the number of rows that all arrays have; None if there is no such number."""
+    """Return the number of rows, which is the same in all arrays; None if it is not."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -266,7 +266,7 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Check that all code points of strings are valid: NumPy cannot convert others."""
+    """Check that all code points are valid: NumPy cannot convert strings with invalid ones."""
     if array.dtype.kind == "U" and array.nbytes:
         numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
         if (most := int(numbers.max())) > sys.maxunicode:

@@ -38,7 +38,7 @@ Arrival = tuple[int, Received]  # the worker's index, and the result of `recvmsg
 Rights = list[tuple[int, int, "array.array[int]"]]  # descriptors, as an argument of `sendmsg`
 
 _RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
-# The same arguments for `map(recvmsg, …)`, which then calls `recvmsg` once.
+# The same arguments in tuples of one: `map(recvmsg, *_ONE_RECEIVE)` calls `recvmsg` once.
 _ONE_RECEIVE = tuple((argument,) for argument in _RECEIVE_NOW)
 
 # Plain ints, because operators of enum members are slow.
@@ -101,8 +101,8 @@ class WorkerHandle:
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
-        # `outgoing` has messages for which the socket had no room, as arguments of `sendmsg`. Since
-        # then, the first `len(send_results)` of them were sent.
+        # `outgoing` has messages that wait for room in the socket, as arguments of `sendmsg`. The
+        # first `len(send_results)` of them are already sent.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.send_results: list[int] = []
@@ -179,7 +179,7 @@ class PoolState:
                     self._receive(worker)
             if end_s is not None:
                 timeout_s = max(0.0, end_s - time.monotonic())
-            if is_woken:  # receive events that have arrived as well, then return
+            if is_woken:  # handle the events that are ready, but do not wait
                 end_s = timeout_s = 0.0
 
     def _handle_other(self, fd: int) -> bool:
@@ -401,9 +401,9 @@ class PoolState:
                 end_process(worker.pidfd)
 
     def _release_all(self) -> None:
-        # An error here (too many open files) was raised before, by `wait`.
+        # Ignore lost descriptors (too many open files): the workers are killed below in any case.
         with contextlib.suppress(UnsupportedEnvironment):
-            self._handle_replies()  # the replies contain the pidfds of workers started meanwhile
+            self._handle_replies()  # replies may contain pidfds of new workers
         self._kill()
         if self.zygote is not None:
             release(self.zygote)
@@ -430,8 +430,8 @@ def _await_exit(worker: WorkerHandle) -> None:
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
         return
-    # The zygote exited before it reported the start of this worker, so there is no pidfd. Only the
-    # channel shows the exit of the worker.
+    # There is no pidfd, because the zygote exited before it reported the start of this worker. Wait
+    # until the worker's socket is closed.
     poll = select.poll()
     poll.register(worker.socket, 0)
     poll.poll(1000)

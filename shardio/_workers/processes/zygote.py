@@ -17,13 +17,13 @@ created with.
     zygote -> main   session   REPLY NOT_STARTED (index, errno)
 
 `index` is the index of a worker in its pool. To close a pool, the main process shuts down its side
-of the session, and kills workers that are running GRACE_S later. After the last exit, the zygote
-shuts down its side of the session, too. If the main process shuts down the session in both
-directions, the zygote kills workers that are left. When the main process exits, for any reason, the
-zygote exits, and the kernel kills the workers.
+of the session, waits up to GRACE_S for the workers to exit, and kills the others. After the last
+exit, the zygote shuts down its side of the session, too. If the main process shuts down the session
+in both directions, the zygote kills the remaining workers. When the main process exits, for any
+reason, the zygote exits, and the kernel kills the workers.
 
 The main process has one zygote for all its pools. `acquire` and `release` may be called in any
-thread; a finalizer may call `release` even while one of them is running in the same thread.
+thread; a finalizer may call `release` even while one of the two is running in the same thread.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class _Zygote:
         if mask & ~select.EPOLLOUT:
             try:
                 data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
-            # The main process closed the socket with unread replies in it. The next `recvmsg` on
-            # this socket returns no data, which begins the end of the session.
+            # The main process closed the socket before it received all replies. The next `recvmsg`
+            # on this socket returns no data, so the session ends.
             except ConnectionResetError:
                 return
             if data:
@@ -216,8 +216,8 @@ class _Zygote:
         self._close_if_over(session)
 
     def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
-        # Send a duplicate: while the reply waits for room, the worker may exit, and its pidfd
-        # close.
+        # Send a duplicate of the pidfd: if the worker exits before the reply is sent, the original
+        # is closed.
         session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
         self._flush(session)
 
@@ -381,7 +381,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     environ = dict(os.environ)
     for name in _SINGLE_THREAD:
         environ.setdefault(name, "1")
-    # Duplicate both to numbers from 10 up, so that DUP2 to one target overwrites no source.
+    # Copy both to descriptors from 10 up: a DUP2 below would overwrite a source that is 3 or 4.
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
     try:
         return os.posix_spawn(

@@ -43,7 +43,7 @@ class StageExecutor(ABC):
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Create the executor of every stage; `stages` maps each to its step, the source to None.
+    """Create an executor for every stage; `stages` maps stages to steps, and the source to None.
 
     All async stages share an event loop. Stages of the same thread group share their threads.
     """
@@ -124,7 +124,7 @@ class ThreadExecutor(StageExecutor):
             self._runner.record_internal_error(error)
 
     def _next_job(self, wakeup_lock: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job; without one, `wake` or `close` will release `wakeup_lock`."""
+        """Return the next job; if there is none, add `wakeup_lock` to the locks of idle threads."""
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -254,7 +254,7 @@ class AsyncExecutor(StageExecutor):
         start_ns = now_ns()
         async for value in results:
             if not self._runner.add_results(job, (value,), now_ns() - start_ns):
-                # `_begin`, which sets the event, runs in this thread, too: not before the `await`.
+                # `_begin` runs in this thread, so it cannot set the event before the `await`.
                 job.results = asyncio.Event()
                 await job.results.wait()
             start_ns = now_ns()
@@ -346,7 +346,7 @@ class ProcessExecutor(StageExecutor):
                 task_pool.resume(job.results)
                 continue
             try:
-                # With this index of the item, `resume` requests more results of a generator.
+                # `resume` takes this index of the item to request more results of a generator.
                 job.results = task_pool.put(job.item)
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item

@@ -37,9 +37,9 @@ _CODES: Final[dict[type[Exception], str]] = {
 class Finding:
     """An error in a file. Attributes that do not apply to the error are None.
 
-    `code` is the name of the rule of the file format that is broken; names do not change between
-    versions. `sample` is the index of the row in the shard. `offset` is the offset in the file in
-    bytes. `expected` and `found` are the two values that differ.
+    `code` is the name of the broken rule of the file format; names do not change between versions.
+    `sample` is the index of the row in the shard. `offset` is the offset in the file in bytes.
+    `expected` and `found` are the two values that differ.
     """
 
     path: str
@@ -117,7 +117,7 @@ class Findings:
         message: str = "bytes do not match their hash",
         **where: Any,
     ) -> None:
-        """Add a finding about a stored hash, `expected`, and the hash of the data, `found`."""
+        """Add a finding: the stored hash is `expected`, but the hash of the data is `found`."""
         self.add(code, message, expected=f"{expected:016x}", found=f"{found:016x}", **where)
 
     def add_error(self, error: Exception, **where: Any) -> None:

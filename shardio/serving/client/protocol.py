@@ -1,4 +1,4 @@
-"""The messages between a server and its clients: JSON, followed by a block for a batch.
+"""The messages between a server and its clients: JSON objects, and blocks with batches.
 
     client                                          server
       open      token, options                ──▶
@@ -6,7 +6,7 @@
       iterate   number, state, batches ahead  ──▶
                                               ◀──   begun    number, epoch, steps
                                               ◀══   batch    number, step, next state; a block
-      credit    number, taken, up to          ──▶
+      credit    number, steps taken, allowed  ──▶
                                               ◀──   end      number, state of the next epoch
       check     state                         ──▶
                                               ◀──   checked  epoch
@@ -17,7 +17,7 @@ The first frame of a message is its head, a JSON object; `kind` is the kind of t
 batch has a second frame: the used part of the block that a worker has filled. `number` identifies
 an iteration. A server sends `heartbeat` once a second, and answers `no_session` if a client has no
 session. The JSON of an error (`failed`) has the name of its class, the message, and the location in
-a shard. No code is sent. Every value is checked when it is received.
+a shard. There are no pickles, and every value is checked when it is received.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class MalformedMessage(ValueError):
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """Return the head of a message as ASCII JSON; UTF-8 cannot encode all names of files."""
+    """Return the head of a message as ASCII JSON, which can hold file names that are not UTF-8."""
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
