@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="S",
-        help="duration of each half of a run, first and warm (default: 2)",
+        help="duration of the first reading, and of the warm readings (default: 2)",
     )
     add("--fields", type=utf8_name, metavar="NAME,…", help="read these fields only")
     add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets")
