@@ -144,7 +144,7 @@ def test_an_impossible_out_is_an_error(lines: Path, monkeypatch: pytest.MonkeyPa
 def test_invalid_names(lines: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str) -> None:
     (lines / "cwd").mkdir()
     monkeypatch.chdir(lines / "cwd")
-    message = r"out \(OUT\) is (empty|'a.*, not a valid folder name|'a.* no file or folder)"
+    message = r"out \(OUT\) is (empty|'a.*, not a valid folder name|'a.* not a valid file name)"
     with pytest.raises(InvalidArgument, match=message):
         shardio.convert(lines if source == "files" else [{"x": 1}], out)
     assert not [*Path().iterdir()]

@@ -196,7 +196,7 @@ def test_data_is_cut_as_bytes_are_but_without_a_step(long: Path) -> None:
         assert len(data) == len(whole)
         for part in (slice(-9, None), slice(5, 2), slice(len(whole), None), slice(3, 9 << 40)):
             assert bytes(data[part]) == whole[part]
-        with pytest.raises(InvalidArgument, match="without a step; found 2"):
+        with pytest.raises(InvalidArgument, match="cannot have a step; found 2"):
             data[::2]
         elsewhere = pickle.loads(pickle.dumps(reader[0]["video"]))
     assert same_value(elsewhere, made_stream(0, 40, 20_000))

@@ -460,7 +460,9 @@ def test_an_option_without_a_field_is_refused(alone: str, tmp_path: Path) -> Non
 
 
 def test_spans_are_not_drawn_beside_clips(beside: str) -> None:
-    with pytest.raises(InvalidArgument, match="samples are clips of 'video'.*where=\"random\" is"):
+    with pytest.raises(
+        InvalidArgument, match="samples are clips of 'video'.*leave where=\"random\" out of Sound"
+    ):
         loader_of(beside, DRAWN, clip=ALL)
     (batch,) = batches(beside, DRAWN, fields=["audio", "label"])
     assert batch["audio"].shape == (4, 4_000, 1)
