@@ -82,6 +82,6 @@ def refuses(
 def caller_stacklevel() -> int:
     """Return the `stacklevel` with which a warning by the calling function points to user code."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
+    while frame.f_back and str(frame.f_globals.get("__name__", "")).startswith("shardio."):
         frame, level = frame.f_back, level + 1
     return level

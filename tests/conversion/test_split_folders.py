@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def warned(source: Any, out: Path, **options: Any) -> str:
     with pytest.warns(UserWarning, match="named like splits") as caught:
         shardio.convert(source, out, workers=0, **options)
     assert [one.filename for one in caught] == [__file__]
+    with pytest.warns(UserWarning, match="named like splits"):  # called by code without __name__
+        exec("convert()", {"convert": partial(shardio.convert, source, f"{out}2", **options)})
     return str(caught[0].message)
 
 
