@@ -132,7 +132,7 @@ def test_a_command_that_writes_leaves_the_dataset_as_it_was(tmp_path: Path, comm
         shard = next(source.glob("*.shard"))
         shard.write_bytes(shard.read_bytes()[:-4096] + bytes(4096))
     arguments = {
-        "merge": ["merge", out, source],
+        "merge": ["merge", source, out],
         "reshard": ["reshard", source, out],
         "repair": ["repair", source, out],
         "stats": ["stats", source],

@@ -100,7 +100,9 @@ def test_diff_says_what_only_one_side_has(dataset: Path, tmp_path: Path, capsys:
 
 def test_merge_puts_datasets_together(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     other, out = make(tmp_path / "b", 4, 1, first=50), tmp_path / "out"
-    assert cli.main(["merge", str(out), str(dataset), str(other), "--workers", "0"]) == 0
+    assert cli.main(["merge", str(out), str(dataset), str(other)]) == 2  # the former order
+    assert "out: " in capsys.readouterr().err and not out.exists()
+    assert cli.main(["merge", str(dataset), str(other), str(out), "--workers", "0"]) == 0
     said, err = capsys.readouterr()
     assert said.startswith("merged 2 datasets: 16 samples in 4 shards, ")
     assert said.endswith(f", generation 1: {out}\n")

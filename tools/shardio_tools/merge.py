@@ -16,8 +16,8 @@ from shardio_tools.output import format_count, print_report, run_rewrite
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
     add("sources", metavar="SRC", nargs="+", help="the datasets to merge, in order")
+    add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
     add_rewrite_arguments(add)
 
 

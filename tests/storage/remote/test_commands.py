@@ -33,7 +33,7 @@ def test_inspect_by_ranges(told: Scene, tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "code", "said"),
     [
         (["verify", "s3://bucket/set"], 2, "shardio verify needs a local folder: copy"),
-        (["merge", "here/", "s3://bucket/set"], 2, "shardio merge needs a local folder: copy"),
+        (["merge", "s3://bucket/set", "here/"], 2, "shardio merge needs a local folder: copy"),
         (["inspect", "s3://bucket/nowhere"], 2, "holds no dataset.json"),
         (["inspect", "s3://bucket/set/a.shard"], 2, "shardio inspect s3://bucket/set\n"),
         (["inspect", "ftp://host/set"], 2, "ftp://host/set: a dataset is a folder, or a URL"),
