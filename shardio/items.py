@@ -10,7 +10,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
@@ -28,6 +28,8 @@ from shardio.order.sampling import check_count
 
 __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_workers"]
 
+_EXPECTED: Final = "an instance of a class derived from shardio.Loader"
+
 
 class Loader(ABC):
     """An interface for loading items in three steps: make a request, load it, finish the result.
@@ -35,6 +37,19 @@ class Loader(ABC):
     `make_request` and `post_process` run in the thread that iterates over the items. If there are
     workers, `load` runs in a worker, on a copy of the loader that is made when the worker starts.
     """
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Self:
+            """Refuse a path to this interface; otherwise do what the next class does."""
+            if cls is Loader and args:
+                refuse_path("loader", args[0], _EXPECTED)
+            new = super().__new__
+            if new is not object.__new__:
+                return new(cls, *args, **options)
+            if (args or options) and cls.__init__ is object.__init__:
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+            return new(cls)
 
     @abstractmethod
     def make_request(self, item: Any) -> Any:
@@ -368,6 +383,7 @@ def load_with_workers(
 
 
 def _check_loader(loader: Any) -> None:
+    refuse_path("loader", loader, _EXPECTED)
     if isinstance(loader, type):
         raise InvalidArgument(f"loader is the class {loader.__name__}; pass an instance of it")
     lacking = [name for name in _METHODS if not callable(getattr(loader, name, None))]

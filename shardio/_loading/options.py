@@ -90,12 +90,12 @@ def dataset_advice(call: str) -> dict[str, str]:
     }
 
 
-def refuse_path(name: str, value: Any) -> None:
+def refuse_path(name: str, value: Any, expected: str = "an iterable of items") -> None:
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
     path = os.fsdecode(bytes(value)) if isinstance(value, bytes | bytearray) else os.fspath(value)
     raise InvalidArgument(
-        f"{name} must be an iterable of items, and not a path or text; found {value!r}: "
+        f"{name} must be {expected}, and not a path or text; found {value!r}: "
         f"shardio.ShardLoader({path!r}, batch_size) loads the shards at a path, shardio.open() "
         "yields their samples one by one, and list() splits a text into characters"
     )

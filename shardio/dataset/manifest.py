@@ -311,6 +311,11 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
     """Return the generation number and dataset id in `dataset.json`; raise the errors of `load`."""
     root = Path(folder)
     pointer_path = root / POINTER
+    if root.is_file() and root.suffix == ".shard":
+        raise DatasetNotFound(
+            f"{root}: this is a single shard file: read it with shardio.ShardReader, or open its "
+            f"dataset, the folder {str(root.parent)!r}"
+        )
     if not root.is_dir():
         raise DatasetNotFound(f"{root}: there is no such folder")
     if not pointer_path.exists():

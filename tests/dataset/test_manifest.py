@@ -349,6 +349,9 @@ def test_clips_are_of_one_field_of_videos(published: Path, tmp_path: Path) -> No
 
 def test_a_folder_that_is_missing_empty_or_a_file_holds_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "0.shard").touch()
+    with pytest.raises(DatasetNotFound, match=f"0.shard: .*ShardReader, .*the folder '{tmp_path}'"):
+        load(tmp_path / "0.shard")
     for path in (tmp_path / "missing", tmp_path, tmp_path / "file"):
         with pytest.raises(DatasetNotFound, match=str(path)):
             load(path)

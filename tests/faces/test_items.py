@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Generator
+from functools import partial
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def test_a_loader_that_lacks_a_method_is_refused() -> None:
         load_with_workers(Half, [])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="abstract"):
         Loader()  # type: ignore[abstract]
+    for make in (Loader, partial(load, items=[]), partial(load_with_workers, items=[])):
+        with pytest.raises(InvalidArgument, match=r"derived from .*Loader.*ShardLoader\('out/', "):
+            make("out/")  # type: ignore[call-arg, arg-type, abstract]
 
 
 def test_what_is_not_acceptable_is_refused_before_anything_starts() -> None:
