@@ -109,16 +109,24 @@ _NAMES = {
     "shardio.shard.writer": ("ShardWriter",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
+# The public modules, which are attributes, too.
+_MODULES = (
+    *("conversion", "errors", "export", "items", "maintenance", "map_view", "measuring"),
+    *("media", "multi", "outputs", "pipeline", "serving", "transforms"),
+)
 # Public names of classes that have another name in their modules.
 _NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "ShardDataset"}
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its module on first use (PEP 562)."""
-    if name not in __all__:
-        raise AttributeError(f"module 'shardio' has no attribute {name!r}")
+    """Import a public module, or a public name from its module, on first use (PEP 562)."""
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f"shardio.{name}")
+    if name not in __all__:
+        text = f"module 'shardio' has no attribute {name!r}"
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])
     home = import_module(_HOMES.get(name, "shardio.errors"))
     value: object = getattr(home, _NAMES_AT_HOME.get(name, name))
     globals()[name] = value
@@ -126,4 +134,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -27,6 +27,8 @@ from shardio.samples.shard_dataset import dataset_path
 from shardio.samples.view import SampleView
 from shardio.storage.remote.connection import is_url
 
+__all__ = ["MapView"]
+
 _OPTIONS: Final = ("fields", "transform", "decode")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,15 @@ def test_an_unknown_name_is_an_attribute_error_that_says_it() -> None:
 def test_a_name_of_errors_that_is_not_public_is_not_at_the_front_door() -> None:
     assert hasattr(errors, "_rebuild")
     assert not hasattr(shardio, "_rebuild")
+
+
+def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() -> None:
+    text = "".join(page.read_text() for page in ROOT.glob("docs/[hr]*/*.md"))
+    found = {*re.findall(r"(?:from |import |## )shardio\.([a-z]\w*)", text)} - {*shardio.__all__}
+    assert found <= {*shardio._MODULES} <= {*dir(shardio)}
+    done = _run("import shardio\nfor x in shardio._MODULES: getattr(shardio, x).__all__")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Did you mean: 'ShardLoader'?" in _run("import shardio\nshardio.ShardLaoder").stderr
 
 
 @pytest.mark.parametrize("package", ["av", "multiprocessing", "numpy", "tinygrad"])
