@@ -229,10 +229,15 @@ def _infer_list_type(value: Sequence[Any]) -> _InferredType:
 def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
     if value is None:
         return None
-    if field.item:
-        return [np.asarray(each, field.item.numpy) for each in value]
-    if field.array and isinstance(value, list | tuple):
-        return np.asarray(value, field.array.numpy)
+    try:
+        if field.item:
+            return [np.asarray(each, field.item.numpy) for each in value]
+        if field.array and isinstance(value, list | tuple):
+            return np.asarray(value, field.array.numpy)
+    except OverflowError as error:
+        raise InvalidArgument(
+            f"column {name!r}, row {row}: an integer is too large for int64; use floats or strings"
+        ) from error
     return str(value) if field.is_utf8 else _to_plain_value(name, row, value, field)
 
 

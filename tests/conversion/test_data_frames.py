@@ -243,6 +243,7 @@ REFUSED = [
     (pd.DataFrame({"x": ["a", "b", 3]}), r"column 'x', row 2: found int64, expected Text as in"),
     (pd.DataFrame({"x": [np.zeros(2), np.zeros((2, 2))]}), r"found float64\[2, 2\], expected fl"),
     (pd.DataFrame({"x": [[1], np.zeros(1, "f4")]}), r"row 1: found float32\[1\], expected int64"),
+    (pd.DataFrame({"x": [[1], [2**63]]}), "column 'x', row 1: an integer is too large for int64"),
     (pd.DataFrame({"x": [{"a": 1}, "t"]}), "row 1: found Text, expected lists or dicts"),
     (pd.DataFrame({"x": [1, datetime.date(2020, 1, 1)]}), r"row 1: found datetime\.date; expected"),
     (pd.DataFrame({"x": np.zeros(2, complex)}), "column 'x': unsupported dtype complex128"),
