@@ -35,9 +35,6 @@ def write(folder: Path, suffix: str, n: int, columns: list[str], n_rows: int = 4
     WRITERS[suffix](folder / f"{n}.{suffix}", values)
 
 
-# --- label and source ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("suffix", [suffix for suffix in WRITERS if suffix != "tar"])
 def test_names_below_label_and_source_take_their_place(suffix: str, tmp_path: Path) -> None:
     options = {"rows": True} if suffix in ("npz", "safetensors") else {}
@@ -72,9 +69,6 @@ def test_a_file_whose_names_clash_with_earlier_ones_is_broken(suffix: str, tmp_p
     (one,) = report.broken
     assert one.name.startswith(f"1.{suffix}") and "x." in one.reason
     assert report.counts["converted"] == 1
-
-
-# --- several files ---------------------------------------------------------------------------
 
 
 def values(out: Path, name: str) -> list[Any]:
@@ -122,9 +116,6 @@ def test_an_append_takes_files_with_the_fields_of_the_dataset(suffix: str, tmp_p
         assert values(tmp_path / "out", field_name(suffix, name)) == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
-# --- the command -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_the_command_says(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "in", suffix, 0, ["x", "y"])
@@ -158,8 +149,6 @@ def test_the_options_of_converters_are_flags(
     assert main([*command, *flags]) == 0
     assert f"a sample has {sample}" in capsys.readouterr().out
 
-
-# --- killed ----------------------------------------------------------------------------------
 
 KILLED = """
 import json, os, signal, sys

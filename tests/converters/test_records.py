@@ -25,9 +25,6 @@ MADE = Path(__file__).parent / "made" / "tfrecord"
 PLAIN = MADE / "examples.tfrecord-00000-of-00001"
 
 
-# --- protobuf and TFRecord, written by hand --------------------------------------------------
-
-
 def varint(value: int) -> bytes:
     value &= (1 << 64) - 1
     found = bytearray()
@@ -74,9 +71,6 @@ def head(n_bytes: int) -> bytes:
 
 def framed(records: Iterable[bytes]) -> bytes:
     return b"".join(head(len(one)) + one + struct.pack("<I", masked(one)) for one in records)
-
-
-# --- TFRecord --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zlib"])
@@ -344,9 +338,6 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     (root / "a" / "good.tfrecord").write_bytes(b"")
     with pytest.raises(InvalidArgument, match="no TFRecord file that can be read and holds a"):
         convert(root, tmp_path / "out")
-
-
-# --- ArrayRecord -----------------------------------------------------------------------------
 
 
 def write_array_record(path: Path, records: list[bytes], options: str = "group_size:1") -> None:

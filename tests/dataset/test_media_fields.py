@@ -111,9 +111,6 @@ def test_many_streams_are_found_beyond_one_block_of_each_table(tmp_path: Path) -
     )
 
 
-# --- a clip reads what it touches -----------------------------------------------------------------
-
-
 def chunks_checked(reader: ShardReader, row: int) -> list[int]:
     """Return the chunks of a row's video that the shard has marked as verified."""
     entry = reader.records.entries("video", np.array([row]))
@@ -212,9 +209,6 @@ def test_a_file_that_is_cut_short_is_told_by_who_reads_it_by_offset(long: Path) 
         assert (caught.value.field, caught.value.sample) == ("video", 1)
 
 
-# --- what a writer takes --------------------------------------------------------------------------
-
-
 def fake_media(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
     """Let files be looked into by something that needs none."""
     seen: list[tuple[bytes, str]] = []
@@ -268,9 +262,6 @@ def test_a_sample_that_is_refused_leaves_the_writer_usable(tmp_path: Path) -> No
         writer.append(good)
     with ShardReader(tmp_path / "a.shard") as reader:
         assert same_sample(reader[0], as_read(good, MEDIA_FIELDS))
-
-
-# --- datasets and loaders -------------------------------------------------------------------------
 
 
 @pytest.fixture

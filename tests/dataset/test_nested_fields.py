@@ -75,8 +75,6 @@ def test_a_nested_record_can_be_asked_for_by_its_name(tmp_path: Path) -> None:
         ShardLoader(folder, 1, fields=["camera.lens", "camera"])
 
 
-# --- lists ----------------------------------------------------------------------------------
-
 BOXES = Array("int32", (None, 2, None))
 
 
@@ -142,8 +140,6 @@ def test_a_list_that_cannot_be_stored_is_refused(arguments: Any, text: str) -> N
     with pytest.raises(SchemaError, match=text):
         List(*arguments)
 
-
-# --- dictionaries ---------------------------------------------------------------------------
 
 CAPTIONS = Schema({"text": Text("zstd_dictionary"), "plain": Text("zstd")})
 

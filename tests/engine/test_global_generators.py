@@ -170,8 +170,6 @@ def test_turns_are_had_in_the_order_of_asking() -> None:
     assert sorted(order[3:]) == [0, 1, 2]
 
 
-# --- torch's generator ----------------------------------------------------------------------
-
 STAND_IN = """
 import random
 

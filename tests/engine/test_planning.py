@@ -69,8 +69,6 @@ def test_blocks_have_room_for_what_is_made_of_a_whole_batch(tmp_path: Path) -> N
         assert MIB < pool.block_bytes < MIB + 16384
 
 
-# --- the samples of a step ------------------------------------------------------------------
-
 SCHEMA = Schema({"label": Array("int64")})
 N = 2 * CHUNK + 77
 

@@ -48,9 +48,6 @@ def draws(folder: str, **options: Any) -> list[Any]:
         return [bits(batch) for _ in range(2) for batch in loader]
 
 
-# --- what it gets and gives -----------------------------------------------------------------
-
-
 @WORKERS
 def test_what_it_returns_becomes_the_batch(folder: str, num_workers: int) -> None:
     def halve(batch: Fields) -> Fields:
@@ -124,9 +121,6 @@ def test_shapes_may_differ_from_batch_to_batch(folder: str, num_workers: int) ->
                 assert (batch["x"] == n).all()
 
 
-# --- the last batch -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("tail", "n_rows"), [("short", 6), ("pad", 8)])
 def test_the_last_batch_is_as_short_as_it_would_arrive(folder: str, tail: Any, n_rows: int) -> None:
     def measure(batch: Fields) -> Fields:
@@ -140,9 +134,6 @@ def test_the_last_batch_is_as_short_as_it_would_arrive(folder: str, tail: Any, n
     assert last["row"] == list(map(str, range(n_rows)))
     assert last.valid.tolist() == ([True] * 6 + [False] * 2)[:n_rows]
     assert last.indices.tolist() == last["label"].tolist()
-
-
-# --- what it draws --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,9 +173,6 @@ def test_streams_of_samples_and_batches_have_nothing_in_common() -> None:
     ]
     assert keys == GOLDEN
     assert SampleGenerators(5).key(1, 0) == keys[0]
-
-
-# --- what goes wrong ------------------------------------------------------------------------
 
 
 @WORKERS

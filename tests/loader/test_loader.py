@@ -72,9 +72,6 @@ def test_the_options_of_a_loader_do_not_apply_to_its_view(small: str) -> None:
         assert loader.view[5]["label"] == 5
 
 
-# --- the same as direct reads, whoever fills the blocks -------------------------------------
-
-
 @pytest.mark.parametrize("n_shards", [1, 3, 400])
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
 def test_every_sample_of_an_epoch_comes_once_and_as_a_direct_read_gives_it(
@@ -118,9 +115,6 @@ def test_shards_do_not_change_what_is_in_a_batch(folders: dict[int, str]) -> Non
     assert [(b[2], b[4]) for b in one] == [(b[2], b[4]) for b in many]
 
 
-# --- order ----------------------------------------------------------------------------------
-
-
 def test_without_shuffle_samples_come_in_their_order_every_epoch(small: str) -> None:
     assert _order(small) == [list(range(100))] * 2
 
@@ -144,9 +138,6 @@ def test_the_epoch_counts_iterations_also_those_left_early(small: str) -> None:
             assert batch.epoch == loader.epoch == 1
             break
         assert next(iter(loader)).epoch == loader.epoch == 2
-
-
-# --- sizes ----------------------------------------------------------------------------------
 
 
 @WORKERS
@@ -236,9 +227,6 @@ def test_empty_shards_between_others_are_passed_over(tmp_path: Path) -> None:
     assert sizes == [2, 1]
 
 
-# --- fields ---------------------------------------------------------------------------------
-
-
 @WORKERS
 def test_field_order(folders: dict[int, str], read: list[dict[str, Any]], num_workers: int) -> None:
     fields = ["note", "label", "packed"]
@@ -266,9 +254,6 @@ def test_varying_arrays_begin_on_cache_lines(folders: dict[int, str], transform:
     arrays = [array for array in (*batch["points"], *batch["cloud"]) if array.size]
     assert {array.ctypes.data % 64 for array in arrays} == {0}
     assert any(len(value) % 64 for name in ("note", "blob") for value in batch[name])
-
-
-# --- damage ---------------------------------------------------------------------------------
 
 
 @WORKERS
@@ -362,9 +347,6 @@ def test_a_shard_that_is_deleted_while_a_loader_is_open_is_still_read(small: str
     assert found == expected
 
 
-# --- memory ---------------------------------------------------------------------------------
-
-
 @WORKERS
 def test_a_budget_below_one_batch_is_refused(small: str, num_workers: int) -> None:
     with pytest.raises(InsufficientMemory, match=r"needs a block of \d{6} bytes.*allows 100000"):
@@ -389,9 +371,6 @@ def test_default_budget_is_half_the_available(small: str, monkeypatch: pytest.Mo
     )
     with pytest.raises(InsufficientMemory, match="allows 150000"):
         _loader(small)
-
-
-# --- options --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -474,9 +453,6 @@ def test_by_default_a_worker_runs_on_each_cpu(small: str, monkeypatch: pytest.Mo
         assert loader._engine._backend.n_workers == 3
 
 
-# --- another device -------------------------------------------------------------------------
-
-
 @WORKERS
 def test_reused_batches_on_a_device_are_the_same_tensors(small: str, num_workers: int) -> None:
     options: dict[str, Any] = {"output": "tinygrad", "device": "PYTHON", "num_workers": num_workers}
@@ -489,9 +465,6 @@ def test_reused_batches_on_a_device_are_the_same_tensors(small: str, num_workers
                 np.testing.assert_array_equal(batch[name].numpy(), value)
             seen.setdefault(batch.n_rows, set()).add(id(batch["label"]))
     assert all(len(ids) == 1 for ids in seen.values()), "one for each number of rows"
-
-
-# --- the reference page ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

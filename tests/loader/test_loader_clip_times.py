@@ -317,9 +317,6 @@ def test_functions_of_the_user_get_the_times_beside_the_clip(folder: str) -> Non
         assert list(next(iter(loader))) == beside
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("field", "event", "words"),
     [

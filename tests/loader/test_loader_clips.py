@@ -346,9 +346,6 @@ def test_videos_are_preloaded_whole(folder: str) -> None:
         assert dataset.preload(["video"]) > sum(len(video.data) for video in videos)
 
 
-# --- damage ---------------------------------------------------------------------------------------
-
-
 def damaged(files: list[Path | None], made: Path) -> str:
     """Write a dataset in which a packet of the fourth video does not begin as it should."""
     copy = write_dataset(made, len(files), 2, SCHEMA, samples_of(files))
@@ -412,9 +409,6 @@ def test_a_table_of_other_frames_is_refused(files: list[Path | None], tmp_path: 
     with pytest.raises(ShardCorrupt, match="more frames than packets") as caught:
         loader_of(made, verify="off")
     assert caught.value.sample == 0
-
-
-# --- what is asked for ----------------------------------------------------------------------------
 
 
 def test_the_dataset_has_the_default_clips(files: list[Path | None], tmp_path: Path) -> None:

@@ -66,9 +66,6 @@ def padded(values: list[Any], n_dims: int) -> tuple[np.ndarray[Any, Any], np.nda
     return out, mask
 
 
-# --- pad ------------------------------------------------------------------------------------
-
-
 @WORKERS
 @pytest.mark.parametrize("transform", [None, same])
 @pytest.mark.parametrize("options", [{}, {"tail": "pad", "reuse": True}])
@@ -126,9 +123,6 @@ def test_a_batch_of_nothing_but_empty_arrays_has_no_room_for_values(folder: str)
     assert batch["sparse"].shape == (1, 0)
 
 
-# --- ragged ---------------------------------------------------------------------------------
-
-
 @WORKERS
 @pytest.mark.parametrize("transform", [None, same])
 @pytest.mark.parametrize("options", [{}, {"tail": "pad", "reuse": True}])
@@ -157,9 +151,6 @@ def test_ragged_arrays_of_other_inner_shapes_are_refused(folder: str, transform:
     with _loader(folder, collate=collate, transform=transform) as loader:
         with pytest.raises(error, match=r"sample 0 .*\(0, 3, 0\), .*sample 1 .*\(1, 3, 1\): use"):
             list(loader)
-
-
-# --- stack and list -------------------------------------------------------------------------
 
 
 def test_stacked_by_name_equal_shapes_are_one_array_and_others_an_error(tmp_path: Path) -> None:
@@ -224,9 +215,6 @@ def test_a_transform_may_return_the_same_array_with_other_values_each_time(folde
             assert values[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-# --- the user's function --------------------------------------------------------------------
-
-
 def gather(samples: list[Sample]) -> Sample:
     width = max(len(sample["points"]) for sample in samples)
     out = np.zeros((2, width, len(samples)), np.int16)
@@ -258,8 +246,6 @@ def test_a_function_makes_a_batch_of_samples(folder: str, transform: Any, tail: 
             assert batch.valid.sum() == min(5, N - 5 * batch.step)
         assert len({float(batch["drawn"]) for batch in loader}) == 5
 
-
-# --- memory ---------------------------------------------------------------------------------
 
 LARGE = Schema({"x": Array("uint8", (None,)), "blob": Bytes()})
 
@@ -299,9 +285,6 @@ def test_batch_beyond_budget(grown: Callable[[int], str], num_workers: int, tran
         with pytest.raises(InsufficientMemory, match=r"block of 8\d{5} bytes; .* allows 500000"):
             next(batches)
         assert next(iter(loader))["x"].shape == (4, 8)
-
-
-# --- tensors --------------------------------------------------------------------------------
 
 
 @pytest.mark.cpu_device
@@ -344,9 +327,6 @@ def test_reused_arrays_may_differ_in_shape(folder: str, collate: Any, widths: li
 def test_ragged_batches_for_several_devices_are_refused(folder: str) -> None:
     with pytest.raises(shardio.InvalidArgument, match="'ragged' makes arrays .* use 'pad'"):
         _loader(folder, output="tinygrad", device=("CPU", "CPU:1"), collate={"points": "ragged"})
-
-
-# --- what cannot be asked -------------------------------------------------------------------
 
 
 def test_what_does_not_go_with_the_dataset_is_refused_by_the_constructor(folder: str) -> None:

@@ -89,9 +89,6 @@ def batches(folder: Any, sound: Sound | None = None, **options: Any) -> list[Any
         return list(loader)
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
 @WORKERS
 def test_unequal_sounds_are_a_list(files: list[Path], alone: str, num_workers: int) -> None:
     (batch,) = batches(alone, num_workers=num_workers)
@@ -201,9 +198,6 @@ def test_streams_are_handed_over_undecoded(alone: str) -> None:
         loader_of(alone, decode=False)
 
 
-# --- beside clips ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("num_workers", "transform"), [(0, None), (0, dict), (2, None)])
 def test_clips_have_sound(files: list[Path], beside: str, num_workers: int, transform: Any) -> None:
     found = batches(beside, clip=ALL, num_workers=num_workers, transform=transform)
@@ -302,8 +296,6 @@ def test_sources_of_a_mixture_have_sound(alone: str, beside: str) -> None:
     assert {*np.concatenate([batch["label"] for batch in found]).tolist()} == {1, 3}
 
 
-# --- spans that are drawn -------------------------------------------------------------------------
-
 DRAWN = Sound(rate=8_000, seconds="1/2", where="random")
 
 
@@ -391,9 +383,6 @@ def test_who_draws_a_span_makes_no_difference(noise: tuple[str, list[Any]], tran
         assert [bits(batch) for batch in loader] == rest
 
 
-# --- damage ---------------------------------------------------------------------------------------
-
-
 def damaged(files: list[Path], made: Path) -> str:
     """Write a dataset in which packet 5 of the fourth sound has changed."""
     samples = [{"audio": sound_of(files, i), "label": i} for i in range(len(LENGTHS))]
@@ -420,9 +409,6 @@ def test_damage_is_located_or_skipped(files: list[Path], tmp_path: Path, num_wor
     (batch,) = batches(copy, Sound(seconds=1), on_error="skip", max_skips=1, **options)
     assert batch.valid.tolist() == [True, True, True, False]
     assert [(each.index, each.error) for each in batch.skipped] == [(3, "ChecksumMismatch")]
-
-
-# --- what is asked for ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

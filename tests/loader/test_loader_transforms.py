@@ -44,9 +44,6 @@ def _labels(folder: str, transform: Callable[..., Any], **options: Any) -> list[
         return [int(label) for batch in loader for label in batch["label"]]
 
 
-# --- kinds of callables ---------------------------------------------------------------------
-
-
 def plus_hundred(sample: Sample) -> Sample:
     return {"label": sample["label"] + 100}
 
@@ -94,9 +91,6 @@ def test_a_transform_that_cannot_travel_is_refused_by_the_constructor(folder: st
     lock = threading.Lock()
     with pytest.raises(shardio.InvalidArgument, match="cannot be sent to worker processes"):
         _loader(folder, num_workers=1, transform=lambda sample: {"label": lock.locked()})
-
-
-# --- what comes out -------------------------------------------------------------------------
 
 
 @WORKERS
@@ -148,9 +142,6 @@ def test_fields_limit_what_a_transform_sees(folder: str, num_workers: int) -> No
     transform = lambda sample: {"names": sorted(sample)}  # noqa: E731
     with _loader(folder, fields=["label"], transform=transform, num_workers=num_workers) as loader:
         assert next(iter(loader))["names"] == [["label"]] * 8
-
-
-# --- chance ---------------------------------------------------------------------------------
 
 
 def draw(sample: Sample, rng: np.random.Generator) -> Sample:
@@ -208,9 +199,6 @@ def test_main_generators_stay_unchanged(folder: str, num_workers: int, start_met
                 list(_loader(folder, transform=_fail_after(20), **options))
     assert random.getstate() == states[0]
     assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
-
-
-# --- failures -------------------------------------------------------------------------------
 
 
 class OwnError(Exception):
@@ -376,9 +364,6 @@ def test_a_sample_may_be_changed_in_place_but_for_its_arrays(folder: str, num_wo
     assert _labels(folder, change, num_workers=num_workers) == list(range(1, N + 1))
 
 
-# --- deaths ---------------------------------------------------------------------------------
-
-
 def _dying(first: int, end: Callable[[], Any]) -> Callable[[Sample], Sample]:
     def die(sample: Sample) -> Sample:
         if sample["label"] == first:
@@ -441,9 +426,6 @@ def test_a_batch_that_one_worker_died_of_is_done_again_bit_for_bit(
             found[num_workers] = [bits(batch) for _ in range(2) for batch in loader]
         assert marker.exists()
     assert found[2] == found[1] == found[0]
-
-
-# --- work that is not wanted any more -------------------------------------------------------
 
 
 def test_without_workers_a_pass_that_was_left_runs_no_further_transform(folder: str) -> None:

@@ -36,8 +36,6 @@ def made_by(taker: str, make: Callable[[int], Any]) -> Callable[[Any], Fields]:
     return lambda batch: {"x": [make(int(label)) for label in batch["label"]]}
 
 
-# --- masked arrays --------------------------------------------------------------------------
-
 MASKED: dict[str, Callable[[], Any]] = {
     "array": lambda: np.ma.masked_array([1.0, 2.0], [False, True]),
     "nothing masked": lambda: np.ma.masked_array([1.0, 2.0]),
@@ -151,9 +149,6 @@ def test_a_masked_array_chooses_no_samples(folder: str) -> None:
     for sampler in (WeightedSampler(np.ma.ones(N)), numbers):
         with pytest.raises(InvalidArgument, match="(weights|sampler).*masked array"):
             epoch(folder, sampler=sampler)
-
-
-# --- tensors --------------------------------------------------------------------------------
 
 
 def stand_in(array: np.ndarray[Any, Any], device: str = "cpu", layout: str = "strided") -> Any:

@@ -42,9 +42,6 @@ def _told(loader: ShardLoader) -> set[Any]:
     return {each for batch in loader for each in batch["told"]}
 
 
-# --- the same batches -----------------------------------------------------------------------
-
-
 def draw(sample: Sample, rng: np.random.Generator) -> Sample:
     return {"label": sample["label"], "drawn": rng.random(3)}
 
@@ -111,9 +108,6 @@ def test_a_killed_worker_is_replaced_in_the_same_way(folder: str, start_method: 
                 assert [bits(batch) for batch in loader] == [bits(batch) for batch in other]
 
 
-# --- what they share with the program -------------------------------------------------------
-
-
 def test_each_start_method_says_where_its_workers_come_from(folder: str) -> None:
     def where(sample: Sample) -> Sample:
         code = sys.orig_argv[-1]
@@ -154,9 +148,6 @@ def test_module_import_counts(folder: str, tmp_path: Path, monkeypatch: pytest.M
     finally:
         del sys.modules["needed_by_transform"]
     assert found == {"zygote": 3, "spawn": 3, "thread": 0}
-
-
-# --- threads --------------------------------------------------------------------------------
 
 
 def test_transforms_in_threads_have_the_global_generators_in_turn(folder: str) -> None:

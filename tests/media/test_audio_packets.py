@@ -111,9 +111,6 @@ def flash_at(stream: EncodedStream) -> Fraction:
     return int(np.sort(stream.packets["pts"])[25]) * stream.time_base
 
 
-# --- parts ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "codec"), [("a.mkv", "flac"), ("a.mp4", "aac"), ("a.wav", "")])
 def test_a_part_is_what_is_heard_there_of_the_whole(tmp_path: Path, name: str, codec: str) -> None:
     if codec:
@@ -164,9 +161,6 @@ def test_impossible_parameters(tmp_path: Path, parameters: dict[str, object], wo
     forged = replace(sound, parameters={**sound.parameters, **parameters})
     with AudioDecoder() as decoder, pytest.raises(MediaError, match=words):
         decoder.decode(forged, 0, 10)
-
-
-# --- what a file has ------------------------------------------------------------------------------
 
 
 def test_a_file_without_sound_has_none(tmp_path: Path) -> None:

@@ -255,9 +255,6 @@ def test_an_unknown_mode_is_listed_with_what_there_is() -> None:
         decode_image(saved(smooth(), "JPEG"), mode="bgr")  # type: ignore[arg-type]
 
 
-# --- crops and sizes ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_a_crop_of_its_own_size_is_a_part_of_the_picture(kind: str) -> None:
     data = saved(smooth(), kind)
@@ -304,9 +301,6 @@ def test_resizing_a_half_is_the_mean_with_its_neighbours() -> None:
     assert not np.shares_memory(resize(ramp, (60, 8)), ramp)
 
 
-# --- encoding -------------------------------------------------------------------------------------
-
-
 def test_quality_and_subsampling_decide_over_the_bytes() -> None:
     picture = smooth(64, 64)
     sizes = [len(encode_jpeg(picture, quality=quality)) for quality in (20, 60, 95)]
@@ -322,9 +316,6 @@ def test_one_channel_becomes_a_grey_jpeg() -> None:
     data = encode_jpeg(smooth()[..., :1], quality=95)
     assert probe(data).channels == 1
     np.testing.assert_allclose(decode_image(data, mode="grey")[..., 0], smooth()[..., 0], atol=4)
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -380,9 +371,6 @@ def test_a_missing_package_names_its_extra(package: str, monkeypatch: pytest.Mon
     pillow.pillow_image.cache_clear()
     assert "pip install '.[images]'" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-# --- real pictures --------------------------------------------------------------------------------
 
 
 def test_real_pictures_are_what_pillow_decodes(media_root: Path) -> None:

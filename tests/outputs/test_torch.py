@@ -41,9 +41,6 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
     return ShardLoader(folder, 4, **{"num_workers": 0, "output": "torch", **options})
 
 
-# --- batches ------------------------------------------------------------------------------------
-
-
 def test_batches_are_tensors_of_the_dtypes_of_the_fields_and_lists_stay_lists(folder: str) -> None:
     with _loader(folder) as loader:
         for batch in loader:
@@ -101,9 +98,6 @@ def test_joined_and_companion_arrays_are_tensors(folder: str, rule: str, beside:
                 np.testing.assert_array_equal(batch[name].numpy(), arrays[name])
 
 
-# --- one tensor ---------------------------------------------------------------------------------
-
-
 def test_a_tensor_keeps_the_owner_of_its_array_until_its_last_view_is_gone() -> None:
     memory = np.ndarray((64,), np.uint8, bytearray(64))
     is_gone = weakref.ref(memory)
@@ -143,9 +137,6 @@ def test_a_device_that_torch_does_not_know_or_cannot_open_is_an_error() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedEnvironment, match=r"cannot open device cuda .*device='cpu'"):
             TorchAdapter("cuda")
-
-
-# --- torch's own loader -------------------------------------------------------------------------
 
 
 def _labels(samples: list[dict[str, Any]]) -> Any:

@@ -87,8 +87,6 @@ def test_arrays_that_lie_raw_in_the_file_are_views_and_cannot_be_written(shard: 
                 assert address % (64 if is_large else field.numpy.itemsize) == 0
 
 
-# --- columns --------------------------------------------------------------------------------
-
 COLUMNS = list(EVERY_FIELD.columns)
 
 
@@ -144,9 +142,6 @@ def test_what_is_no_column_is_refused(shard: Path, name: str, text: str) -> None
         reader.column(name)
 
 
-# --- verification ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", list(EVERY_FIELD))
 def test_changed_bytes_are_refused_with_file_field_and_offset(tmp_path: Path, name: str) -> None:
     path = write_shard(tmp_path / "a.shard", 9)
@@ -197,9 +192,6 @@ def test_units_are_checked_once_always_or_never(tmp_path: Path) -> None:
 def test_an_unknown_verification_is_refused(shard: Path) -> None:
     with pytest.raises(InvalidArgument, match="one of off, first, always; found 'never'"):
         ShardReader(shard, verify="never")  # type: ignore[arg-type]
-
-
-# --- lifetime -------------------------------------------------------------------------------
 
 
 def test_views_outlive_close(shard: Path) -> None:

@@ -55,9 +55,6 @@ def values(function: Callable[[Any], Any], items: Iterable[Any], **options: Any)
     return [value for _, value in found]
 
 
-# --- what comes back ------------------------------------------------------------------------
-
-
 def test_items_and_values_may_be_longer_than_a_message() -> None:
     # The pickle and the header of those in the middle have about MAX_MESSAGE_BYTES.
     items = [os.urandom(n) for n in (10, *range(65_450, 65_530), 70_000, 3_000_000)]
@@ -71,9 +68,6 @@ def test_a_value_that_this_process_cannot_unpickle_is_an_error_that_says_of_whic
 
     with pytest.raises(TransformError, match=r"item 1 \(1\) cannot be unpickled.*ValueError"):
         values(lambda item: Unfit() if item else item, range(3))
-
-
-# --- bounds ---------------------------------------------------------------------------------
 
 
 def test_values_are_copied_with_one_warning_only_where_the_program_holds_all_blocks() -> None:
@@ -90,9 +84,6 @@ def test_values_are_copied_with_one_warning_only_where_the_program_holds_all_blo
         assert len(caught) == 1
         assert 10 < flow.stats.n_copies < 20
     assert all((array == item).all() for item, array in enumerate(kept, 20))
-
-
-# --- failures -------------------------------------------------------------------------------
 
 
 def test_an_exception_is_raised_as_itself_with_the_item_and_the_traceback_there() -> None:
@@ -150,9 +141,6 @@ def test_a_function_that_a_worker_cannot_unpickle_is_an_error_with_the_traceback
         values(Stubborn(), [1])
 
 
-# --- deaths ---------------------------------------------------------------------------------
-
-
 def test_what_two_workers_died_of_is_an_error_that_names_it(tmp_path: Path) -> None:
     def load(item: int) -> int:
         if item == 4:
@@ -172,9 +160,6 @@ def test_any_number_of_items_that_workers_die_of_in_a_row_may_be_left_out() -> N
 
     with TaskPool(load, 1, max_skips=5) as flow:
         assert list(drive(flow, range(6))) == [(5, 5)]
-
-
-# --- waiting, and the end -------------------------------------------------------------------
 
 
 def _taken(flow: TaskPool) -> tuple[int, Any]:

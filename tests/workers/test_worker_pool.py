@@ -54,9 +54,6 @@ def _open_fds() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-# --- messages -------------------------------------------------------------------------------
-
-
 def test_send_keeps_what_a_worker_does_not_read_yet_and_wait_sends_it() -> None:
     def read_when_told(channel: Channel) -> None:
         (told,) = channel.fds
@@ -126,9 +123,6 @@ def test_a_message_of_the_wrong_size_is_refused_and_the_largest_is_echoed() -> N
                 pool.send(0, message)
         pool.send(0, message[1:])
         assert _events(pool, 1) == [Message(0, message[1:])]
-
-
-# --- deaths ---------------------------------------------------------------------------------
 
 
 def test_all_messages_of_a_worker_come_before_its_death() -> None:
@@ -212,9 +206,6 @@ def test_a_worker_that_closes_its_channel_is_not_dead_yet() -> None:
     os.close(write_end)
 
 
-# --- restarts -------------------------------------------------------------------------------
-
-
 def test_a_restarted_worker_has_the_same_place_function_and_descriptors() -> None:
     def count_up(channel: Channel) -> None:
         n = int(os.pread(channel.fds[0], 10, 0) or b"0") + 1
@@ -251,9 +242,6 @@ def test_a_message_queued_for_a_dead_worker_does_not_reach_its_successor() -> No
         pool.restart(0)
         pool.send(0, b"second")
         assert _until_dead(pool)[0] == Message(0, b"second")
-
-
-# --- ends -----------------------------------------------------------------------------------
 
 
 def _stuck(kind: str) -> Callable[[Channel], None]:

@@ -45,9 +45,6 @@ def _asked(
         return json.loads(event.data)
 
 
-# --- what a worker finds --------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("warm_zygote")
 def test_a_worker_has_mains_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -159,9 +156,6 @@ def test_functions_and_classes_of_a_module_that_is_not_on_the_path_arrive(tmp_pa
         assert "hidden_module" not in cloudpickle.list_registry_pickle_by_value()
     finally:
         del sys.modules["hidden_module"]
-
-
-# --- the zygote -----------------------------------------------------------------------------
 
 
 def test_one_zygote_serves_all_crews_and_is_gone_with_the_last() -> None:
