@@ -17,6 +17,10 @@ if sys.platform == "win32":
     raise UnsupportedEnvironment("shardio needs Linux; on Windows, run it inside WSL 2")
 
 if TYPE_CHECKING:
+    import shardio.export
+    import shardio.map_view
+    import shardio.measuring
+    import shardio.transforms  # noqa: F401  # the last import that binds `shardio`
     from shardio.batch.batch import Batch
     from shardio.conversion import ConversionReport, Converter, Input, Outcome, convert
     from shardio.dataset.writer import DatasetWriter

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, Self, get_args
 
-from shardio._base.callers import one_of
+from shardio._base.callers import one_of, refuses
 from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, StageStats
 from shardio._loading.options import OnError, check_seconds, check_skips
@@ -271,6 +271,13 @@ class Pipeline(PipelineIterations):
         return self._iterate(self._pipeline_source.source, lambda origin: None)
 
 
+@refuses(
+    {"collate_fn": "write aggregator=", "num_workers": "write num_threads="}
+    | dict.fromkeys(
+        ("dataset", "sampler", "shuffle"),
+        "write shardio.ShardLoader(dataset, batch_size, shuffle=True) for batches of a dataset",
+    )
+)
 class DataLoader(PipelineIterations):
     """A loader that preprocesses items, collects them into batches and aggregates each batch.
 

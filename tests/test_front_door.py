@@ -4,7 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,24 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
     done = _run("import shardio\nfor x in shardio._MODULES: getattr(shardio, x).__all__")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Did you mean: 'ShardLoader'?" in _run("import shardio\nshardio.ShardLaoder").stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "option", "hint"),
+    [
+        (shardio.open, "split", "write subset="),
+        (shardio.open, "susbet", "did you mean 'subset'?"),
+        (shardio.open, "zz", "its options are path, verify, access, subset"),
+        (shardio.ShardDataset.clips, "num_frames", "did you mean 'frames'?"),
+        (shardio.ShardDataset.pack, "seq_len", "write length="),
+        (shardio.mix, "weight", "did you mean 'weights'?"),
+        (shardio.WeightedSampler, "num_samples", "write n_draws="),
+        (shardio.DataLoader, "shuffle", "write shardio.ShardLoader(dataset, batch_size,"),
+    ],
+)
+def test_unknown_options_get_a_hint(function: Callable[..., Any], option: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"has no option {option!r}: {hint}")):
+        function(None, **{option: 1})
 
 
 @pytest.mark.parametrize("package", ["av", "multiprocessing", "numpy", "tinygrad"])

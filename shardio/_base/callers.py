@@ -7,12 +7,14 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from shardio.errors import InvalidArgument
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
+
+MIN_SIMILARITY: Final = 0.75
+"""The similarity, from 0 to 1, at which a known name is suggested for an unknown one."""
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
@@ -56,25 +58,35 @@ def refuse_unknown_options(
             continue
         if option in advice:
             raise TypeError(f"{name} has no option {option!r}: {advice[option]}")
-        close = difflib.get_close_matches(option, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(known)}"
+        hint = did_you_mean(option, known) or f"its options are {', '.join(known)}"
         raise TypeError(f"{name} has no option {option!r}: {hint}")
 
 
-def refuses(
-    advice: Mapping[str, str], name: str | None = None
-) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator that makes a method, called `name` in errors, refuse unknown options."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question that suggests the known word most similar to `word`; "" without one."""
+    close = difflib.get_close_matches(word, known, 1, MIN_SIMILARITY)
+    return f"did you mean {close[0]!r}?" if close else ""
 
-    def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-        known = list(inspect.signature(method).parameters)[1:]
 
-        @functools.wraps(method)
-        def checked(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-            refuse_unknown_options(name or method.__name__, options, known, advice)
-            return method(*args, **options)
+def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Callable], _Callable]:
+    """Return a decorator for a function or a class, to refuse unknown options with a hint.
 
-        return checked
+    `advice` is as in `refuse_unknown_options`; `name` is the name of the function in errors.
+    """
+
+    def decorate(target: _Callable) -> _Callable:
+        called: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        known = [each for each in inspect.signature(called).parameters if each != "self"]
+
+        @functools.wraps(called)
+        def checked(*args: Any, **options: Any) -> Any:
+            refuse_unknown_options(name or target.__name__, options, known, advice)
+            return called(*args, **options)
+
+        if not isinstance(target, type):
+            return cast(_Callable, checked)
+        target.__init__ = checked  # type: ignore[misc]
+        return target
 
     return decorate
 

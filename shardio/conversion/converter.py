@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final, Literal, get_args
 
+from shardio._base.callers import did_you_mean
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.format.schema import Schema
@@ -172,7 +173,7 @@ def options_of(converter: Converter) -> dict[str, Any]:
 
 
 ENTRY_POINT_GROUP: Final = "shardio.converters"
-_PARAMETERS: Final = frozenset(
+PARAMETERS: Final = frozenset(
     (
         *("src", "out", "kind", "samples", "names", "schema", "workers", "on_error"),
         *("keep_partial", "progress", "shard_bytes", "resume", "overwrite", "append", "labels"),
@@ -280,7 +281,7 @@ def converter_class(kind: str) -> type[Converter]:
         ) from error
     if not (isinstance(found, type) and issubclass(found, Converter) and is_dataclass(found)):
         raise InvalidArgument(f"{entry.value}: expected a dataclass derived from shardio.Converter")
-    if taken := sorted(_PARAMETERS.intersection(each.name for each in fields(found) if each.init)):
+    if taken := sorted(PARAMETERS.intersection(each.name for each in fields(found) if each.init)):
         raise InvalidArgument(
             f"{entry.value}: the field {taken[0]!r} is named like a parameter of shardio.convert, "
             "so that no call could set it; rename the field"
@@ -292,10 +293,11 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Return a new converter of a kind with the given options, which are validated."""
     found = converter_class(kind)
     known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
+    listed = ", ".join(known) or "none"
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
-            f"{', '.join(unknown)}: not an option of the converter {kind!r}; its options are "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(unknown)}: not an option of the converter {kind!r}; "
+            + (did_you_mean(unknown[0], (*known, *PARAMETERS)) or f"its options are {listed}")
         )
     converter = found(**options)
     try:

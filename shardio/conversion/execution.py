@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from shardio._base.callers import did_you_mean
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import LOCAL, Engine
 from shardio.conversion.append import (
@@ -28,6 +29,7 @@ from shardio.conversion.append import (
     rebase,
 )
 from shardio.conversion.converter import (
+    PARAMETERS,
     Converter,
     fit_converter,
     guess_kind,
@@ -82,6 +84,8 @@ class ConvertOptions:
         default = ConvertOptions()
         given = [name for name in names if getattr(self, name) != getattr(default, name)]
         if given := [*given, *self.converter_options]:
+            hints = (did_you_mean(each, PARAMETERS) for each in self.converter_options)
+            reason = next(filter(None, hints), reason)
             raise InvalidArgument(f"{', '.join(given)}: {reason}")
 
     def check_for_inputs(self, schema: Schema | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import refuses
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.errors import InvalidArgument
 from shardio.order import EpochOrder, FullShuffle, Order, Samples, Sequential
@@ -35,6 +36,7 @@ Shuffle = bool | str
 _MAX_DRAWS: Final = 1 << 48
 
 
+@refuses({"generator": "the seed of the loader is used", "num_samples": "write n_draws="})
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedSampler:
     """A `sampler` of a loader that draws the samples of an epoch by their weights.

@@ -239,6 +239,7 @@ _UNORDERED: Final = (Set, Mapping)
 """Invalid types of `sources`: a set has no order, and a mapping could mean keys or values."""
 
 
+@refuses({"probabilities": "write weights=", "stopping_strategy": "write exhausted="})
 def mix(
     sources: Iterable[str | os.PathLike[str] | ShardDataset],
     *,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import refuses
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -35,6 +36,14 @@ class OpenDataset(Dataset):
     A view borrows the dataset, and can be used until the dataset is closed.
     """
 
+    @refuses(
+        {
+            "clip_len": "write frames=",
+            "frame_rate": "write fps=",
+            "random": 'write where="random"',
+            "resize": "write size=(height, width)",
+        }
+    )
     def clips(
         self,
         frames: int = 16,
@@ -99,6 +108,7 @@ class OpenDataset(Dataset):
         self.check_open()
         return ClipView(self, clip)
 
+    @refuses(dict.fromkeys(("block_size", "context_length", "seq_len"), "write length="))
     def pack(
         self,
         field: str | None = None,

@@ -27,6 +27,12 @@ from shardio.storage.file_access import Access
 from shardio.storage.remote.connection import RemoteOptions, is_url
 from shardio.storage.remote.storage import RemoteStorage
 
+_ADVICE: Final = {
+    "mode": "a dataset is opened to read; shardio.DatasetWriter writes one",
+    "split": "write subset=, the name of a subset",
+    "streaming": "samples are read when they are needed",
+    **dict.fromkeys(("batch_size", "num_workers", "shuffle"), "pass it to shardio.ShardLoader"),
+}
 _AT_ONCE: Final = 8192
 """The number of rows that are gathered at a time when a whole column is copied."""
 
@@ -84,6 +90,7 @@ class ShardDataset(OpenDataset):
             opened for the first time.
     """
 
+    @refuses(_ADVICE, "shardio.open")
     def __init__(
         self,
         path: str | os.PathLike[str],

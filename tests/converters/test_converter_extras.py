@@ -99,4 +99,4 @@ def test_a_third_party_converter_that_cannot_be_used_is_named(
 
 
 def test_no_parameter_of_convert_can_be_the_name_of_an_option() -> None:
-    assert converter._PARAMETERS == {*inspect.signature(shardio.convert).parameters} - {"options"}
+    assert converter.PARAMETERS == {*inspect.signature(shardio.convert).parameters} - {"options"}
