@@ -22,8 +22,8 @@ def add_output_arguments(
     add("--json", action="store_true", help=json)
 
 
-def add_rewrite_arguments(add: Callable[..., Any]) -> None:
-    """Add the options of commands that rewrite datasets; `add` is a parser's `add_argument`."""
+def add_shard_bytes_argument(add: Callable[..., Any]) -> None:
+    """Add --shard-bytes; `add` is a parser's `add_argument`."""
     add(
         "--shard-bytes",
         type=int,
@@ -31,6 +31,11 @@ def add_rewrite_arguments(add: Callable[..., Any]) -> None:
         default=256 << 20,
         help="target size of a new shard in bytes (default: 268435456, 256 MiB)",
     )
+
+
+def add_rewrite_arguments(add: Callable[..., Any]) -> None:
+    """Add the options of commands that rewrite datasets; `add` is a parser's `add_argument`."""
+    add_shard_bytes_argument(add)
     add("--workers", type=int, metavar="N", help="processes that verify (default: as for verify)")
     add_output_arguments(add)
 
@@ -73,8 +78,8 @@ def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about a mistyped word: the most similar known word, if any."""
-    close = difflib.get_close_matches(word, known, 1)
+    """Return the end of a message about a mistyped word: the known word that is similar, if any."""
+    close = difflib.get_close_matches(word, known, 1, 0.75)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -164,12 +164,14 @@ class _Parser(argparse.ArgumentParser):
         elif command is not None:
             command.add_arguments(self)
         options, unknown = super().parse_known_args(args, namespace)
-        if unknown and command is not None:
+        if unknown:
             flag = unknown[0].partition("=")[0]
             hint = suggestion(flag, self._option_string_actions)
             if command is convert:
                 hint = hint_at_kinds(flag) or hint
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        if command is None and options.command is None:
+            self.error("the following arguments are required: COMMAND")
         return options, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -192,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     top.add_argument("--version", action="version", version=f"shardio {shardio.__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
         summary, _, rest = (module.__doc__ or "").partition("\n")
         command = commands.add_parser(

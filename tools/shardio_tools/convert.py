@@ -17,6 +17,7 @@ from shardio.measuring import StoredReport, measure_stored
 from shardio_tools.arguments import (
     add_engine_arguments,
     add_output_arguments,
+    add_shard_bytes_argument,
     engine_options,
     is_url,
 )
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
     )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    add_shard_bytes_argument(add)
     add_engine_arguments(add)
     _add_ends(parser.add_argument_group("errors, resuming and overwriting"))
     add_output_arguments(add, "print problems only")
@@ -119,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
             workers=options.workers,
             on_error=options.on_error,
             keep_partial=options.keep_partial,
+            shard_bytes=options.shard_bytes,
             resume=options.resume,
             overwrite=options.overwrite,
             append=options.append,
