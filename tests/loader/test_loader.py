@@ -475,6 +475,7 @@ def test_reused_batches_on_a_device_are_the_same_tensors(small: str, num_workers
         ("num_samples", r"WeightedSampler\(weights, n_draws="),
         ("weights", r"sampler=shardio.WeightedSampler\(weights\)"),
         ("pin_memory", 'device="cuda"'),
+        ("in_order", "batches are always in order"),
         ("persistent_workers", "workers always stay"),
         ("prefetch_factor", "prefetch="),
         ("worker_init_fn", r"transform\(sample, rng\)"),
