@@ -9,11 +9,16 @@ import pytest
 from shardio import (
     DatasetWriter,
     MultiLoader,
+    Schema,
     ShardLoader,
     ShardReader,
     ShardWriter,
     WeightedSampler,
+    conversion,
+    maintenance,
 )
+from shardio._base.statistics import LoaderStats, LoadingStats
+from shardio.format import types
 from shardio.map_view import MapView
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -73,3 +78,29 @@ def test_views_and_the_loaders_of_other_libraries(folder: str) -> None:
     view = MapView(folder)
     assert repr(view) == f"MapView({folder!r}: 30 samples)"
     assert repr(MultiLoader(range(3), 2)) == "MultiLoader(range, workers=2)"
+
+
+def test_reports_and_statistics_are_bounded() -> None:
+    source = conversion.InputReport("a.mp4", "broken", "why", 0, 9)
+    finding = maintenance.Finding("a.shard", "hash", "wrong")
+    half = maintenance.ShardRepair("a.shard", 7, losses=[maintenance.Loss(7, 9, "why")])
+    path, stats = Path("a/" * 999), LoadingStats(2.0, 1.0, n_samples=3000)
+    fields = dict.fromkeys(map(str, range(999)), 7)
+    for value, shown in (
+        (conversion.ConversionReport(path, "x", 1, 9, 2, (source,) * 20_000), "20,000 broken)"),
+        (conversion.ConversionReport("a", "x", 0, 0, 2, generation=0), "nothing published, 2.0 s)"),
+        (maintenance.VerificationReport("a", 1, "", 2, 1, 0, (finding,) * 999, ()), "999 findings"),
+        (maintenance.RepairReport("a", path, 7, (half,) * 2000), "6,000 lost, 2,000 damaged sh"),
+        (half, "ShardRepair('a.shard': damaged, 7 kept, 3 lost)"),
+        (maintenance.DiffReport("a", "b", 8, 8, ["x"]), "different, 8 a, 8 b, 1 different field"),
+        (maintenance.StatsReport(path, 2, "val", {"samples": 3, "fields": fields}), "3 samples)"),
+        (maintenance.SplitReport(path, 2, fields, {}), "'0' 7, '1' 7, "),
+        (LoaderStats(3, 2, stats, stats), "(epoch 3, 3,000 samples at 1,500/s, 0 skipped, wait"),
+        (Schema(dict.fromkeys(fields, types.Text())), "Schema({'0': Text(), '1': Text(), "),
+    ):
+        assert shown in repr(value) and len(repr(value)) <= 200
+
+
+def test_a_schema_shows_itself_as_it_is_typed() -> None:
+    text = "{'f': Video(), 'x': List(Array('int8', (None,))), 't': Text(codec='zstd')}"
+    assert repr(Schema(eval(text, vars(types)))) == f"Schema({text})"

@@ -1,9 +1,11 @@
-"""Base classes for context managers, and a cached property without a lock."""
+"""Base classes for context managers, a cached property without a lock, and one-line reprs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from reprlib import Repr
 from typing import Any, Generic, Self, TypeVar, overload
 
 
@@ -64,3 +66,30 @@ class cached_property(Generic[_Value]):  # lower case: a decorator, like `proper
             return self
         value = instance.__dict__[self._name] = self._compute(instance)
         return value
+
+
+_paths = Repr()
+_paths.maxstring = 60
+
+
+def one_line(report: Any, paths: Iterable[object], *facts: str, **counts: int) -> str:
+    """Return a repr of at most 200 characters: the class, paths, and the facts and counts that fit.
+
+    Integer fields `n_…` of the dataclass are counts, too. Empty facts and counts of 0 are left out.
+    """
+    where = ", ".join(_paths.repr(str(path)) for path in paths)
+    head = f"{type(report).__name__}({where}{': ' * bool(where)}"
+    own = {f.name[2:]: getattr(report, f.name) for f in fields(report) if f.name[:2] == "n_"}
+    shown = [fact for fact in facts if fact]
+    for what, n in (own | counts).items():
+        noun = what.removesuffix("s" * (n == 1)).replace("_", " ")
+        shown += [f"{n:,} {noun}"] if n and isinstance(n, int) else []
+    return f"{head}{listed(shown, 199 - len(head))})"
+
+
+def listed(items: Iterable[str], max_length: int) -> str:
+    """Return the items, separated by commas; "…" replaces those beyond `max_length` characters."""
+    shown = list(items)[:max_length]
+    while len(", ".join(shown)) > max_length:
+        shown[-2:] = "…"
+    return ", ".join(shown)

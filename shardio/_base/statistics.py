@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from time import perf_counter_ns
 from typing import Any, Final, Self
 
+from shardio._base.classes import one_line
+
 
 @dataclass(frozen=True, slots=True)
 class LoadingStats:
@@ -65,10 +67,20 @@ class LoadingStats:
         names = [field.name for field in fields(self)]
         return LoadingStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
+    def __repr__(self) -> str:
+        return f"LoadingStats({_speed_of(self)})"
+
     def as_json(self) -> dict[str, Any]:
         """Return all figures, including the computed ones, as JSON values."""
         derived = {name: getattr(self, name) for name in ("body_s", "reading_s", "queue_depth")}
         return asdict(self) | derived
+
+
+def _speed_of(stats: LoadingStats) -> str:
+    elapsed_s = stats.elapsed_s or 1.0
+    rate, waiting = stats.n_samples / elapsed_s, stats.waiting_s / elapsed_s
+    counts = f"{stats.n_samples:,} samples at {rate:,.0f}/s, {stats.n_skipped:,} skipped"
+    return f"{counts}, waiting {waiting:.0%} of {stats.elapsed_s:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,9 @@ class LoaderStats:
     n_workers: int
     latest: LoadingStats
     total: LoadingStats
+
+    def __repr__(self) -> str:
+        return one_line(self, (), f"epoch {self.epoch}", _speed_of(self.latest))
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures as JSON values."""
@@ -166,6 +181,10 @@ class PipelineStats:
     """Time from the start of the iteration to its end or until now."""
     buffer_depth: float
     """The average number of results that wait for the loop."""
+
+    def __repr__(self) -> str:
+        waiting = f"waiting {self.waiting_s:.2f} of {self.elapsed_s:.2f} s"
+        return one_line(self, (), waiting, stages=len(self.stages), skipped=self.n_skipped)
 
     @property
     def n_skipped(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import listed
 from shardio.batch.layout import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
 from shardio.errors import ShardCorrupt
 
@@ -107,7 +108,11 @@ class Batch(Mapping[str, Any]):
         return len(self._layout.schema)
 
     def __repr__(self) -> str:
-        return f"Batch(step {self.step} of epoch {self.epoch}: {self.n_rows} × {list(self)})"
+        step = f"step {self.step} of epoch {self.epoch}: {self.n_rows} rows"
+        kinds = {name: f"list of {field!r}" for name, field in self._layout.schema.items()}
+        kinds |= {name: f"{v.dtype} {tuple(v.shape)}" for name, v in self._values.items()}
+        shown = (f"{name} {kind}" for name, kind in kinds.items())
+        return f"Batch({listed((step, *shown), 193)})"
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:

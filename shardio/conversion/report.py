@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+from shardio._base.classes import one_line
 from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
@@ -110,6 +111,12 @@ class ConversionReport:
     n_samples_before: int = 0
     stats_dropped: bool = False
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
+
+    def __repr__(self) -> str:
+        published = f"generation {self.generation}" if self.generation else "nothing published"
+        counts = {"inputs": len(self.inputs), **self.counts, "converted": 0}
+        time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
+        return one_line(self, [self.dataset], published, time, **counts)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._base.classes import one_line
 from shardio._base.version import __version__
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.manifest import check_folder_name, holds_dataset
@@ -59,6 +60,9 @@ class ExportReport:
     n_bytes: int
     fields: tuple[str, ...]
     skipped: tuple[Skipped, ...] = ()
+
+    def __repr__(self) -> str:
+        return one_line(self, [self.out], self.format, skipped=len(self.skipped))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""

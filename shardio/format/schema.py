@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from typing import Any, Final
 
-from shardio._base.classes import cached_property
+from shardio._base.classes import cached_property, listed
 from shardio.errors import SchemaError
 from shardio.format.codecs import SPECS
 from shardio.format.layout import Required
@@ -92,7 +92,8 @@ class Schema(Mapping[str, Field]):
         return hash(self.to_json())
 
     def __repr__(self) -> str:
-        return f"Schema({self._fields!r})"
+        fields = (f"{name!r}: {field!r}" for name, field in self.items())
+        return f"Schema({{{listed(fields, 190)}}})"
 
     def field_id(self, name: str) -> int:
         """Return the id of a field: its position in the schema."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import one_line
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
@@ -132,6 +133,12 @@ class DiffReport:
     changed: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     only_a: list[int] = field(default_factory=list)
     only_b: list[int] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        result = "same" if self.is_same else "different"
+        classes = "class names differ" * self.classes_differ
+        fields = {*self.fields_only_a, *self.fields_only_b, *self.fields_redefined}
+        return one_line(self, [self.a, self.b], result, classes, different_fields=len(fields))
 
     @property
     def is_same(self) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._base.classes import one_line
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import generation_numbers, load, load_generation
 from shardio.dataset.transaction import published_number, raise_conflict
@@ -174,6 +176,9 @@ class ShardRepair:
         else:
             self.losses.append(Loss(row, row, reason))
 
+    def __repr__(self) -> str:
+        return one_line(self, [self.name], self.outcome, lost=self.n_lost)
+
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict that can be an entry in the `inputs` of a generation."""
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome, "samples": self.n_kept}
@@ -203,6 +208,10 @@ class RepairReport:
     def is_whole(self) -> bool:
         """True if no sample is lost."""
         return not any(shard.losses for shard in self.shards)
+
+    def __repr__(self) -> str:
+        outcomes = Counter(f"{shard.outcome}_shards" for shard in self.shards)
+        return one_line(self, [self.source, self.dataset], lost=self.n_lost, **outcomes)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""

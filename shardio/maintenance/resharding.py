@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
+from shardio._base.classes import one_line
 from shardio.dataset.generation import ROWS, Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.transaction import detect_conflict
@@ -61,6 +62,9 @@ class MaintenanceReport:
             n_rewritten,
             n_removed,
         )
+
+    def __repr__(self) -> str:
+        return one_line(self, [self.dataset], f"generation {self.generation}")
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import one_line
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.dataset.transaction import detect_conflict
@@ -33,6 +34,10 @@ class SplitReport:
     generation: int
     n_samples: Mapping[str, int]
     n_groups: Mapping[str, int]
+
+    def __repr__(self) -> str:
+        sizes = (f"{name!r} {n:,}" for name, n in self.n_samples.items())
+        return one_line(self, [self.dataset], f"generation {self.generation}", *sizes)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""

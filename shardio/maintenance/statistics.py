@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import listed, one_line
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
@@ -46,6 +47,12 @@ class StatsReport:
     generation: int
     subset: str | None
     stats: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        subset = "" if self.subset is None else f"subset {self.subset!r}"
+        fields = f"fields {listed(self.stats['fields'], 80)}"
+        generation, n_samples = f"generation {self.generation}", self.stats["samples"]
+        return one_line(self, [self.dataset], subset, generation, fields, samples=n_samples)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""

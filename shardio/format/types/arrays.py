@@ -90,7 +90,7 @@ _SCALAR_FORMATS: Final[dict[str, tuple[type, str]]] = {
 """For each dtype, a Python type, and the `struct` format that packs it as NumPy does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Array(Field):
     """A field of numbers.
 
@@ -336,7 +336,7 @@ def _view(array: npt.NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class List(Field):
     """A field of lists of any number of arrays of one dtype and number of dimensions.
 

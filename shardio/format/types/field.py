@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -83,6 +83,13 @@ class Field(ABC):
     @abstractmethod
     def optional(self) -> bool:
         """True if a sample may lack a value of the field; the value is None then."""
+
+    def __repr__(self) -> str:
+        values = ((each, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        given = [(each.name, value) for each, value in values if value != each.default]
+        positional = ("dtype", "shape", "element")
+        shown = (repr(v) if name in positional else f"{name}={v!r}" for name, v in given)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def as_optional(self, optional: bool = True) -> Self:  # noqa: FBT001, FBT002
         """Return a copy of the field with the given value of `optional`."""
@@ -184,7 +191,7 @@ class Field(ABC):
         return f"{shape}".encode() + record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RecordField(Field):
     """A field that is stored as records, without further options."""
 

@@ -17,7 +17,7 @@ MAX_PICTURE_SIDE: Final = (1 << 31) - 1
 MAX_CHANNELS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EncodedMedia(Field):
     """A field of encoded media, which are stored unchanged and not compressed again."""
 
@@ -65,7 +65,7 @@ class EncodedImage(bytes):
         return self.height, self.width, self.channels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Image(EncodedMedia):
     """A field of images. Each value is the bytes of an image file (JPEG, PNG, …).
 

@@ -195,7 +195,7 @@ def with_first_indices(row: bytes, first_packet: int, first_chunk: int) -> bytes
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _StreamField(EncodedMedia):
     is_streamed: ClassVar[bool] = True
 
@@ -225,7 +225,7 @@ class _StreamField(EncodedMedia):
         return record.tables.row + record.tables.packets + bytes(record)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Video(_StreamField):
     """A field of videos. Each value is the packets of one video stream.
 
@@ -238,7 +238,7 @@ class Video(_StreamField):
     has_frames: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Audio(_StreamField):
     """A field of audio. A value is the packets of one audio stream. See `Array` for `optional`."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardio.format.types.streams import Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Bytes(RecordField):
     """A field of bytes of any length. See `Array` for `codec` and `optional`."""
 
@@ -42,7 +42,7 @@ class Bytes(RecordField):
         return np.ones(len(dims), np.bool_)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Text(RecordField):
     """A field of text, stored as UTF-8. See `Array` for `codec` and `optional`."""
 
@@ -79,7 +79,7 @@ class Text(RecordField):
         return [str(record, "utf-8") for record in records]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Json(RecordField):
     """A field of JSON values, stored as canonical JSON. See `Array` for `codec` and `optional`.
 

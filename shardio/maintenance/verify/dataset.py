@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._base.classes import listed, one_line
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.external_lists import InputList
@@ -54,6 +55,11 @@ class VerificationReport:
     n_bytes: int
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        n, codes = len(self.findings), listed(dict.fromkeys(f.code for f in self.findings), 80)
+        result = f"{n:,} finding{'s' * (n != 1)} ({codes})" if n else "no findings"
+        return one_line(self, [self.path], result, unknown_files=len(self.unknown))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""
