@@ -78,6 +78,14 @@ def warm_zygote() -> Iterator[None]:
 
 
 @pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of 7 texts, of which 4 have samples; see `tests.lines.OLD`."""
+    from tests.lines import install
+
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
 def stage() -> Iterator[Scene]:
     """Run programs, and find what they leave behind."""
     with scene() as made:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from shardio import (
     ShardWriter,
     Text,
 )
-from shardio.dataset.manifest import publish
+from shardio.dataset.manifest import load, publish, publish_next
 from shardio.order import Samples
 from shardio.samples.clip_view import ClipView
 from shardio.samples.mixture import Mixture
@@ -63,6 +65,16 @@ def write_dataset(
             shards.append(writer.close())
     publish(folder, schema=schema, shards=shards)
     return str(folder)
+
+
+def append_shard(folder: Path, schema: Schema, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Publish a generation that has these samples in one more shard."""
+    beside = folder.with_name("more")
+    write_dataset(beside, len(samples), 1, schema, samples)
+    old, (new,) = load(folder), load(beside).shards
+    shutil.move(beside / new.name, folder / "more.shard")
+    shutil.rmtree(beside)
+    publish_next(folder, old, shards=(*old.shards, dataclasses.replace(new, name="more.shard")))
 
 
 def samples(n: int, ends: Sequence[int] = (), *, is_mixture: bool = False) -> Samples:
@@ -113,6 +125,33 @@ def two_fields(n_samples: int) -> Iterator[dict[str, Any]]:
     for i in range(n_samples):
         image = np.arange(64 * 96, dtype=np.int64).reshape(64, 96) * 7 + i * 31
         yield {"image": image.astype(np.uint8), "label": i}
+
+
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"label": sample["label"], "noise": rng.integers(1 << 60)}
+
+
+def drawn(loader: ShardLoader, n_epochs: int = 1) -> list[tuple[int, int, int]]:
+    """Return epoch, label and the draw of `noisy` for each valid sample of the coming epochs."""
+    found = []
+    for _ in range(n_epochs):
+        for batch in loader:
+            assert batch["label"].tolist() == batch.indices.tolist()
+            columns = (batch[name][batch.valid].tolist() for name in ("label", "noise"))
+            found += [(batch.epoch, *pair) for pair in zip(*columns, strict=True)]
+    return found
+
+
+def state_after(loader: ShardLoader, n_batches: int, *, n_epochs: int = 0) -> dict[str, Any]:
+    """Return the state in the loop's body after n_batches batches, and close the loader."""
+    with loader:
+        for _ in range(n_epochs):
+            for _batch in loader:
+                pass
+        for i, _ in enumerate(loader, start=1):
+            if i == n_batches:
+                return json.loads(json.dumps(loader.state_dict()))  # type: ignore[no-any-return]
+    raise AssertionError("there are not so many")
 
 
 def _copied(value: Any) -> Any:

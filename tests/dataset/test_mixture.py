@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import math
 import os
 import pickle
@@ -20,7 +18,6 @@ import pytest
 import shardio
 from shardio import Array, Schema, ShardLoader, ShardReader, Text, WeightedSampler, mix
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.manifest import load, publish_next
 from shardio.errors import (
     ChecksumMismatch,
     ClosedError,
@@ -30,13 +27,21 @@ from shardio.errors import (
 )
 from shardio.maintenance import add_column, split
 from shardio.samples.mixture import Mixture
-from tests.loading import TWO_FIELDS, bits, check_against, make_loader, write_dataset
+from tests.loading import (
+    TWO_FIELDS,
+    WORKERS,
+    append_shard,
+    bits,
+    check_against,
+    make_loader,
+    state_after,
+    write_dataset,
+)
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, flip
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N_LARGE, N_SMALL = 53, 10
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def numbered(first: int, n: int) -> Iterator[dict[str, Any]]:
@@ -442,16 +447,6 @@ def test_workers_that_are_killed_cost_no_sample_of_a_mixture(large: str, small: 
 # Resume.
 
 
-def state_after(given: Dataset, n_batches: int, **options: Any) -> dict[str, Any]:
-    """Return the state in the body of a second epoch."""
-    with loader(given, **options) as made:
-        loaded(made)
-        for i, _ in enumerate(made, start=1):
-            if i == n_batches:
-                return json.loads(json.dumps(made.state_dict()))  # type: ignore[no-any-return]
-    raise AssertionError("there are not so many")
-
-
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
 @pytest.mark.parametrize("exhausted", ["stop", "repeat"])
 def test_resumes_at_other_sizes(large: str, small: str, shuffle: Any, exhausted: Any) -> None:
@@ -462,7 +457,7 @@ def test_resumes_at_other_sizes(large: str, small: str, shuffle: Any, exhausted:
     ):
         with loader(made, shuffle=shuffle) as loading:
             _, second, third = (loaded(loading) for _ in range(3))
-        state = state_after(made, 3, shuffle=shuffle)
+        state = state_after(loader(made, shuffle=shuffle), 3, n_epochs=1)
         with loader(made, 7, shuffle=shuffle, num_workers=1) as loading:
             loading.load_state_dict(state)
             assert loading.state_dict() == state
@@ -478,7 +473,7 @@ def test_resumes_at_other_sizes(large: str, small: str, shuffle: Any, exhausted:
 
 def test_a_state_of_another_mixture_is_refused(large: str, small: str, unlike: str) -> None:
     with mix([large, small], weights=[3, 1]) as made:
-        state = state_after(made, 3)
+        state = state_after(loader(made), 3, n_epochs=1)
     others: list[tuple[list[str], list[float], str, str]] = [
         ([large, small], [2, 1], "stop", "the state's mixing is"),
         ([large, small], [3, 1], "repeat", "the state's mixing is"),
@@ -506,16 +501,6 @@ def test_a_state_of_another_mixture_is_refused(large: str, small: str, unlike: s
             loading.load_state_dict(state)
 
 
-def append(folder: Path, first: int, n: int) -> None:
-    """Append samples as a shard of a new generation."""
-    beside = folder.with_name("more")
-    write_dataset(beside, n, 1, TWO_FIELDS, numbered(first, n))
-    old, (new,) = load(folder), load(beside).shards
-    shutil.move(beside / new.name, folder / "more.shard")
-    shards = (*old.shards, dataclasses.replace(new, name="more.shard"))
-    publish_next(folder, old, shards=shards)
-
-
 @pytest.mark.parametrize("shuffle", [True, "blocks"])
 def test_grown_sources_keep_the_epoch(large: str, small: str, tmp_path: Path, shuffle: Any) -> None:
     folders = [tmp_path / "large", tmp_path / "small"]
@@ -524,10 +509,9 @@ def test_grown_sources_keep_the_epoch(large: str, small: str, tmp_path: Path, sh
     with mix(folders, weights=[3, 1]) as made:
         with loader(made, shuffle=shuffle) as loading:
             _, second = loaded(loading), loaded(loading)
-        state = state_after(made, 3, shuffle=shuffle)
-    append(folders[0], N_LARGE, 8)
-    shutil.rmtree(tmp_path / "more")
-    append(folders[1], 110, 2)
+        state = state_after(loader(made, shuffle=shuffle), 3, n_epochs=1)
+    append_shard(folders[0], TWO_FIELDS, [*numbered(N_LARGE, 8)])
+    append_shard(folders[1], TWO_FIELDS, [*numbered(110, 2)])
     with mix(folders, weights=[3, 1]) as made, loader(made, shuffle=shuffle) as loading:
         loading.load_state_dict(state)
         assert loaded(loading) == second[12:]

@@ -15,13 +15,12 @@ from shardio import Array, Batch, Schema, ShardDataset, ShardLoader, WeightedSam
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
 from shardio.maintenance import split
-from tests.loading import TWO_FIELDS, bits, make_loader, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, WORKERS, bits, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 53
 SOME = [5, 5, 52, 0, 30]
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from shardio._workers.processes.blocks import Block
 from shardio.media import encode_jpeg
 from shardio_tools import cli
 from tests.limits import files_of_at_most
-from tests.lines import Lines, contents, convert, install
+from tests.lines import Lines, contents, convert
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -98,10 +98,7 @@ def test_a_block_grows_as_far_as_the_limit_allows() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("n_bytes", [100, 8 << 10, 20 << 10])
-def test_a_conversion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, workers: int
-) -> None:
-    lines = install(tmp_path, monkeypatch)
+def test_a_conversion(lines: Path, tmp_path: Path, n_bytes: int, workers: int) -> None:
     convert(lines, tmp_path / "whole")
     out = tmp_path / "out"
     command = ["convert", lines, out, "--kind=lines", f"--workers={workers}"]
@@ -150,9 +147,9 @@ def test_a_command_that_writes_leaves_the_dataset_as_it_was(tmp_path: Path, comm
     assert _run(COMMAND, 1 << 30, *arguments).returncode == cli.OK
 
 
-def test_limits_met_by_a_converter_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = install(tmp_path, monkeypatch)
-
+def test_limits_met_by_a_converter_end_it(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def write_much(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         yield from ()
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -14,14 +14,9 @@ from shardio import DatasetWriter, Schema, Text
 from shardio.maintenance import verify_dataset
 from shardio_tools import cli
 from tests.faults.failing import before_calls
-from tests.lines import contents, convert, install, texts, write
+from tests.lines import contents, convert, texts, write
 
 Mount = Callable[[str], Path]
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from shardio_tools import cli
 from tests.faults.scene import PATIENCE_S, scene
-from tests.lines import contents, convert, install
+from tests.lines import contents, convert
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("plan", "decode", "seal", "fsync", "rename", "generation", "any moment")
@@ -34,9 +34,8 @@ sys.exit(cli.main(sys.argv[3:]))
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_conversion_interrupted_by_a_signal_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, number: signal.Signals
+    lines: Path, tmp_path: Path, workers: int, number: signal.Signals
 ) -> None:
-    lines = install(tmp_path, monkeypatch)
     convert(lines, tmp_path / "whole")
     waits = lines / "top.txt"
     was, content = waits.stat(), waits.read_text()

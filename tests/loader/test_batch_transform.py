@@ -13,21 +13,10 @@ import shardio
 from shardio import ShardLoader
 from shardio.errors import TransformError
 from shardio.order.permutation import OF_BATCHES, OF_SAMPLES, SampleGenerators
-from tests.loading import TWO_FIELDS, WORKERS, bits, two_fields, write_dataset
+from tests.loading import WORKERS, bits, two_fields
 
-N = 22  # the last batch of 8 has 6
+N, N_SHARDS = 22, 3  # the last batch of 8 has 6
 Fields = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("batches") / "set"
-    return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
-
-
-@pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("batches") / "every", N, 3)
 
 
 def _loader(folder: str, batch_size: int = 8, **options: Any) -> ShardLoader:

@@ -30,11 +30,6 @@ N = 40
 Sample = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("transforms") / "every", N, 3)
-
-
 def _loader(folder: str, batch_size: int = 8, **options: Any) -> ShardLoader:
     return make_loader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
 

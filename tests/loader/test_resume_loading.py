@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shardio import DatasetWriter, ShardDataset, ShardLoader
 from shardio import open as open_dataset
-from shardio.dataset.manifest import load, publish_next
 from shardio.errors import InvalidArgument, TransformError
 from shardio.maintenance import split
 from shardio.order import shuffle as block_shuffle
-from tests.loading import TWO_FIELDS, WORKERS, make_loader, two_fields, write_dataset
+from tests.loading import (
+    TWO_FIELDS,
+    WORKERS,
+    append_shard,
+    drawn,
+    make_loader,
+    noisy,
+    state_after,
+    two_fields,
+    write_dataset,
+)
 
 N = 53
+MORE = list(two_fields(N + 10))[N:]
 State = dict[str, Any]
-
-
-def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return {"label": sample["label"], "noise": rng.integers(1 << 60)}
 
 
 def loader(folder: str | ShardDataset, batch_size: int = 4, **options: Any) -> ShardLoader:
     given: dict[str, Any] = {"shuffle": True, "seed": 3, "num_workers": 0, "output": "numpy"}
     return make_loader(folder, batch_size, **(given | {"transform": noisy} | options))
-
-
-def drawn(made: ShardLoader, n_epochs: int = 1) -> list[tuple[int, int, int]]:
-    """All valid samples of the coming epochs: the epoch, the label, and what was drawn for it."""
-    found = []
-    for _ in range(n_epochs):
-        for batch in made:
-            columns = (batch[name][batch.valid].tolist() for name in ("label", "noise"))
-            found += [(batch.epoch, *pair) for pair in zip(*columns, strict=True)]
-    return found
-
-
-def state_after(folder: str, n_batches: int, n_epochs: int = 0, **options: Any) -> State:
-    """Return the state in the loop's body after n batches of another epoch."""
-    with loader(folder, **options) as made:
-        drawn(made, n_epochs)
-        for i, _ in enumerate(made, start=1):
-            if i == n_batches:
-                return json.loads(json.dumps(made.state_dict()))  # type: ignore[no-any-return]
-    raise AssertionError("there are not so many")
 
 
 def resumed(folder: str, state: State, n_epochs: int = 1, **options: Any) -> list[Any]:
@@ -63,13 +46,13 @@ def test_the_batch_in_the_loop_body_counts_as_consumed(folder: str, num_workers:
     with loader(folder) as made:
         whole = drawn(made, 3)
     for n_batches in (1, 7, 13, 14):
-        state = state_after(folder, n_batches, n_epochs=1, num_workers=num_workers)
+        state = state_after(loader(folder, num_workers=num_workers), n_batches, n_epochs=1)
         rest = whole[N + min(N, 4 * n_batches) :]
         assert resumed(folder, state, 2, num_workers=num_workers) == rest
 
 
 def test_the_state_of_all_ranks_is_the_same_after_the_same_step(folder: str) -> None:
-    states = [state_after(folder, 3, rank=rank, world_size=3) for rank in range(3)]
+    states = [state_after(loader(folder, rank=rank, world_size=3), 3) for rank in range(3)]
     assert states[0] == states[1] == states[2]
     assert states[0]["position"] == 3 * 4 * 3
 
@@ -93,7 +76,7 @@ def test_before_the_first_batch_the_state_is_the_beginning(folder: str) -> None:
 
 
 def test_a_state_that_was_loaded_is_the_state(folder: str) -> None:
-    state = state_after(folder, 5, n_epochs=2)
+    state = state_after(loader(folder), 5, n_epochs=2)
     with loader(folder, batch_size=9) as made:
         made.load_state_dict(state)
         assert made.epoch == 2
@@ -104,7 +87,7 @@ def test_a_state_that_was_loaded_is_the_state(folder: str) -> None:
 
 
 def test_the_state_does_not_grow_with_what_was_consumed(folder: str, tmp_path: Path) -> None:
-    few, many = state_after(folder, 1), state_after(folder, 13, n_epochs=3)
+    few, many = state_after(loader(folder), 1), state_after(loader(folder), 13, n_epochs=3)
     assert few.keys() == many.keys()
     assert len(json.dumps(many)) - len(json.dumps(few)) < 4
 
@@ -134,18 +117,6 @@ def test_an_interrupted_or_failed_batch_is_not_counted_as_consumed(
 # A dataset that grew, or is another.
 
 
-def _append(folder: Path, n_more: int) -> None:
-    """Append samples N..N+n_more-1 as shards of a new generation."""
-    beside = folder.with_name("more")
-    more = list(two_fields(N + n_more))[N:]
-    write_dataset(beside, n_more, 1, TWO_FIELDS, more)
-    old = load(folder)
-    (new,) = load(beside).shards
-    shutil.move(beside / new.name, folder / "more.shard")
-    shards = (*old.shards, dataclasses.replace(new, name="more.shard"))
-    publish_next(folder, old, shards=shards)
-
-
 @WORKERS
 @pytest.mark.parametrize("shuffle", ["full", "blocks", "shards"])
 def test_a_dataset_that_grew_finishes_the_epoch_on_the_stored_row_count(
@@ -157,8 +128,8 @@ def test_a_dataset_that_grew_finishes_the_epoch_on_the_stored_row_count(
     write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
     with loader(str(folder), shuffle=shuffle) as made:
         before = drawn(made, 2)
-    state = state_after(str(folder), 5, n_epochs=1, shuffle=shuffle)
-    _append(folder, 10)
+    state = state_after(loader(str(folder), shuffle=shuffle), 5, n_epochs=1)
+    append_shard(folder, TWO_FIELDS, MORE)
     monkeypatch.setattr(block_shuffle, "RUN_BYTES", 60_000)  # as if samples had become smaller
     found = resumed(str(folder), state, 2, num_workers=num_workers, shuffle=shuffle)
     assert [each for each in found if each[0] == 1] == before[N + 20 :]
@@ -169,15 +140,15 @@ def test_a_loader_goes_on_with_what_it_has_opened_while_the_dataset_grows(tmp_pa
     folder = tmp_path / "set"
     write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
     with loader(str(folder)) as made:
-        _append(folder, 10)
+        append_shard(folder, TWO_FIELDS, MORE)
         assert sorted(label for _, label, _ in drawn(made)) == list(range(N))
 
 
 def test_a_state_of_a_larger_dataset_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
-    _append(folder, 10)
-    state = state_after(str(folder), 5)
+    append_shard(folder, TWO_FIELDS, MORE)
+    state = state_after(loader(str(folder)), 5)
     with (
         open_dataset(folder, generation=1) as old,
         loader(old) as made,
@@ -192,14 +163,14 @@ def test_another_lineage_is_refused(folder: str, tmp_path: Path) -> None:
             writer.append(sample)
     another = "the state belongs to another dataset: the state's lineage is"
     with loader(folder) as made, pytest.raises(InvalidArgument, match=another) as raised:
-        made.load_state_dict(state_after(str(tmp_path / "other"), 2))
+        made.load_state_dict(state_after(loader(str(tmp_path / "other")), 2))
     assert folder in str(raised.value)
 
 
 def test_another_seed_order_or_subset_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
-    state = state_after(str(folder), 2)
+    state = state_after(loader(str(folder)), 2)
     split(folder, {"train": 0.5, "val": 0.5})
     for name, options in (
         ("the state's seed", {"seed": 4}),
@@ -209,7 +180,7 @@ def test_another_seed_order_or_subset_is_refused(tmp_path: Path) -> None:
         with loader(str(folder), **options) as made:
             with pytest.raises(InvalidArgument, match=f"{name} is"):
                 made.load_state_dict(state)
-            drawn(made)  # it is as it was
+            list(made)  # it is as it was
 
 
 @pytest.mark.parametrize(

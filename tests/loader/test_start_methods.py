@@ -21,17 +21,12 @@ import shardio
 from shardio import ShardLoader, WeightedSampler
 from shardio._workers.processes import stack_dumps
 from shardio.errors import BatchTimeout, ClosedError
-from tests.loading import PATIENCE_S, bits, write_dataset
+from tests.loading import PATIENCE_S, bits
 
 N = 60
 PROCESSES = ("zygote", "spawn")
 METHODS = (*PROCESSES, "thread")
 Sample = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("starts") / "every", N, 3)
 
 
 def _loader(folder: str, **options: Any) -> ShardLoader:

@@ -14,14 +14,20 @@ from shardio import ShardDataset, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument
 from shardio.order import shuffle
 from shardio.order.sampling import ORDERS, WeightedEpochOrder, draw_without_replacement
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.loading import (
+    TWO_FIELDS,
+    WORKERS,
+    drawn,
+    noisy,
+    state_after,
+    two_fields,
+    write_dataset,
+)
 from tests.order.strided import Strided
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 53
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-State = dict[str, Any]
 
 WEIGHTS = np.arange(N) % 7 / 10
 
@@ -73,38 +79,13 @@ def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "SHARDS_PER_WINDOW", 2)
 
 
-def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return {"label": sample["label"], "noise": rng.integers(1 << 60)}
-
-
 def loader(given: str | ShardDataset, batch_size: int = 4, **options: Any) -> ShardLoader:
     defaults: dict[str, Any] = {"seed": 3, "num_workers": 0, "output": "numpy"}
     return ShardLoader(given, batch_size, **(defaults | {"transform": noisy} | options))
 
 
-def drawn(made: ShardLoader, n_epochs: int = 1) -> list[tuple[int, int, int]]:
-    """All valid samples of the coming epochs: the epoch, the label, and what was drawn for it."""
-    found = []
-    for _ in range(n_epochs):
-        for batch in made:
-            assert batch["label"].tolist() == batch.indices.tolist()
-            columns = (batch[name][batch.valid].tolist() for name in ("label", "noise"))
-            found += [(batch.epoch, *pair) for pair in zip(*columns, strict=True)]
-    return found
-
-
 def labels(made: ShardLoader, n_epochs: int = 1) -> list[int]:
     return [label for _, label, _ in drawn(made, n_epochs)]
-
-
-def state_after(folder: str, n_batches: int, n_epochs: int = 0, **options: Any) -> State:
-    """Return the state in the loop's body after `n_batches` batches of another epoch."""
-    with loader(folder, **options) as made:
-        drawn(made, n_epochs)
-        for i, _ in enumerate(made, start=1):
-            if i == n_batches:
-                return json.loads(json.dumps(made.state_dict()))  # type: ignore[no-any-return]
-    raise AssertionError("there are not so many")
 
 
 @EVERY_CHOICE
@@ -120,7 +101,7 @@ def test_every_order_resumes_across_batch_sizes_and_world_sizes(
 ) -> None:
     with loader(folder, **choice) as made:
         whole = drawn(made, 3)
-    state = state_after(folder, 5, n_epochs=1, **choice)
+    state = state_after(loader(folder, **choice), 5, n_epochs=1)
     assert (state["epoch"], state["position"]) == (1, 20)
     consumed = [each for each in whole if each[0] == 1][:20]
     rest = [each for each in whole if each[0] > 0][20:]
@@ -155,7 +136,7 @@ def test_no_state_fits_a_loader_with_another_choice(folder: str) -> None:
         "other sampler": {"sampler": range(44)},
         "other weights": {"sampler": WeightedSampler(WEIGHTS + 1)},
     }
-    states = {name: state_after(folder, 2, **choice) for name, choice in others.items()}
+    states = {name: state_after(loader(folder, **choice), 2) for name, choice in others.items()}
     for name, choice in others.items():
         with loader(folder, **choice) as made:
             for other, state in states.items():
@@ -172,7 +153,7 @@ def test_no_state_fits_a_loader_with_another_choice(folder: str) -> None:
 def test_epochs_of_blocks_keep_their_windows(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with loader(folder, shuffle="blocks") as made:
         whole = drawn(made, 2)
-    state = state_after(folder, 5, shuffle="blocks")
+    state = state_after(loader(folder, shuffle="blocks"), 5)
     assert state["window"] == [2, 8]
     monkeypatch.setattr(shuffle, "RUNS_PER_WINDOW", 16)
     with loader(folder, shuffle="blocks") as made:
@@ -297,7 +278,7 @@ def test_samplers_of_torch_draw_anew_and_resume(folder: str) -> None:
         with loader(folder, sampler=sampler) as made:
             whole = [drawn(made) for _ in range(3)]
         assert [label for _, label, _ in whole[0]] != [label for _, label, _ in whole[1]]
-        state = state_after(folder, 5, n_epochs=1, sampler=sampler)
+        state = state_after(loader(folder, sampler=sampler), 5, n_epochs=1)
         torch.rand(3)  # a program that goes on has drawn something else
         with loader(folder, 7, num_workers=2, sampler=sampler) as made:
             made.load_state_dict(state)

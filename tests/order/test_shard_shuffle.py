@@ -24,7 +24,7 @@ from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shuffle import ShardEpochOrder
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip
-from tests.loading import make_loader, write_dataset
+from tests.loading import append_shard, make_loader, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -165,7 +165,7 @@ def test_rows_below_a_limit_are_counted(runs: list[tuple[int, int]], data: st.Da
     assert view.n_below(limits).tolist() == [int((view.all_rows() < x).sum()) for x in limits]
 
 
-def test_a_state_resumes_also_after_the_dataset_grew(folder: Path, tmp_path: Path) -> None:
+def test_a_state_resumes_also_after_the_dataset_grew(folder: Path) -> None:
     with loader(folder) as made:
         expected = drawn(made)
     with loader(folder) as made:
@@ -173,13 +173,7 @@ def test_a_state_resumes_also_after_the_dataset_grew(folder: Path, tmp_path: Pat
         had = [label for _ in range(5) for label in next(batches)["label"].tolist()]
         state = json.loads(json.dumps(made.state_dict()))
     assert state["window"][:2] == [3, 15]
-    more = ({"label": 50 + i} for i in range(7))
-    beside = Path(write_dataset(tmp_path / "more", 7, 1, LABEL, more))
-    (new,) = load(beside).shards
-    (beside / new.name).rename(folder / "more.shard")
-    first = load(folder)
-    grown = type(new)("more.shard", new.n_samples, new.n_bytes, new.id)
-    publish_next(folder, first, shards=(*first.shards, grown))
+    append_shard(folder, LABEL, [{"label": 50 + i} for i in range(7)])
     with loader(folder, batch_size=7) as made:
         made.load_state_dict(state)
         assert had + drawn(made) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,14 +28,13 @@ from shardio import (
     mix,
 )
 from shardio import open as open_dataset
-from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.samples.packing import Pack, PackedWindows
 from shardio.samples.window_view import TokenSource, WindowView
 from shardio.shard.verification import Rows
-from tests.loading import bits, make_loader, write_dataset
+from tests.loading import WORKERS, append_shard, bits, make_loader, write_dataset
 from tests.packed_naively import Window, naive_windows
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -45,7 +43,6 @@ Document = npt.NDArray[Any]
 SCHEMA = Schema({"tokens": Array("uint16", (None,)), "label": Array("int64")})
 LENGTHS = (5, 0, 17, 3, 3, 0, 0, 9, 40, 1, 12, 7, 0, 30, 2)
 EVERYTHING = Pack(8, targets=True, apart=True, eot=7)
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def documents_of(lengths: Sequence[int], dtype: str = "uint16", seed: int = 0) -> list[Document]:
@@ -56,11 +53,15 @@ def documents_of(lengths: Sequence[int], dtype: str = "uint16", seed: int = 0) -
 DOCUMENTS = documents_of(LENGTHS)
 
 
+def samples_of(documents: Iterable[Document]) -> list[dict[str, Any]]:
+    return [{"tokens": each, "label": i} for i, each in enumerate(documents)]
+
+
 def write(
     folder: Path, documents: Iterable[Document], n_shards: int = 2, field: Array | None = None
 ) -> str:
     schema = SCHEMA if field is None else Schema({"tokens": field, "label": Array("int64")})
-    samples = [{"tokens": each, "label": i} for i, each in enumerate(documents)]
+    samples = samples_of(documents)
     return write_dataset(folder, len(samples), n_shards, schema, samples)
 
 
@@ -287,14 +288,6 @@ def test_what_lies_beside_the_tokens_is_no_part_of_a_state(folder: str) -> None:
         assert windows_in(other)[0][0] == 4
 
 
-def _append(folder: Path, documents: list[Document]) -> None:
-    beside = folder.with_name("more")
-    write(beside, documents, 1)
-    old, (new,) = load(folder), load(beside).shards
-    shutil.move(beside / new.name, folder / "more.shard")
-    publish_next(folder, old, shards=(*old.shards, dataclasses.replace(new, name="more.shard")))
-
-
 @WORKERS
 def test_an_append_does_not_change_a_running_epoch(tmp_path: Path, num_workers: int) -> None:
     folder = tmp_path / "set"
@@ -305,7 +298,7 @@ def test_an_append_does_not_change_a_running_epoch(tmp_path: Path, num_workers: 
         next(iter(made))
         state = json.loads(json.dumps(made.state_dict()))
     more = documents_of([9, 30], seed=1)
-    _append(folder, more)
+    append_shard(folder, SCHEMA, samples_of(more))
     after = naive_windows([*DOCUMENTS, *more], EVERYTHING)
     with loader(folder, num_workers=num_workers) as made:
         made.load_state_dict(state)
@@ -331,7 +324,7 @@ def test_weighted_windows_are_resumed_as_they_were(tmp_path: Path) -> None:
         next(batches)
         state = made.state_dict()
         expected = [bits(each) for each in batches]
-    _append(folder, documents_of([2], seed=1))  # no window more
+    append_shard(folder, SCHEMA, samples_of(documents_of([2], seed=1)))  # no window more
     with loader(folder, Pack(8), **options) as made:
         made.load_state_dict(state)
         assert [bits(each) for each in made] == expected

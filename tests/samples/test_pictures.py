@@ -15,7 +15,7 @@ from shardio.errors import MediaError, SchemaError, TransformError
 from shardio.format.types import EncodedImage
 from shardio.media import decode_image, encode_jpeg
 from shardio.samples.media import common_sizes
-from tests.loading import write_dataset
+from tests.loading import WORKERS, write_dataset
 from tests.media.images_made import exif, saved, smooth
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 N, BATCH = 12, 5
 PICTURES = Schema({"image": Image(), "label": Array("int64")})
 OPTIONAL = Schema({"image": Image(optional=True), "label": Array("int64")})
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 Pixels = npt.NDArray[np.uint8]
 
 

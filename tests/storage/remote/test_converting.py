@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.connection import replaced_error
 from shardio.storage.remote.object_store import ObjectStore
 from shardio_tools import cli
-from tests.lines import install, write
+from tests.lines import install, interrupt_after, killed, write
 from tests.storage.remote.scene import Scene
 
 OPTIONS: dict[str, Any] = {"kind": "lines", "workers": 0, "shard_bytes": 9000}
@@ -65,7 +65,7 @@ class Place:
     def interrupted(self, **options: Any) -> None:
         """Convert, and be interrupted once all shards are uploaded."""
         with pytest.MonkeyPatch.context() as during, pytest.raises(KeyboardInterrupt):
-            during.setattr("shardio.conversion.execution.publish", _interrupt)
+            during.setattr("shardio.conversion.execution.publish", killed)
             self.convert(**options)
 
     def put(self, name: str, data: bytes) -> None:
@@ -95,14 +95,6 @@ def place(
     write(tmp_path / "few", {"a/1.txt": "one two three", "b/2.txt": "four"})
     name = f"{zlib.crc32(request.node.name.encode()):08x}"
     return Place(store, tmp_path / "few", tmp_path / "cache", name)
-
-
-def _interrupt(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _interrupt_after(n_inputs: int) -> Callable[[Progress], None]:
-    return lambda progress: _interrupt() if progress.n_inputs_done == n_inputs else None
 
 
 def test_the_uploaded_dataset_equals_that_of_a_folder(place: Place, tmp_path: Path) -> None:
@@ -326,7 +318,7 @@ def test_no_samples_leave_nothing_in_store(place: Place, tmp_path: Path, n_worke
 
 def test_empty_resumed_conversion_removes_uploads(place: Place) -> None:
     with pytest.raises(KeyboardInterrupt):
-        place.convert(progress=_interrupt_after(2))
+        place.convert(progress=interrupt_after(2))
     write(place.lines, {"a/1.txt": "!", "b/2.txt": "!"})
     report = place.convert(resume=True)
     assert (report.n_samples, report.generation) == (0, 0)
@@ -344,9 +336,9 @@ def test_small_shards_merged(place: Place, tmp_path: Path, monkeypatch: pytest.M
     given: Any = {"samples": make, "workers": 0}
     shardio.convert(range(100), tmp_path / "out", **given)
     with pytest.raises(KeyboardInterrupt):
-        place.convert(range(100), progress=_interrupt_after(60), **given)
+        place.convert(range(100), progress=interrupt_after(60), **given)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ShardUploader, "finish", _interrupt)
+        patch.setattr(ShardUploader, "finish", killed)
         place.convert(range(100), resume=True, **given)
     place.convert(range(100), resume=True, **given)
     here = [p for p in sorted((tmp_path / "out").rglob("*")) if p.is_file()]
@@ -359,7 +351,7 @@ def test_small_shards_merged(place: Place, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_killed_in_clean_up_has_published(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: Any = iter([lambda *_: None, _interrupt])
+    calls: Any = iter([lambda *_: None, killed])
     with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
         during.setattr(Upload, "_clean_up", lambda self: next(calls)(self))
         place.convert()

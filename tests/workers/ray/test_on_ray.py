@@ -23,18 +23,13 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, verify_dataset
 from shardio_tools import cli
-from tests.lines import Lines, contents, convert, install, write
+from tests.lines import Lines, contents, convert, write
 from tests.workers.ray.conftest import Nodes, written_to
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 LENGTH = Array("int64")
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 def convert_there(nodes: Nodes, root: Path, out: Path, **options: Any) -> Any:

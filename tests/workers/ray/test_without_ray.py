@@ -307,8 +307,7 @@ def test_less_than_one_job_at_a_time_is_refused(ray: StandIn, tmp_path: Path) ->
         Cluster(Engine("ray"), shared_path=tmp_path, n_at_once=0)
 
 
-def test_losses_are_unseen(ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = install(tmp_path, monkeypatch)
+def test_losses_are_unseen(ray: StandIn, lines: Path, tmp_path: Path) -> None:
     write(lines, {"e/breaks.txt": "eight !", "e/kills.txt": "nine kill"})
     ray.fates = [NodeDied("gone"), Crashed("signal 9"), "silence"]
     here = convert(lines, tmp_path / "here", workers=1)
@@ -343,8 +342,7 @@ def test_a_cluster_goes_on(ray: StandIn, tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(begun) == ["b/readme", "d/5.txt"]
 
 
-def test_maintenance(ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = install(tmp_path, monkeypatch)
+def test_maintenance(ray: StandIn, lines: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for out in (here, there):
         convert(lines, out)
