@@ -58,7 +58,7 @@ class Session:
         self.disconnected_s: float | None = None
         """The time at which the client was lost or the session ended; set by the server."""
         self._options = member(head, "options", dict)
-        self._max_bytes = number(head, "max_bytes")
+        self._max_bytes = number(head, "most_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
         self._changed = threading.Condition()
         self._inbox: deque[Head] = deque()

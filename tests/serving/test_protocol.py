@@ -159,7 +159,7 @@ def test_a_sampler_travels_if_it_holds_positions() -> None:
         handshake.options_to_json({"sampler": Drawing()})
 
 
-_QUESTION = {"kind": "open", "version": 1, "token": "0" * 32, "max_bytes": 9, "options": {}}
+_QUESTION = {"kind": "open", "version": 1, "token": "0" * 32, "most_bytes": 9, "options": {}}
 _OPENED: dict[str, Any] = {"version": 1, "lineage": "a", "generation": 3, "batches": 9}
 _OPENED |= {"state": {"epoch": 0}, "served": {}}
 _ERROR = ChecksumMismatch("a hash", code="hash", path="/d/0.shard", sample=3, found=7)

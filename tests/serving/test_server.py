@@ -91,9 +91,9 @@ def test_bytes_that_are_no_zeromq_do_not_disturb_it(path: str, server: Server) -
         [b"{"],
         [pickle.dumps(print)],
         [pack("open")],
-        [pack("open", version=VERSION, token="short", max_bytes=1, options={})],
-        [pack("open", version=VERSION, token="0" * 32, max_bytes=-1, options={})],
-        [pack("open", version=VERSION, token="0" * 32, max_bytes=1, options=[])],
+        [pack("open", version=VERSION, token="short", most_bytes=1, options={})],
+        [pack("open", version=VERSION, token="0" * 32, most_bytes=-1, options={})],
+        [pack("open", version=VERSION, token="0" * 32, most_bytes=1, options=[])],
         [b"{}"] * 40,
         [os.urandom(1 << 20)],
     ],
@@ -125,7 +125,7 @@ def test_too_large_a_message_is_not_received(path: str, peer: Any, server: Serve
     ids=range(5),
 )
 def test_wrong_options_are_answered(peer: Any, server: Server, options: dict[str, Any]) -> None:
-    peer.send(pack("open", version=VERSION, token="2" * 32, max_bytes=1, options=options))
+    peer.send(pack("open", version=VERSION, token="2" * 32, most_bytes=1, options=options))
     assert _only_beats(_hear(peer, '"failed"'))
     peer.send(pack("close"))
     wait_until(lambda: not server.sessions)
@@ -133,7 +133,7 @@ def test_wrong_options_are_answered(peer: Any, server: Server, options: dict[str
 
 @pytest.mark.parametrize("garbled", ["credit", "iterate", "check"])
 def test_nonsense_within_a_session_ends_nothing(peer: Any, server: Server, garbled: str) -> None:
-    more = {"max_bytes": 1 << 30, "options": {"batch_size": 4}}
+    more = {"most_bytes": 1 << 30, "options": {"batch_size": 4}}
     peer.send(pack("open", version=VERSION, token="1" * 32, **more))
     assert _only_beats(_hear(peer, '"opened"'))
     peer.send(pack(garbled, number="x", state=7, ahead=1 << 40, upto=None))
@@ -144,7 +144,7 @@ def test_nonsense_within_a_session_ends_nothing(peer: Any, server: Server, garbl
 
 
 def _opening(number: int, **more: Any) -> bytes:
-    asked = {"max_bytes": 1 << 30, "options": {"batch_size": 4}, **more}
+    asked = {"most_bytes": 1 << 30, "options": {"batch_size": 4}, **more}
     return pack("open", version=VERSION, token=f"{number:032}", **asked)
 
 
@@ -202,7 +202,7 @@ def test_a_session_keeps_so_many_questions_and_no_more() -> None:
         going.wait()
         raise KeyError
 
-    session = Session({"options": {}, "max_bytes": 1}, make_loader, {}, lambda *_: None)
+    session = Session({"options": {}, "most_bytes": 1}, make_loader, {}, lambda *_: None)
     for _ in range(16):
         session.accept({"kind": "check"})
     with pytest.raises(MalformedMessage, match="without an answer"):
@@ -222,7 +222,7 @@ def test_a_loader_whose_state_cannot_be_sent_is_closed_and_reported(path: str) -
         made[0].state_dict = lambda: {1: {2}}  # type: ignore[method-assign, dict-item]
         return made[0]
 
-    asked = {"options": {}, "max_bytes": 1}
+    asked = {"options": {}, "most_bytes": 1}
     session = Session(asked, make_loader, {}, lambda _, frames: said.extend(frames))
     session.join(PATIENCE_S)
     assert b'"failed"' in said[-1] and not session.is_running
@@ -334,7 +334,7 @@ def test_an_idle_client_has_no_memory(path: str, lie: str, monkeypatch: pytest.M
         while said.get(timeout=PATIENCE_S) != kind:
             pass
 
-    asked = {"options": {"batch_size": 2}, "max_bytes": 1 << 30}
+    asked = {"options": {"batch_size": 2}, "most_bytes": 1 << 30}
     session = Session(
         asked, lambda how: ShardLoader(path, num_workers=0, output="numpy", **how), {}, post
     )

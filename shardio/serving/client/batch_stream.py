@@ -62,7 +62,7 @@ class Stream(Closing):
         timeout_s: float | None,
     ) -> None:
         self._servers, self._keys = Servers(addresses, timeout_s), keys
-        more = {"token": os.urandom(16).hex(), "max_bytes": max_bytes, "options": dict(options)}
+        more = {"token": os.urandom(16).hex(), "most_bytes": max_bytes, "options": dict(options)}
         self._opening = pack_user_values("open", version=VERSION, **more)
         self._max_bytes, self._max_ahead, self._timeout_s = max_bytes, max_ahead, timeout_s
         self._link: Link | None = None
