@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Iterator
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,18 @@ def test_held_samples_are_sent_before_a_wait_for_credit(
     assert sent[-1][0] is None
     n_sent = sum(len([*split_values(memoryview(payload))]) for _, _, payload in sent[:-1])
     assert n_sent == 100_000 // (pack_value(0).n_bytes + OVERHEAD_BYTES)
+
+
+def test_no_sample_is_held_if_no_thread_can_start(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    monkeypatch.setattr(zeromq, "_HOLD_S", 60)
+    sent = sent_by(ends[1], range(3))
+    assert sent.heads == [*((MessageKind.SAMPLES, n) for n in range(3)), (MessageKind.END, 3)]
 
 
 def lend_block(main: socket.socket, n_bytes: int) -> int:

@@ -303,8 +303,13 @@ class SampleSender(Closing):
 
     def _flush_soon(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._flush_late, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._flush_late, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads
+                self._flush()
+                return
+            self._thread = thread
         self._must_flush.set()
 
     def _flush(self) -> None:
