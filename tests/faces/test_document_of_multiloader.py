@@ -171,8 +171,8 @@ def test_one_sample_may_be_larger_than_the_budget() -> None:
 
 
 def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_do() -> None:
-    loader = iter(MultiLoader(Count(3, 1, hang), 1, timeout_s=5))
-    next(loader)
+    loader = iter(MultiLoader(Count(6, 5, hang), 1, timeout_s=5))
+    assert [next(loader) for _ in range(5)] == list(range(5))
     with pytest.raises(BatchTimeout) as caught:
         next(loader)
     said = str(caught.value)
@@ -180,6 +180,7 @@ def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_
     assert "worker 0 (process" in said
     assert "in hang" in said
     assert "zeromq.py" not in said  # shardio's own frames are left out
+    assert "Thread " not in said  # so is its thread that sends held samples
 
 
 def test_failing_samples_are_skipped_and_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,6 +64,7 @@ def map_steps(fd: int) -> Steps:
 _ANSWER_TIMEOUT_S: Final = 1.0
 _QUIET_S: Final = 0.02  # if the files have not grown for this time, the stacks are complete
 _PRIVATE_PREFIX: Final = str(Path(__file__).parents[2] / "_")  # of the paths of private modules
+_THREADING: Final = f'"{threading.__file__}"'
 
 
 def install_stack_handler(fd: int) -> None:
@@ -120,13 +122,20 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
 
 
 def without_shardio_frames(text: str) -> str:
-    """Return the stack of each thread without the frames of shardio that called the user's code."""
+    """Return the stack of each thread without the frames of shardio that called the user's code.
+
+    A thread of shardio that waits for an event is left out.
+    """
     kept: list[str] = []
-    is_own = False
+    is_own, begin = False, 0
     for line in text.splitlines():
         if not line.startswith(" "):  # the next thread begins
-            is_own = False
-        is_own = is_own or (_PRIVATE_PREFIX in line and bool(kept) and kept[-1].startswith(" "))
+            is_own, begin = False, len(kept)
+        if not is_own and _PRIVATE_PREFIX in line and kept and kept[-1].startswith(" "):
+            is_own = True
+            is_waiting = all(_THREADING in each for each in kept[begin + 1 :])
+            if is_waiting and kept[begin].startswith("Thread"):
+                del kept[begin:]
         if line.strip() and not is_own:
             kept.append(line)
     return "\n".join(kept)
