@@ -236,14 +236,15 @@ def _summaries(sources: Sequence[ShardDataset], name: str | None = None) -> Shar
 
 
 _UNORDERED: Final = (Set, Mapping)
-"""Invalid types of `sources`: a set has no order, and a mapping could mean keys or values."""
+"""Invalid types of sources and weights: a set has no order, and a mapping could mean its keys."""
 
 
 @refuses({"probabilities": "write weights=", "stopping_strategy": "write exhausted="})
 def mix(
-    sources: Iterable[str | os.PathLike[str] | ShardDataset],
+    sources: Iterable[str | os.PathLike[str] | ShardDataset]
+    | Mapping[str | os.PathLike[str] | ShardDataset, float],
     *,
-    weights: Sequence[float] | npt.NDArray[Any],
+    weights: Sequence[float] | npt.NDArray[Any] | None = None,
     exhausted: Exhausted = "stop",
 ) -> Mixture:
     """Mix several datasets; a ShardLoader draws from each in proportion to its weight.
@@ -255,9 +256,9 @@ def mix(
     use it in a `with`.
 
     Args:
-        sources: folders or open datasets; a dataset may occur several times, with different
-            subsets.
-        weights: the weight of each source, above 0; only the proportions matter.
+        sources: a list of folders or open datasets, in which a dataset may occur several times,
+            with different subsets; or a dict from sources to weights.
+        weights: the weight of each source of a list, above 0; only the proportions matter.
         exhausted: with "stop", an epoch ends when the first source has no more samples. With
             "repeat", an epoch ends when every source was seen completely; until then exhausted
             sources start again, in another order.
@@ -267,6 +268,11 @@ def mix(
         DatasetNotFound, DatasetCorrupt, …: a source cannot be opened.
     """
     one_of("exhausted", exhausted, get_args(Exhausted))
+    if isinstance(sources, Mapping):
+        if weights is not None:
+            raise InvalidArgument("weights= is for a list of sources; this dict has the weights")
+        weights = list(sources.values())
+        sources = list(sources)
     given = _checked(sources)
     mixing = MixtureShares(_shares(weights, len(given)), exhausted)
     opened: list[ShardDataset] = []

@@ -176,7 +176,7 @@ def test_classes_are_those_that_all_sources_have(tmp_path: Path) -> None:
         ({"exhausted": np.array(["stop"])}, "exhausted must be one of"),
         ({"sources": "large"}, "mix takes a list of datasets; found 'large'"),
         ({"sources": {"large", "small"}}, "mix takes a list of datasets; found {"),
-        ({"sources": {"large": 1, "small": 1}}, "mix takes a list of datasets; found {"),
+        ({"sources": {"large": 1, "small": 1}}, "weights= is for a list of sources"),
         ({"sources": 5}, "mix takes a list of datasets; found 5"),
         ({"sources": [5, 6]}, "mix takes folders and open datasets; found 5"),
         ({"sources": []}, "mix takes 1 to 1024 datasets; found 0"),
@@ -187,6 +187,19 @@ def test_invalid_options_refused(large: str, small: str, given: dict[str, Any], 
     options: dict[str, Any] = {"sources": [large, small], "weights": [1, 1]} | given
     with pytest.raises(InvalidArgument, match=said):
         mix(options.pop("sources"), **options)
+
+
+def test_a_dict_has_sources_and_weights(large: str, small: str) -> None:
+    options: dict[str, Any] = {"output": "numpy", "shuffle": True, "num_workers": 0}
+    with shardio.open(small) as opened:
+        mixtures = mix({large: 3, opened: 1}), mix([large, opened], weights=[3, 1])
+    orders = []
+    for each in mixtures:
+        with each, shardio.ShardLoader(each, 4, **options) as loader:
+            orders.append([batch.indices.tolist() for batch in loader])
+    assert orders[0] == orders[1]
+    with pytest.raises(InvalidArgument, match="numbers above 0"):
+        mix({large: 1, small: 0})
 
 
 def test_unmixable_source_refused(mixture: Mixture, large: str, small: str, tmp_path: Path) -> None:
