@@ -217,7 +217,7 @@ def find_synchronize(name: str) -> Callable[[], object]:
     """Return a function that waits until a device has finished all queued work.
 
     With HCQ2=1, tinygrad 0.14's CPU device has worker threads with queues. Its `synchronize` takes
-    4 µs even if there are none. If the code of `synchronize` is not known, it is always called.
+    4 µs even if there are none. A `synchronize` with other code is called in every case.
     """
     device: Any = Device[name]
     synchronize: Callable[[], object] = device.synchronize

@@ -9,8 +9,8 @@
   E     goodbye ───────────────────────────────────────▶ exits
 
 A line ═ is a message on the ZeroMQ socket. A line ─ is a message on a channel of the worker pool.
-The credit of a worker limits the bytes of the messages that the worker has sent and of which the
-loop has not received a sample yet.
+The credit of a worker limits the bytes of the samples that the worker holds or has sent, until the
+main process opens their message.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A worker iterates a whole dataset and sends its samples in messages:
     payload  one or more samples as packed by `values`; or, for a large sample, the index of a block
              of shared memory that contains the sample, and its size; or an exception
 
-The credit of a worker limits the bytes that are in flight: the worker has sent them, or holds them,
-but the main process has not started to hand over the samples of their message to the loop yet.
+The credit of a worker limits the bytes in flight: those of the samples that the worker holds or has
+sent, until the main process opens their message.
 """
 
 from __future__ import annotations
