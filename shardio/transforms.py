@@ -3,8 +3,8 @@
     transform = Compose(RandomResizedCrop(112), HorizontalFlip(), Normalize(mean, std))
     loader = shardio.ShardLoader("out/", batch_size=32, transform=transform)
 
-A picture is a uint8 array of (height, width, 3), a clip of (frames, height, width, 3). A transform
-draws its parameters once per sample, from a generator seeded for the sample.
+A picture is a uint8 array of shape (height, width, 3), a clip one of (frames, height, width, 3).
+A transform draws its parameters once per sample, from a generator seeded for the sample.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PictureTransform(ABC):
 
     Raises:
         InvalidArgument: (from the constructor) a parameter is invalid.
-        SchemaError: (from the call) there is no picture or clip; one of `fields` is missing, or is
-            neither; or the pictures and clips of a sample have different sizes.
+        SchemaError: (from the call) the sample has no picture or clip, lacks one of `fields`, has
+            another kind of value in one of them, or has pictures or clips of different sizes.
     """
 
     def __init__(self, fields: str | Sequence[str] | None) -> None:
@@ -169,14 +169,14 @@ class ColorJitter(PictureTransform):
     """Random changes of brightness, contrast, saturation and hue, as by torchvision's ColorJitter.
 
     For a number x, the factor of brightness, contrast or saturation is drawn uniformly from
-    max(0, 1 - x) to 1 + x, and the shift of the hue from -x to x; 1 is a full turn. A pair gives
-    the bounds.
+    max(0, 1 - x) to 1 + x. The shift of the hue is drawn from -x to x, where 1 is a full turn. A
+    pair gives the bounds directly.
 
-    Brightness scales all levels, the values of the channels. Contrast scales their distance from
-    the mean grey of the picture or clip, and saturation their distance from the grey of the pixel.
-    Hue rotates colours around the grey axis and keeps their luma, as in NVIDIA DALI; torchvision's
-    rotation in HSV takes much longer. All changes are applied as one linear map, and the result is
-    clipped once: their order makes no difference.
+    Brightness scales the levels (channel values) of all pixels. Contrast scales the distance of
+    levels from the mean grey of the picture or clip. Saturation scales the distance of levels from
+    the grey of their pixel. Hue rotates colours around the grey axis and keeps their luma, as in
+    NVIDIA DALI; torchvision's rotation in HSV takes much longer. All changes are applied as one
+    linear map, and the result is clipped once, so the order of the changes makes no difference.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -251,8 +251,8 @@ class Normalize(PictureTransform):
         return self._normalized
 
     def _normalized(self, pixels: Pixels) -> Floats:
-        # Multiply whole rows of a picture: NumPy is four times slower if it broadcasts arrays of
-        # three channels.
+        # Multiply whole rows of a picture: NumPy is four times slower if it broadcasts an array of
+        # three numbers to all pixels.
         width = pixels.shape[-2]
         rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
         made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
@@ -315,9 +315,9 @@ class RandomResizedCrop(PictureTransform):
     """A crop of random area, aspect ratio and position, resized to `size`.
 
     The box is drawn as in torchvision, after C. Szegedy et al., "Going deeper with convolutions"
-    (2014): a uniform area, a log-uniform aspect ratio and a uniform position. If ten boxes do not
-    fit, the largest centred box that `ratio` allows is used. Resizing is linear, and antialiased if
-    the picture becomes smaller.
+    (2014): a uniform area, a log-uniform aspect ratio and a uniform position. If none of ten boxes
+    fits, the largest centred box that `ratio` allows is used. Resizing is linear, and antialiased
+    if the picture becomes smaller.
 
     Args:
         size: (height, width) of the result in pixels, or one number for both.
@@ -343,7 +343,7 @@ class RandomResizedCrop(PictureTransform):
         self._scale = _check_bounds("scale", scale, minimum=1e-6, maximum=1.0)
         low, high = _check_bounds("ratio", ratio, minimum=1e-3, maximum=1e3)
         self._ratio, self._log_ratio = (low, high), (math.log(low), math.log(high))
-        # Only check that Pillow is installed. It is imported when a picture is resized.
+        # Only check that Pillow is installed. Pillow is imported when a picture is resized.
         if importlib.util.find_spec("PIL") is None:
             raise UnsupportedEnvironment(
                 f"{type(self).__name__} needs Pillow: {install_hint('images')}"

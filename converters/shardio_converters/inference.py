@@ -22,10 +22,10 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 
 @lru_cache(maxsize=256)
 def common_dtype(one: str, other: str) -> str | None:
-    """Return the dtype to which NumPy promotes both dtypes; None if numbers would be changed.
+    """Return the dtype to which NumPy promotes both dtypes; None if they have no common dtype.
 
-    Two integer dtypes have no common float dtype. An integer and a float dtype have one; `widen`
-    rejects integers that it cannot represent.
+    Two integer dtypes that NumPy promotes to a float dtype have no common dtype. An integer and a
+    float dtype have one, but `widen` refuses integers that may be rounded.
     """
     if one == other:
         return one
@@ -37,7 +37,7 @@ def common_dtype(one: str, other: str) -> str | None:
 
 
 def _common_spec(one: str, other: str) -> str | None:
-    """Return the spec with the common dtype of two specs that are otherwise equal, or None."""
+    """Merge two specs that may differ in dtype only; return None if they cannot be merged."""
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
@@ -51,7 +51,7 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 
 def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Convert numbers to `dtype`; raise MediaError for an integer that a float dtype rounds."""
+    """Convert numbers to `dtype`; raise MediaError for integers that a float dtype may round."""
     wanted = np.dtype(dtype)
     if values.dtype == wanted:
         return values
@@ -75,14 +75,14 @@ class InputProbe:
 
     @contextmanager
     def skip_broken(self, one: Input) -> Iterator[None]:
-        """Suppress errors of a broken input; keep the first for `nothing_usable`."""
+        """Suppress the errors of a broken input; keep the first error for `nothing_usable`."""
         try:
             yield
         except (MediaError, OSError) as error:
             self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
 
     def nothing_usable(self, what: str, reason: str = "") -> InvalidArgument:
-        """Return the error for no usable file; it quotes the first error, or else `reason`."""
+        """Return the error for no usable file, with the first suppressed error or `reason`."""
         return InvalidArgument(
             f"no {what}, so fields cannot be inferred; "
             f"files looked at: {len(self._inputs):,}{self._reason or reason}"
@@ -99,10 +99,10 @@ The second item is the shape, which is () if the first item is a whole spec."""
 class SchemaInference:
     """The merged fields of samples or files.
 
-    A dimension with differing sizes becomes variable; a field that some lack becomes optional.
-    A dtype that differs from the first is an error or, with `widens`, widens the field. A field
-    that is `UNKNOWN` in some files gets its type, maybe a nested record, from other files. `names`
-    is the plural noun in messages about invalid names; None leaves names unchecked.
+    A dimension with differing sizes becomes variable; a field that some samples lack becomes
+    optional. A dtype that differs from the first is an error or, if `widens`, widens the field. A
+    field that is `UNKNOWN` in some files gets its type, maybe a nested record, from other files.
+    `names` is the plural noun for fields in messages about invalid names; None skips this check.
     """
 
     def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:
@@ -112,13 +112,13 @@ class SchemaInference:
         self.n_samples = 0
 
     def add(self, sample: Mapping[str, DtypeShape], nulls: Collection[str] = frozenset()) -> None:
-        """Add the fields of a sample or of a file; those named in `nulls` become optional."""
+        """Add the fields of a sample or of a file; the fields in `nulls` become optional."""
         self._merge(sample)
         self._counts.update(sample.keys() - nulls if nulls else sample.keys())
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Add all samples of another file; if a field does not match, add none."""
+        """Add all samples of another file; if a field does not match, raise and add none."""
         self._merge(other._facts)
         self._counts.update(other._counts)
         self.n_samples += other.n_samples
@@ -128,7 +128,7 @@ class SchemaInference:
         return self._counts[name] < self.n_samples
 
     def facts(self) -> dict[str, DtypeShape]:
-        """Return dtype and shape of the fields."""
+        """Return the dtype and the shape of each field, by name."""
         return dict(self._facts)
 
     def as_specs(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ class SchemaInference:
 
 
 def is_null_record(name: str, dtype: str, names: Iterable[str]) -> bool:
-    """Return True if all values of a field are null, but `names` has members of the field."""
+    """Return True if a field has only nulls, and `names` has fields nested in it (`name.x`)."""
     return dtype == UNKNOWN and any(each.startswith(f"{name}.") for each in names)
 
 

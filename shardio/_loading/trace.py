@@ -1,4 +1,4 @@
-"""A trace of a loader: the times at which workers filled batches, and the activities of the loop.
+"""A trace of a loader: when workers filled batches, and what the training loop was doing.
 
 The file is JSON in Google's Trace Event Format, with times in microseconds.
 """
@@ -31,7 +31,7 @@ _MAIN: Final = 0
 
 
 class Delivery(NamedTuple):
-    """The delivery of a batch; from `asked_ns` on, the loop waited `waited_ns` for workers.
+    """The delivery of a batch: requested at `asked_ns`, available after `waited_ns` of waiting.
 
     `iteration_ns` identifies the iteration, as in a FillRecord.
     """
@@ -116,7 +116,7 @@ class Trace:
     def _events_of_filling(self, one: FillRecord, row: int) -> Iterator[Event]:
         """Yield an event for a batch that a worker filled, and one for each phase of the filling.
 
-        Only the total time of each phase is known: the phases are shown one after another.
+        Only the total time of each phase is known, so the phases are shown one after another.
         """
         whole_ns = one.end_ns - one.start_ns
         details: dict[str, int] = {"step": one.step}

@@ -72,7 +72,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _open(h5py: Any, dataset: Any, path: str, place: str) -> NamedArray:
-    """Check the declaration of the dataset at `path` in the file at `place`; return the array."""
+    """Return a dataset of the file `place` as an array; refuse unsupported storage and types."""
     name = path.replace("/", ".")
     plist = dataset.id.get_create_plist()
     if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
@@ -135,10 +135,10 @@ def _read(dataset: Any, path: str, dtype: str, is_ragged: bool, which: Any) -> A
 
 @dataclass(frozen=True, kw_only=True)
 class Hdf5(ArraySamples):
-    """A converter that makes samples of the datasets of HDF5 files.
+    """A converter that makes samples from the datasets of HDF5 files.
 
-    The dataset at the path `a/b` becomes the field `a.b`. By default, rows are samples if in every
-    file all datasets have the same number of rows.
+    The dataset at the path `a/b` becomes the field `a.b`. By default, each row is a sample if the
+    datasets within each file have equally many rows; otherwise, each file is a sample.
     """
 
     kind: ClassVar[str] = "hdf5"

@@ -39,7 +39,7 @@ ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 ZIP: Final = ".zarr.zip"
 
 _MAX_TEXT: Final = 16 << 20  # the maximum size of a metadata file in bytes
-# What zarr and its codecs raise for damaged chunks and metadata
+# The exceptions that zarr and its codecs raise for damaged chunks and metadata
 _DAMAGE: Final = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, MemoryError),
     *(AttributeError, AssertionError, ArithmeticError, BufferError),
@@ -49,11 +49,10 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True)
 class _Store:
-    """An open store of `n_bytes`; `sizes` has the sizes of its files by path, sorted.
+    """An open store of `n_bytes` bytes; `sizes` maps file paths to sizes, sorted by path.
 
     `read(name, n_bytes)` returns up to `n_bytes` bytes from the beginning of a file.
-    `path_of(folder)` returns the path by which the module `zarr` finds the array in a folder of
-    `store`.
+    `path_of(folder)` converts the folder of an array to the path that `zarr.open_array` expects.
     """
 
     zarr: Any
@@ -65,7 +64,7 @@ class _Store:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the value in `roots` of the outermost folder that contains a file, if any."""
+    """Return roots[f] for the outermost folder f of the file `name` that is in `roots`, or None."""
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)
@@ -92,8 +91,8 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
     sizes = dict(sorted((member.filename, member.file_size) for member in archive.infolist()))
     if len(sizes) < len(archive.infolist()):
         raise MediaError("damaged: two members of the archive have one name")
-    # Opening a member checks its name. zarr would treat a chunk with a damaged name as missing: its
-    # elements would get the fill value of the array.
+    # Opening a member checks its name. If the name of a chunk were damaged, zarr would treat the
+    # chunk as missing, and return the array's fill value for its elements.
     for member in archive.infolist():
         archive.open(member).close()
 
@@ -107,7 +106,7 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
 
 
 def _close(store: Any) -> None:
-    # zarr raises AttributeError if a store is closed from which nothing was read.
+    # If nothing was read from a store, closing it makes zarr raise AttributeError.
     with contextlib.suppress(AttributeError):
         store.close()
 
@@ -167,7 +166,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> NamedArray
     checks = partial(_check_blosc, found, folder, {"codecs": [about.get("compressor")], **about})
     dtype, shape = array.dtype, array.shape
     known = dtype_name(dtype, what)
-    # The shape of the part that is read and decoded as a whole: a shard, if chunks are in shards.
+    # The shape of the unit that is read and decoded as a whole: a shard, or else a chunk.
     pieces = array.shards or array.chunks
     n_bytes = max(prod(shape), prod(pieces)) * dtype.itemsize
     refuse_bomb(what, n_bytes, found.n_bytes)
@@ -200,7 +199,7 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
     with damage(_DAMAGE, what):
         try:
             found = np.asarray(array[which])
-        except OSError as error:  # it names a chunk, so `damage` would let it pass
+        except OSError as error:  # `damage` would not convert an OSError that names a chunk file
             raise MediaError(f"{what}: damaged: {error}") from error
     check_text(found, what)
     is_text = found.dtype.kind in "UT"
@@ -209,10 +208,11 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
 
 @dataclass(frozen=True, kw_only=True)
 class Zarr(ArraySamples):
-    """A converter that makes samples of the arrays in Zarr stores.
+    """A converter that makes samples from the arrays in Zarr stores.
 
     The array in the folder `a/b` becomes the field `a.b`; an array at the root becomes `array`.
-    By default, rows are samples if in every store all arrays have the same number of rows.
+    By default, each row is a sample if the arrays within each store have equally many rows;
+    otherwise, each store is a sample.
     """
 
     kind: ClassVar[str] = "zarr"
@@ -238,10 +238,10 @@ class Zarr(ArraySamples):
         return found
 
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a store; None if the input is neither .zarr.zip nor root file."""
+        """Return a store's arrays; None if the input is neither a .zarr.zip nor a root file."""
         zarr = import_module("zarr")
         with damage(_DAMAGE), warnings.catch_warnings():
-            # Ignore the warnings of zarr that other versions may not support a feature of a store.
+            # Ignore warnings about features that other versions of zarr may not support.
             warnings.simplefilter("ignore")
             if source.name.lower().endswith(ZIP):
                 found = _open_zip(zarr, source, files)

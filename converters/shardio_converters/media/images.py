@@ -21,10 +21,10 @@ _HEAD_BYTES: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Converter):
-    """A converter that makes one sample of each image; every image is decoded once.
+    """A converter that makes one sample from each image; every image is decoded once.
 
     With `size`, the short side is scaled to `size` pixels, and the central square is stored. The
-    field `image` is the file (store `original`), a JPEG (`jpeg`), or the pixels in RGB (`raw`).
+    field `image` has the file (store `original`), a JPEG (`jpeg`), or the pixels in RGB (`raw`).
     """
 
     kind: ClassVar[str] = "images"
@@ -35,8 +35,7 @@ class Images(Converter):
     size: int | None = None
     """Height and width of a picture (default: unchanged)."""
     quality: int | None = None
-    """For h264: crf, lower is better (default: 19; hevc: 20; av1: 30); for jpeg: 1 to 100
-    (default: 90)."""
+    """JPEG quality for --store jpeg, 1 to 100 (default: 90)."""
 
     def __post_init__(self) -> None:
         check_choice("store", self.store, STORES)
@@ -66,7 +65,7 @@ class Images(Converter):
         if data is None:
             return Outcome("unsupported", "not a picture")
         facts = media.probe(data)
-        image: Any = self._pixels(data, facts)  # original files, too, are decoded once
+        image: Any = self._pixels(data, facts)  # decode original files too, to find damage
         if self.store == "original":
             image = data
         elif self.quality is not None:
@@ -75,7 +74,7 @@ class Images(Converter):
         return Outcome("converted", detail=asdict(facts))
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Return the sum, and the number, of the squared differences to the pixels of the file.
+        """Return the sum and the number of squared differences between stored and original pixels.
 
         Return None if the image is stored without loss.
         """
@@ -94,7 +93,7 @@ class Images(Converter):
 
 
 def _read(source: Input) -> bytes | None:
-    """Return the bytes of a file; None if it is no image by suffix and first bytes."""
+    """Return a file's bytes; None if neither its suffix nor its first bytes are of an image."""
     has_suffix = media.has_image_suffix(source.name)
     with open_media(source, has_suffix=has_suffix) as file:
         head = file.read(_HEAD_BYTES)

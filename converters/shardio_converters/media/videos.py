@@ -178,10 +178,10 @@ class Videos(Converter):
     gop: int | None = None
     """For --store h264: a keyframe every N frames (default: 16)."""
     quality: int | None = None
-    """For h264: crf, lower is better (default: 19; hevc: 20; av1: 30); for jpeg: 1 to 100
-    (default: 90)."""
+    """CRF for --store h264, lower is better (default: 19; hevc: 20; av1: 30), or JPEG quality for
+    --store jpeg, 1 to 100 (default: 90)."""
     check: bool | None = None
-    """Decode every frame once to find damage; videos need --store packets."""
+    """Decode every frame once to find damage (kind videos: only with --store packets)."""
     audio: bool | None = None
     """Also store the audio, as unchanged packets."""
 

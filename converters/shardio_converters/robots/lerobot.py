@@ -1,4 +1,4 @@
-"""LeRobot datasets: one sample per episode, of rows of a table and one video per camera."""
+"""The converter of LeRobot datasets: a sample has the rows and camera videos of an episode."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from shardio_converters.schema_spec import Field, InferringConverter, fits, pars
 if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
 
-_HALF: Final = 0.5  # tolerance of times, in intervals between frames
+_HALF: Final = 0.5  # the tolerance of frame times, as a share of the time between two frames
 
 
 class _Cameras:
-    """The open video files: at any time, at most one for each camera."""
+    """The open video files, at most one per camera at any time."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
         self._paths, self._fps, self._check = paths, fps, check
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
     def cut(self, camera: str, span: CameraSpan, times: Numbers) -> EncodedStream:
-        """Return the part `span` of a video; the frames in it must be at `times` (seconds)."""
+        """Return the part `span` of a video; check that its frames are at `times` (seconds)."""
         if span.name not in self._paths:
             raise MediaError(f"{span.name} is missing")
         if not np.isfinite(times).all():
@@ -137,7 +137,7 @@ def _read_frames(
 
 
 def _field_of(column: ArrowColumn, spec: str) -> Field:
-    """Return the field of one row's value in a column."""
+    """Return the schema field for a single row of a column; `spec` is for a whole episode."""
     from shardio_converters.tabular.arrow_inference import refuse_other_type
 
     if spec == _TEXTS:
@@ -169,17 +169,17 @@ def _refuse_other_frames(frames: _EpisodeFrames, length: int, tasks: Mapping[int
 
 _REQUIRED: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
 """The features that every dataset has, and that identify the frames of an episode."""
-_MAX_NAMED: Final = 5  # the number of broken episodes that a reason names
+_MAX_NAMED: Final = 5  # the maximum number of broken episodes to name in an outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeRobot(InferringConverter):
     """A converter that makes one sample per episode; each data file of a dataset is an input.
 
-    The features that every dataset has are always converted. Numbers have one value per frame,
-    except `episode_index`. The field of a camera is a video of the episode's frames, with unchanged
-    packets; its time 0 is the 0 of `timestamp`. `task` is the text of the first frame's task, and
-    `tasks` maps the numbers in `task_index` to texts.
+    The features that every dataset has are always converted. Numeric fields have one value per
+    frame, except `episode_index`. The field of a camera is a video with the unchanged packets of
+    the episode's frames; times in the video and in `timestamp` have the same zero. `task` is the
+    text of the first frame's task, and `tasks` maps the numbers in `task_index` to texts.
     """
 
     kind: ClassVar[str] = "lerobot"
@@ -188,7 +188,7 @@ class LeRobot(InferringConverter):
     columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
     """Convert this column or feature; repeatable (default: all)."""
     check: bool | None = None
-    """Decode every frame once to find damage; videos need --store packets."""
+    """Decode every frame once to find damage (kind videos: only with --store packets)."""
 
     def __post_init__(self) -> None:
         check_flag("check", self.check)
@@ -236,7 +236,7 @@ class LeRobot(InferringConverter):
         return {"pyarrow": version("pyarrow"), **library_versions()}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the episodes of a data file; a broken one does not affect others."""
+        """Yield the episodes of a data file; a broken episode does not affect the others."""
         place = root_of(source)
         if place is None:
             return Outcome("unsupported", f"no {INFO} in a folder above it, up to the source")
@@ -266,7 +266,7 @@ class LeRobot(InferringConverter):
     def _episodes(
         self, source: Input, below: str, robot_set: RobotSet, taken: Mapping[str, str]
     ) -> Iterator[tuple[int, dict[str, Any] | MediaError]]:
-        """Yield the number of each expected or found episode, with its sample or error."""
+        """Yield (number, sample or error) for each episode that is expected or found."""
         n_below = len(below) + 1 if below else 0
         expected = {one.number: one for one in robot_set.episodes(source.name[n_below:])}
         paths = {part.name[n_below:]: part.path for part in source.parts}

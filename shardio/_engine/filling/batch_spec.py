@@ -98,20 +98,20 @@ class Schemas(NamedTuple):
 
     samples: Schema
     batch: Schema | None = None
-    """The schema of the batches that the user's batch functions return, if there are any."""
+    """The schema of the batches that user code returns; None if no user code makes batches."""
     whole: frozenset[str] = frozenset()
     """The fields of `batch` whose value is one array for the whole batch; the others are lists."""
     heap_bytes: int = 0
-    """An estimate of the size of a batch's values of varying size."""
+    """The estimated number of bytes of all variable-size values of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """The samples of one iteration: which sample comes at which position of the epoch.
+    """The order of the samples in one iteration.
 
-    `partition` has the positions of this rank, and `order` maps positions to samples. If samples
-    are windows of tokens and the last one is padded, `stream_tokens` has the token count of each
-    source.
+    `partition` has this rank's positions in the epoch, and `order` maps positions to samples.
+    `stream_tokens` has the token count of each source if samples are windows of tokens, and the
+    last window is padded.
     """
 
     epoch: int
@@ -121,7 +121,7 @@ class EpochPlan:
 
 
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
-    """Copy a view's tables into shared arrays; return a view of these tables, and the arrays.
+    """Copy a view's tables into shared arrays; return a view that uses them, and the arrays.
 
     If the dataset is a selection, the first array is the list of the selected rows.
     """
@@ -135,7 +135,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
-    """Return a worker's copy of the view; take ownership of `fds`, the arrays of `share_view`."""
+    """Recreate a view from the arrays of `share_view`; take ownership of `fds`, their files."""
     left = list(fds)
     if batch_spec.n_selected is not None:
         selection = SharedArray.from_fd(left.pop(0), "<i8", batch_spec.n_selected)
@@ -223,7 +223,7 @@ class IndexPlanner:
     def _use(self, plan: EpochPlan) -> None:
         if plan is self._plan:
             return
-        self._plan = None  # if Ctrl-C interrupts the next lines, the chunks have no plan
+        self._plan = None  # if Ctrl-C interrupts the next lines, the next call repeats them
         n, epoch = plan.partition.n, plan.epoch
         order = plan.order.arrange(self._samples, n, seed=self._seed, epoch=epoch)
         self._chunks, self._order, self._plan = {}, order, plan

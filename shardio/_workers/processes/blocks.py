@@ -4,10 +4,11 @@ Workers write batches and other values to blocks. A block is an anonymous memory
 kernel frees even after a crash; the main process creates it and sends workers its descriptor.
 
 While user code refers to the content of a block, the block is *leased*. The lease is an array over
-the whole block. Every view keeps the lease alive: NumPy makes the lease the `base` even of a view
-of a view, because the `base` of the lease itself is a memory map, not an array. When the last view
-is gone, the callback of a weak reference appends the reference to a deque. The callback does
-nothing else, because it may run in any thread at any time; the pool takes the block back later.
+the whole block, created from the memory map. NumPy makes the lease the `base` of all views, even of
+views of views, so the lease lives as long as any view. (If the lease were a view of another array,
+NumPy would keep only the other array alive.) When the last view is gone, the callback of a weak
+reference appends the reference to a deque. The callback does nothing else, because it may run in
+any thread at any time; the pool takes the block back later.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Bytes = npt.NDArray[np.uint8]
 class BlockMap:
     """A memory map of a block's file, renewed when the file has grown; borrows the descriptor.
 
-    Views of an earlier, smaller map stay valid. `max_bytes` is the maximum size, or None.
+    Views of an earlier, smaller map stay valid. `max_bytes` is the file's maximum size, or None.
     """
 
     def __init__(self, fd: int, max_bytes: int | None = None) -> None:
@@ -109,12 +110,12 @@ class Block(BlockMap):
         except BaseException:
             os.close(self.fd)
             raise
-        self.use = 0  # the number of tasks sent so far, modulo 2**32; an answer repeats it
-        self.n_counted = 0  # the share of this block in the pool's `n_bytes`
+        self.use = 0  # the number of tasks sent for this block, modulo 2**32; results contain it
+        self.n_counted = 0  # the part of the pool's `n_bytes` that is due to this block
         self.sent_to: set[int] = set()  # the indices of workers that have the descriptor
 
     def trim(self, n_bytes: int) -> None:
-        """Free the memory after the first n_bytes; keep the length. Call `grow` before use."""
+        """Free the memory after the first n_bytes; keep the file size. Call `grow` before use."""
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
         if n_behind > 0:
@@ -153,7 +154,7 @@ class BlockPool:
         # long as there is a lease, and a function in Python could be interrupted by Ctrl-C.
         self._end_lease = self._returned.append
         self.view_cache: dict[tuple[int, int], Any] = {}
-        """A cache of arrays or tensors over the blocks; the code that creates them fills it."""
+        """A cache of arrays or tensors over the blocks, filled by the code that creates them."""
         self._leases: dict[int, _Lease] = {}
         self.n_copies = 0  # the number of calls of `copy`
 
@@ -171,7 +172,7 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block; return its index, or None if memory is short (the first block raises)."""
+        """Create a block; return its index, or None if memory is short and other blocks exist."""
         try:
             return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:
@@ -218,7 +219,7 @@ class BlockPool:
         )
 
     def give_back(self, number: int) -> None:
-        """Make a block idle again; a negative `number` is that of a copy, which is forgotten."""
+        """Make a block idle again; if `number` is negative, release a copy instead."""
         if number < 0:
             del self._leases[number]
         else:
@@ -246,8 +247,8 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, synchronize: Callable[[], None] | None) -> None:
-        """Take back blocks with ended leases; first let `synchronize` wait for devices."""
-        # Only the pool's owner takes leases from the deque, in one thread at a time; others append.
+        """Take back blocks whose leases have ended, after `synchronize` has waited for devices."""
+        # Only the pool's owner removes leases, in one thread at a time; any thread may append.
         if n_returned := len(self._returned):
             if synchronize is not None:
                 synchronize()
