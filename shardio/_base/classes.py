@@ -1,4 +1,4 @@
-"""Base classes for context managers, a cached property without a lock, and one-line reprs."""
+"""Context managers and their base classes, a cached property without a lock, one-line reprs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ class Publishing(Closing):
             self.abort()
         elif not self._is_closed:
             self.close()
+
+
+class undo_on_error:  # lower case: used like `contextlib.suppress`
+    """A context manager that calls a function if the block raises any exception, even Ctrl-C."""
+
+    def __init__(self, undo: Callable[..., object], *args: Any) -> None:
+        self._undo, self._args = undo, args
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._undo(*self._args)
 
 
 _Value = TypeVar("_Value")

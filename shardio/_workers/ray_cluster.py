@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._base.version import __version__
 from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.tasks.failure_policy import MAX_CRASHES
@@ -208,11 +208,8 @@ class Cluster(Closing):
     def __enter__(self) -> Self:
         if not self._ray.is_initialized():
             self._is_owner = True
-            try:
+            with undo_on_error(self._ray.shutdown):
                 connect(self._ray, self._engine.address)
-            except BaseException:
-                self._ray.shutdown()
-                raise
         return self
 
     def run(

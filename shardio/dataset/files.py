@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import undo_on_error
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.open_files import OpenFiles, ShardStorage
 from shardio.errors import DatasetCorrupt, ShardCorrupt
@@ -203,11 +204,8 @@ class DatasetFiles:
         content = source.storage.remote_file(summary, path)
         if content is not None:  # `path` is a URL, and the file is not pinned
             return self._open_expected(path, summary, group.schema, content)
-        try:
+        with undo_on_error(source.storage.unpin, summary):
             reader = self._open_expected(path, summary, group.schema)
-        except BaseException:
-            source.storage.unpin(summary)
-            raise
         # Unpin the file when `reader.content` is deleted. While user code holds a view of the
         # content, the content is not deleted and the file stays pinned.
         held = weakref.finalize(reader.content, source.storage.unpin, summary)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
-from shardio.errors import InvalidArgument, MediaError
+from shardio.errors import InvalidArgument
 from shardio.format.types.streams import EncodedStream, packet_sizes
 from shardio.media.audio_packets import (
     LEAD_PACKETS,
@@ -29,6 +29,7 @@ from shardio.media.audio_packets import (
     nearest_sample,
     sample_rate,
 )
+from shardio.media.container import ffmpeg_errors
 from shardio.media.decoders import get_or_create, open_audio_decoder
 
 if TYPE_CHECKING:
@@ -304,9 +305,7 @@ def _resample(frame: AudioFrame | None, layout: str, rate: int) -> Samples:
     if frame is None:
         return np.zeros((0, n_channels), np.float32)
     resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate)
-    try:
+    with ffmpeg_errors(lambda: "its audio cannot be resampled"):
         made = [*resampler.resample(frame), *resampler.resample(None)]
-    except av.FFmpegError as error:
-        raise MediaError(f"its audio cannot be resampled: {error.strerror}") from error
     arrays: list[Any] = [each.to_ndarray() for each in made]
     return np.concatenate(arrays, axis=1).T if arrays else np.zeros((0, n_channels), np.float32)

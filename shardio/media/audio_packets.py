@@ -23,6 +23,7 @@ from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.container import (
     audio_stream,
     check_complete,
+    ffmpeg_errors,
     has_guessed_times,
     open_container,
     prefix_errors,
@@ -264,8 +265,6 @@ class _AudioPacketReader:
     def __init__(
         self, source: bytes | str, container: InputContainer, stream: AudioStream, name: str
     ) -> None:
-        import av
-
         codec = stream.codec_context
         self.parameters: dict[str, Any] = {
             "codec": codec.codec.canonical_name,
@@ -282,7 +281,7 @@ class _AudioPacketReader:
         self.discarded: list[bool] = []
         self.n_before = self.n_after = end = 0
         is_guessed = has_guessed_times(container, stream)
-        try:
+        with ffmpeg_errors(lambda: f"breaks after {len(self.packets)} packets"):
             for packet in container.demux(stream):
                 if packet.is_corrupt:
                     raise MediaError(f"packet {len(self.packets)} is marked corrupt")
@@ -293,9 +292,6 @@ class _AudioPacketReader:
             check_complete(source, container, stream, end)
             if is_guessed:
                 self.times = stored_times(source, name, stream.index)
-        except av.FFmpegError as error:
-            n = len(self.packets)
-            raise MediaError(f"breaks after {n} packets: {error.strerror}") from error
 
     def _add(self, packet: Packet[AudioStream]) -> None:
         if packet.has_sidedata("skip_samples"):
@@ -358,7 +354,7 @@ def decode_frames(
 
     codec.flush_buffers()
     number = 0
-    try:
+    with ffmpeg_errors(lambda: f"packet {number} does not decode"):
         for at, (number, part) in enumerate(parts):
             try:
                 frames = codec.decode(numbered_packet(number, part))
@@ -372,5 +368,3 @@ def decode_frames(
                 yield number, frame
         for frame in codec.decode(None):
             yield number, frame
-    except av.FFmpegError as error:
-        raise MediaError(f"packet {number} does not decode: {error.strerror}") from error

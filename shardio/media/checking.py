@@ -20,6 +20,7 @@ from shardio.format.types.streams import (
     packet_flags,
     packet_sizes,
 )
+from shardio.media.container import ffmpeg_errors
 from shardio.media.decoders import (
     display_parameter,
     fraction_parameter,
@@ -151,12 +152,10 @@ class _DigestDecoder:
 
     def decode(self, numbers: Sequence[int]) -> dict[int, int]:
         """Decode some packets; map each packet's index to its frame's digest, in shown order."""
-        import av
-
         codec, shown, number = self._codec, dict[int, int](), -1
         codec.flush_buffers()
         codec.reorder_depth = self._reorder
-        try:
+        with ffmpeg_errors(lambda: f"breaks at packet {number}"):
             for number in numbers:
                 begin = self._offsets[number]
                 part = self._data[begin : begin + self._sizes[number]]
@@ -164,8 +163,6 @@ class _DigestDecoder:
                 packet = numbered_packet(number, part, lead, is_key=self._is_key[number])
                 self._collect(codec, packet, shown)
             self._collect(codec, None, shown)
-        except av.FFmpegError as error:
-            raise MediaError(f"breaks at packet {number}: {error.strerror}") from error
         return shown
 
     def _collect(self, codec: VideoCodecContext, packet: Any, shown: dict[int, int]) -> None:

@@ -11,7 +11,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -236,6 +236,17 @@ def prefix_errors(name: str) -> Iterator[None]:
         if str(error).startswith(f"{name}: "):
             raise
         raise MediaError(f"{name}: {error}") from error
+
+
+@contextlib.contextmanager
+def ffmpeg_errors(what: Callable[[], str]) -> Iterator[None]:
+    """Raise FFmpeg's errors in the block as MediaError; the message begins with `what()`."""
+    import av
+
+    try:
+        yield
+    except av.FFmpegError as error:
+        raise MediaError(f"{what()}: {error.strerror}") from error
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:

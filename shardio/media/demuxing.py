@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
 from shardio.media.audio_packets import demux_audio
@@ -24,6 +24,7 @@ from shardio.media.bitstream import disposable_packets, hidden_packets, x264_ver
 from shardio.media.checking import build_stream, verify_by_decoding, with_flags_and_times
 from shardio.media.container import (
     check_complete,
+    ffmpeg_errors,
     has_guessed_times,
     make_strict,
     open_container,
@@ -112,8 +113,6 @@ class PacketReader:
     extradata: bytes = b""
 
     def __post_init__(self) -> None:
-        import av
-
         if self.parameters_from is not None:
             self.parameters = dict(self.parameters_from.parameters)
             self.extradata = self.parameters_from.extradata
@@ -123,10 +122,8 @@ class PacketReader:
         self.parameters = decoder_parameters(codec)
         self.extradata = codec.extradata or b""
         make_strict(codec)
-        try:
+        with ffmpeg_errors(lambda: f"breaks after {len(self.sizes)} packets"):
             first = self._read()
-        except av.FFmpegError as error:
-            raise MediaError(f"breaks after {len(self.sizes)} packets: {error.strerror}") from error
         if first is None:
             raise MediaError("its video stream holds no frame")
         self._add_frame_parameters(first)
@@ -253,12 +250,9 @@ class SpanReader(Closing):
     def __init__(self, path: str, *, check: bool | None = None) -> None:
         self._path, self._check = path, check
         self._container = open_container(path, path)
-        try:
+        with undo_on_error(self._container.close):
             with prefix_errors(path):
                 self._read_head()
-        except BaseException:
-            self._container.close()
-            raise
 
     def _read_head(self) -> None:
         """Check that spans can be cut out of the file, and read the file up to its first frame."""
@@ -287,26 +281,21 @@ class SpanReader(Closing):
             begin, end: the span, in seconds. If `end` is None, the span ends with the file.
             zero: the time in the file, in seconds, that becomes time 0 of the stream.
         """
-        import av
-
         first = -(-begin // self._time_base)
         stop = None if end is None else -(-end // self._time_base)
-        try:
-            with prefix_errors(self._path):
-                packets = self._packets(first, stop)
-                reader = PacketReader(
-                    self._container, self._av_stream, packets, parameters_from=self._head
-                )
-                stream = reader.stream(self._n_streams)
-                flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
-                flags[(pts < first) | ((pts >= stop) if stop is not None else False)] |= _HIDDEN
-                stream = with_flags_and_times(stream, flags, pts - round(zero / self._time_base))
-                if self._check or (self._check is None and reader.needs_decoding(stream)):
-                    untimed = np.zeros(len(stream.packets), bool)
-                    stream = verify_by_decoding(stream, untimed, reader.frame_interval())
-                return stream
-        except av.FFmpegError as error:
-            raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
+        with prefix_errors(self._path), ffmpeg_errors(lambda: "damaged"):
+            packets = self._packets(first, stop)
+            reader = PacketReader(
+                self._container, self._av_stream, packets, parameters_from=self._head
+            )
+            stream = reader.stream(self._n_streams)
+            flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
+            flags[(pts < first) | ((pts >= stop) if stop is not None else False)] |= _HIDDEN
+            stream = with_flags_and_times(stream, flags, pts - round(zero / self._time_base))
+            if self._check or (self._check is None and reader.needs_decoding(stream)):
+                untimed = np.zeros(len(stream.packets), bool)
+                stream = verify_by_decoding(stream, untimed, reader.frame_interval())
+            return stream
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
         start = self._av_stream.start_time or 0

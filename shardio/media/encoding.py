@@ -20,6 +20,7 @@ from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.bitstream import disposable_packets
 from shardio.media.checking import build_stream
+from shardio.media.container import ffmpeg_errors
 from shardio.media.frames import frame_from_planes
 from shardio.media.image import encode_jpeg
 from shardio.media.pixels import MATRICES, RANGES, FrameConverter, Pixels
@@ -179,18 +180,14 @@ class StreamEncoder:
         `picture` is uint8: RGB of (height, width, 3), or YUV of (height * 3 / 2, width), with Y
         above, and U and V side by side below Y.
         """
-        import av
-
         _check_rising(self._times, time)
         frame = self._to_frame(picture)
         frame.pts, frame.time_base = len(self._times), 1 / _NOMINAL_FRAME_RATE
         self._times.append(time)
         opens_codec = len(self._times) == 1
-        try:
-            with keep_scheduling_policy() if opens_codec else contextlib.nullcontext():
-                self._collect(self._codec.encode(frame))
-        except av.FFmpegError as error:
-            raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
+        scheduling = keep_scheduling_policy() if opens_codec else contextlib.nullcontext()
+        with ffmpeg_errors(lambda: f"picture {len(self._times) - 1}"), scheduling:
+            self._collect(self._codec.encode(frame))
 
     def _to_frame(self, picture: Pixels) -> VideoFrame:
         from av import VideoFrame
@@ -216,14 +213,10 @@ class StreamEncoder:
 
     def finish(self) -> EncodedStream:
         """Flush the encoder and return the stream. Call this once, after the last `add`."""
-        import av
-
         if not self._times:
             raise MediaError("no picture to encode")
-        try:
+        with ffmpeg_errors(lambda: f"after {len(self._times)} pictures"):
             self._collect(self._codec.encode(None))
-        except av.FFmpegError as error:
-            raise MediaError(f"after {len(self._times)} pictures: {error.strerror}") from error
         if sorted(self._packet_frames) != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} dropped pictures")
         durations = frame_durations(self._times)

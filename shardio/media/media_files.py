@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.container import (
     check_complete,
+    ffmpeg_errors,
     has_guessed_times,
     make_strict,
     open_container,
@@ -57,27 +58,20 @@ class VideoFile(Closing):
     """
 
     def __init__(self, path: str, *, fill_in_times: bool = True) -> None:
-        import av
-
         self.path = path
         self._container = open_container(path, path, fill_in_times=fill_in_times)
-        try:
+        with undo_on_error(self._container.close):
             streams = video_streams(self._container, path)
             self._stream, codec = streams[0], streams[0].codec_context
             make_strict(codec)
-            codec.open(strict=False)
+            with ffmpeg_errors(lambda: f"{path}: the decoder does not open"):
+                codec.open(strict=False)
             if self._stream.time_base is None:
                 raise MediaError(f"{path}: the video stream has no time base")
             self.time_base = self._stream.time_base
             self._is_guessed = has_guessed_times(self._container, self._stream)
             self._facts: dict[str, Any] = {"codec": codec.name, "stream": self._stream.index}
             self._facts["video_streams"] = len(streams)
-        except av.FFmpegError as error:
-            self._container.close()
-            raise MediaError(f"{path}: the decoder does not open: {error.strerror}") from error
-        except BaseException:
-            self._container.close()
-            raise
 
     @property
     def interval(self) -> Fraction:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._loading.options import check_user_function
 from shardio._workers.processes.linux import check_files
@@ -143,15 +143,12 @@ class Server(Closing):
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_malformed = 0
-        try:
+        with undo_on_error(self.close):
             # Create the gatekeeper before the socket: without it, ZeroMQ accepts every client.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._socket = self._listen(address, keys)
             self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
             """The address at which the server listens."""
-        except BaseException:
-            self.close()
-            raise
 
     def _listen(self, address: Address, keys: ServerKeys | None) -> Any:
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)

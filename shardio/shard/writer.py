@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, Any, Final
 
-from shardio._base.classes import Publishing
+from shardio._base.classes import Publishing, undo_on_error
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
@@ -238,7 +238,7 @@ class ShardWriter(Publishing):
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
-        try:
+        with undo_on_error(self.abort):
             header = self._finish(self._file)
             sync(self._file, self._temporary)
             try:
@@ -246,9 +246,6 @@ class ShardWriter(Publishing):
             except FileExistsError as error:
                 raise _exists_error(self.path) from error
             sync_path(self._folder)
-        except BaseException:
-            self.abort()
-            raise
         self._release()
         name = os.path.basename(self.path)
         return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())

@@ -23,6 +23,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import undo_on_error
 from shardio.errors import (
     InsufficientMemory,
     InvalidArgument,
@@ -103,12 +104,9 @@ def open_shard(path: str, name: str = "") -> int:
         if error.errno in _NOT_A_FILE:
             raise ShardNotFound(f"{name}: {_NOT_A_FILE[error.errno]}; a shard is a file") from error
         raise
-    try:
+    with undo_on_error(os.close, fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ShardNotFound(f"{name}: is a folder or device; a shard is a file")
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import undo_on_error
 from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, LoadingStats, now_ns
 from shardio._workers.processes.shared_memory import sparse_memory_file
 from shardio.order.ranks import RankPartition
@@ -102,11 +103,8 @@ class CounterTable:
         self.n_workers, self._n_records = n_workers, n_records
         n_lines = 1 + (n_slots + 1 + n_records) * n_workers
         self.fd = sparse_memory_file(n_lines * _LINE * 8, "the counters of iterations")
-        try:
+        with undo_on_error(os.close, self.fd):
             whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
-        except BaseException:
-            os.close(self.fd)
-            raise
         whole[0, : _N_RECORDS + 1] = n_workers, n_slots, n_records
         self._head = whole[0]
         self._has_recorded = False

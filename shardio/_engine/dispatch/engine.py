@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import undo_on_error
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod, WorkerBackend
 from shardio._engine.dispatch.counters import CounterTable
@@ -302,11 +303,9 @@ class Engine:
             self._iterations.set_successor(
                 iteration, successor if self._backend.begins_ahead else None
             )
-            try:
+            # The caller gets no iteration that it could cancel.
+            with undo_on_error(self.cancel, iteration):
                 dispatcher.assign_tasks(iteration)
-            except BaseException:  # the caller gets no iteration that it could cancel
-                self.cancel(iteration)
-                raise
             return iteration
 
     def next(self, iteration: EpochIteration) -> DeliveredBlock | None:

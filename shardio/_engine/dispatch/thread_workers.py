@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Final
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._engine.dispatch.worker import STACKS, BatchWorker, ReplyBuffer
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.filler import Filler
@@ -156,11 +156,8 @@ class _SharedState:
             if found is not None:
                 os.close(fd)
                 return found
-            try:
+            with undo_on_error(os.close, fd):
                 found = self.maps[file] = BlockMap(fd, max_bytes)
-            except BaseException:
-                os.close(fd)
-                raise
             weakref.finalize(found, os.close, fd).atexit = False
             return found
 
@@ -219,15 +216,12 @@ class ThreadWorkers(Closing):
         self._shared = _SharedState()
         self._inboxes: list[queue.SimpleQueue[_Message | None]] = []
         self._threads: list[threading.Thread] = []
-        try:
+        with undo_on_error(self.close):
             with interrupts_held():
                 for index in range(n_workers):
                     inbox, thread = self._start(index)
                     self._inboxes.append(inbox)
                     self._threads.append(thread)
-        except BaseException:
-            self.close()
-            raise
 
     def _start(self, index: int) -> tuple[queue.SimpleQueue[_Message | None], threading.Thread]:
         inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()

@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import undo_on_error
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import (
     interrupts_held,
@@ -105,11 +106,8 @@ class Block(BlockMap):
     def __init__(self, number: int, n_bytes: int, max_bytes: int | None = None) -> None:
         self.number = number
         self.fd = reserve_memory_file(n_bytes, "a block")
-        try:
+        with undo_on_error(os.close, self.fd):
             super().__init__(self.fd, max_bytes)
-        except BaseException:
-            os.close(self.fd)
-            raise
         self.use = 0  # the number of tasks sent for this block, modulo 2**32; results contain it
         self.n_counted = 0  # the part of the pool's `n_bytes` that is due to this block
         self.sent_to: set[int] = set()  # the indices of workers that have the descriptor

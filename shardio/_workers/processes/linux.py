@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 from shardio.storage.fs import max_file_bytes
 
@@ -201,15 +201,12 @@ def memory_file(*parts: bytes) -> int:
     except OSError as error:
         raise_if_too_many_files(error)
         raise _missing_call("memfd_create", str(error)) from error
-    try:
+    with undo_on_error(os.close, fd):
         with translate_file_size_errors(sum(map(len, parts)), "the data for workers"):
             for part in parts:
                 view = memoryview(part)
                 while view:
                     view = view[os.write(fd, view) :]
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

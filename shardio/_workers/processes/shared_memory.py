@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import undo_on_error
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.limits import available_bytes, require
 from shardio._workers.processes.linux import memory_file, translate_file_size_errors
@@ -119,14 +120,11 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
 def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
     """Yield a new memory file; then seal it against shrinking, or close it if the body raises."""
     fd = memory_file()
-    try:
+    with undo_on_error(os.close, fd):
         with translate_file_size_errors(n_bytes, what):
             os.ftruncate(fd, n_bytes)
         yield fd
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 @contextlib.contextmanager
@@ -169,13 +167,10 @@ class SharedArray:
     def from_array(cls, numbers: npt.NDArray[Any], what: str) -> Self:
         """Create a shared copy of `numbers`; `what` is the name of the array in errors."""
         fd = reserve_memory_file(max(1, numbers.nbytes), what)
-        try:
+        with undo_on_error(os.close, fd):
             written = _mapped(fd, numbers.dtype, len(numbers), mmap.ACCESS_WRITE)
             written[:] = numbers
             return cls(fd, _mapped(fd, numbers.dtype, len(numbers), mmap.ACCESS_READ))
-        except BaseException:
-            os.close(fd)
-            raise
 
     @classmethod
     def from_fd(cls, fd: int, dtype: str, n: int) -> Self:

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
 from shardio._workers.processes.pool_state import (
     Event,
@@ -58,7 +58,7 @@ class WorkerPool(Closing):
         self._action = EXECUTE if start == "spawn" else FORK
         self._state = PoolState()
         self._finalizer = Finalizer(self, self._state.end)
-        try:
+        with undo_on_error(self.close):
             with interrupts_held():
                 self._acquire_zygote()
             self._state.own_fds.append(pack(target))
@@ -66,9 +66,6 @@ class WorkerPool(Closing):
             with interrupts_held():
                 for index in range(n_workers):
                     self._state.workers.append(self._start(index))
-        except BaseException:
-            self.close()
-            raise
 
     def __len__(self) -> int:
         return len(self._state.workers)

@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any, Final, Self
 
 from shardio._base.callers import caller_stacklevel
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._workers.processes.blocks import Bytes
 from shardio._workers.processes.linux import Finalizer, interrupts_held, memory_file, this_process
 from shardio._workers.processes.serialization import text_of, unpack_failure
@@ -109,7 +109,7 @@ class SampleStream(Closing):
         self._look_at_s = 0.0
         self._min_credit_bytes = max_bytes // n_workers // _CREDITS
         self._is_over = False
-        try:
+        with undo_on_error(self.close):
             may_skip = error_budget.max_skips is not None
             target = functools.partial(
                 send_all, dataset, n_workers, max_bytes // n_workers, may_skip
@@ -119,9 +119,6 @@ class SampleStream(Closing):
             fds = [*self._stacks, self._receiver.path_fd]
             self._pool = WorkerPool(n_workers, target, fds=fds, preload=_PRELOAD, start=start)
             self._owned.insert(0, self._pool)
-        except BaseException:
-            self.close()
-            raise
         self._log(self._receiver.address)
 
     def __iter__(self) -> Self:

@@ -24,7 +24,7 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._workers.processes.linux import (
     check_files,
     keep_freed_memory,
@@ -83,7 +83,7 @@ class Receiver(Closing):
         self._context = self._zmq.Context()
         self._socket = self._context.socket(self._zmq.PULL)
         parent, name = os.path.split(prefix)
-        try:
+        with undo_on_error(self.close):
             self._socket.linger = 0
             self._socket.rcvhwm = 0  # credit limits the bytes, so the message count needs no limit
             with (
@@ -94,9 +94,6 @@ class Receiver(Closing):
                 self.address = f"ipc://{path}"
                 self._socket.bind(self.address)
                 self.path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except BaseException:
-            self.close()
-            raise
 
     def fileno(self) -> int:
         """Return a descriptor to poll after `take` has returned None."""

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final, Self, TextIO
 
 from shardio._base.callers import one_of, refuse_unknown_options
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.iterator import ProgressBar
 from shardio._loading.options import (
@@ -136,11 +136,8 @@ class RemoteLoader(Closing):
         self._finalizer = Finalizer(self, _close_in_owner, self._pid, self._stream)
         self._latest: RemoteIteration | None = None
         self._totals = LoadingStats()
-        try:
+        with undo_on_error(self.close):
             self._next: State = self._stream.open().state
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def address(self) -> str | list[str]:
