@@ -13,13 +13,14 @@ from importlib.metadata import version
 from typing import IO, ClassVar, Final
 
 from shardio import Input, MediaError
+from shardio_converters.files import read_up_to
 from shardio_converters.records.record_source import RecordConverter
+from shardio_converters.records.zstd_files import open_zlib
 
 _NAME: Final = re.compile(r"\.tfrec(ords?)?(-\d+-of-\d+)?(\.gz|\.zlib)?$", re.IGNORECASE)
 _HEAD: Final = struct.Struct("<QI")  # size of the record in bytes, checksum of the size
 _MAX_RECORD: Final = (1 << 31) - 1  # bytes; the limit of protobuf messages
-_BLOCK_BYTES: Final = 1 << 20  # the size of single reads
-_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # the format is detected from the first bytes
+_BUFFER_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +38,14 @@ class TFRecords(RecordConverter):
     def read(self, source: Input) -> Generator[bytes] | None:
         """Return a generator of the records of a file; None for a file of another kind."""
         checksum = _checksum()
-        file = open(source.path, "rb")
+        content = file = open(source.path, "rb", _BUFFER_BYTES)
         head = file.read(_HEAD.size)
         file.seek(0)
-        content: IO[bytes] | _Inflated = file
         if not _is_head(head, checksum) and _is_compressed(head):
-            with suppress(MediaError):
-                head = _Inflated(file).read(_HEAD.size)
+            with suppress(EOFError, zlib.error):
+                head = open_zlib(file).read(_HEAD.size)
             file.seek(0)
-            content = _Inflated(file)
+            content = open_zlib(file)
         if not _NAME.search(source.name) and not _is_head(head, checksum):
             file.close()
             return None
@@ -75,37 +75,26 @@ def _is_compressed(head: bytes) -> bool:
 
 
 def _records(
-    file: IO[bytes],
-    content: IO[bytes] | _Inflated,
-    n_bytes: int | None,
-    checksum: Callable[[bytes], int],
+    file: IO[bytes], content: IO[bytes], n_bytes: int | None, checksum: Callable[[bytes], int]
 ) -> Generator[bytes]:
     """Yield the records, and close `file` at the end.
 
-    `content` reads `file`, or decompresses it; `n_bytes` is the size of `file`, None if compressed.
+    `content` is `file`, or decompresses it; `n_bytes` is the size of `file`, None if compressed.
     """
     with file:
-        data, at, n_records, start = b"", 0, 0, 0
-        while True:
-            if len(data) - at < _HEAD.size:
-                data, at = data[at:] + content.read(_BLOCK_BYTES), 0
-                if not data:
-                    return
+        n_records = start = 0
+        while head := _read(content, _HEAD.size):
             where = f"record {n_records:,} at byte {start:,}"
-            if len(data) - at < _HEAD.size:
-                data, at = _read_at_least(content, data[at:], _HEAD.size, where), 0
-            length, stored = _HEAD.unpack_from(data, at)
-            if (found := _masked(checksum(data[at : at + 8]))) != stored:
+            _refuse_short(head, _HEAD.size, where)
+            length, stored = _HEAD.unpack(head)
+            if (found := _masked(checksum(head[:8]))) != stored:
                 raise MediaError(
                     f"{where}: expected checksum {stored:#010x} of its length, found {found:#010x}"
                 )
             _check_length(length, start, n_bytes, where)
-            at += _HEAD.size
-            if len(data) - at < length + 4:
-                data, at = _read_at_least(content, data[at:], length + 4, where), 0
-            record = data[at : at + length]
-            at += length + 4
-            stored = int.from_bytes(data[at - 4 : at], "little")
+            data = _read(content, length + 4)
+            _refuse_short(data, length + 4, where)
+            record, stored = data[:length], int.from_bytes(data[length:], "little")
             if (found := _masked(checksum(record))) != stored:
                 raise MediaError(f"{where}: expected checksum {stored:#010x}, found {found:#010x}")
             yield record
@@ -120,40 +109,16 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
         raise MediaError(f"{where}: the file ends {stop - n_bytes:,} bytes too early")
 
 
-def _read_at_least(content: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
-    """Return `data` and more bytes from `content`, at least `n_bytes`."""
-    parts, missing = [data], n_bytes - len(data)
-    while missing > 0:
-        part = content.read(_BLOCK_BYTES)
-        if not part:
-            raise MediaError(f"{where}: the file ends {missing:,} bytes too early")
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+def _read(content: IO[bytes], n_bytes: int) -> bytes:
+    """Read `n_bytes`, or fewer at the end."""
+    try:
+        return read_up_to(content.read, n_bytes)
+    except EOFError as error:
+        raise MediaError(str(error)) from error
+    except zlib.error as error:
+        raise MediaError(f"the compressed bytes are damaged: {error}") from error
 
 
-class _Inflated:
-    """A decompressor of a gzip or zlib file; gzip may have several members."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-        self._unread = b""
-
-    def read(self, n_bytes: int, /) -> bytes:
-        """Return up to `n_bytes`; b"" at the end."""
-        while True:
-            data = self._unread or self._file.read(_BLOCK_BYTES)
-            if not data:
-                if self._stream.eof:
-                    return b""
-                raise MediaError("the compressed bytes end too early")
-            try:
-                if self._stream.eof:
-                    self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-                found = self._stream.decompress(data, n_bytes)
-            except zlib.error as error:
-                raise MediaError(f"the compressed bytes are damaged: {error}") from error
-            self._unread = self._stream.unconsumed_tail or self._stream.unused_data
-            if found:
-                return found
+def _refuse_short(data: bytes, n_bytes: int, where: str) -> None:
+    if missing := n_bytes - len(data):
+        raise MediaError(f"{where}: the file ends {missing:,} bytes too early")

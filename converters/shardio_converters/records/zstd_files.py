@@ -1,9 +1,12 @@
-"""Files compressed with Zstandard, read as their decompressed content."""
+"""Compressed files (Zstandard, gzip, zlib), read as their decompressed content."""
 
 from __future__ import annotations
 
 import io
-from typing import IO, TYPE_CHECKING
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
 
 import zstandard
 
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _CHUNK_BYTES = 16 << 10  # input per step, which decompresses to at most 500 MB
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32  # the format is detected from the first bytes
 
 
 def open_zstd(file: IO[bytes]) -> IO[bytes]:
@@ -19,14 +23,22 @@ def open_zstd(file: IO[bytes]) -> IO[bytes]:
     The reader raises `zstandard.ZstdError` for a damaged frame, and `EOFError` for a truncated
     frame, which the reader of `zstandard` would not report.
     """
-    return io.BufferedReader(_ZstdFrames(file), 1 << 20)
+    return _reader(file, zstandard.ZstdDecompressor().decompressobj)
 
 
-class _ZstdFrames(io.RawIOBase):
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._decompressor = zstandard.ZstdDecompressor()
-        self._frame = self._decompressor.decompressobj()
+def open_zlib(file: IO[bytes]) -> IO[bytes]:
+    """Do the same for gzip, which may have several members, or zlib; damage raises `zlib.error`."""
+    return _reader(file, partial(zlib.decompressobj, _GZIP_OR_ZLIB))
+
+
+def _reader(file: IO[bytes], begin_frame: Callable[[], Any]) -> IO[bytes]:
+    return io.BufferedReader(_Frames(file, begin_frame), 1 << 20)
+
+
+class _Frames(io.RawIOBase):
+    def __init__(self, file: IO[bytes], begin_frame: Callable[[], Any]) -> None:
+        self._file, self._begin_frame = file, begin_frame
+        self._frame = begin_frame()
         self._is_in_frame = False
         self._next_input = b""  # the input after the end of a frame
         self._output = memoryview(b"")
@@ -39,13 +51,13 @@ class _ZstdFrames(io.RawIOBase):
             data = self._next_input or self._file.read(_CHUNK_BYTES)
             if not data:
                 if self._is_in_frame:
-                    raise EOFError("the file ends within a Zstandard frame")
+                    raise EOFError("the compressed bytes end too early")
                 return 0
             self._output = memoryview(self._frame.decompress(data))
             self._is_in_frame, self._next_input = not self._frame.eof, b""
             if self._frame.eof:
                 self._next_input = self._frame.unused_data
-                self._frame = self._decompressor.decompressobj()
+                self._frame = self._begin_frame()
         view = memoryview(buffer).cast("B")
         n_bytes = min(len(view), len(self._output))
         view[:n_bytes] = self._output[:n_bytes]
