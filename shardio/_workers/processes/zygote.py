@@ -43,6 +43,7 @@ import threading
 from collections import deque
 from typing import NoReturn
 
+from shardio._base.classes import undo_on_error
 from shardio._workers.processes.linux import (
     die_with_parent,
     end_process,
@@ -272,11 +273,11 @@ class Zygote:
         self.users = 0
         main_pidfd = open_pidfd(os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with undo_on_error(ours.close):  # the zygote exits when its socket closes
             try:
-                self.pid = _spawn(theirs.fileno(), main_pidfd)
+                with theirs:
+                    self.pid = _spawn(theirs.fileno(), main_pidfd)
             except OSError as error:
-                ours.close()
                 raise_if_too_many_files(error)
                 raise UnsupportedEnvironment(
                     f"the process that starts workers could not be executed: {error} "
@@ -284,14 +285,10 @@ class Zygote:
                 ) from error
             finally:
                 os.close(main_pidfd)
-        try:
-            self.pidfd = open_pidfd(self.pid)
-        except ProcessLookupError as error:
-            ours.close()
-            raise self.exit_error("at once") from error
-        except BaseException:  # the zygote exits when its socket closes
-            ours.close()
-            raise
+            try:
+                self.pidfd = open_pidfd(self.pid)
+            except ProcessLookupError as error:
+                raise self.exit_error("at once") from error
         self._control = ours
 
     def open_session(self, preload: tuple[str, ...]) -> socket.socket:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, ServerUnreachable
@@ -202,19 +202,16 @@ class Link(Closing):
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: _NO_HANDSHAKE,
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: _NO_HANDSHAKE,
         }
-        try:
+        with undo_on_error(self.close):
             self._set_up(keys)
             self._monitor = self._socket.get_monitor_socket(sum(self._reasons))
             self._poller = zmq.Poller()
             self._poller.register(self._socket, zmq.POLLIN)
             self._poller.register(self._monitor, zmq.POLLIN)
-            self._socket.connect(str(address))
-        except zmq.ZMQError as error:
-            self.close()
-            raise InvalidArgument(f"{address}: ZeroMQ cannot connect there: {error}") from error
-        except BaseException:
-            self.close()
-            raise
+            try:
+                self._socket.connect(str(address))
+            except zmq.ZMQError as error:
+                raise InvalidArgument(f"{address}: ZeroMQ cannot connect there: {error}") from error
 
     def _set_up(self, keys: ClientKeys | None) -> None:
         socket = self._socket
