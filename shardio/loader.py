@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 from shardio._base.callers import refuses
-from shardio._base.classes import Closing
+from shardio._base.classes import Closing, undo_on_error
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
@@ -168,12 +168,9 @@ class ShardLoader(Closing):
         )
         self._prefetch = RemotePrefetch(view.dataset, batch_spec, self._epochs.epoch_sampler.order)
         self._finalizer = Finalizer(self, self._prefetch.cancel_and_close, self._engine.close)
-        try:
+        with undo_on_error(self.close):
             self._engine.open(view)
             self._assembler = self._assembler_for(view.dataset)
-        except BaseException:
-            self.close()
-            raise
 
     def _assembler_for(self, opened: Dataset) -> BatchAssembler:
         adapter = create_adapter(self._options.output, self._options.device)

@@ -197,15 +197,9 @@ def _check_name(name: str) -> None:
             f"field {name[:_SHOWN_LENGTH] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
             f"found {n_bytes}"
         )
-    if not _is_printable(name):
+    # "Cn" are the characters that are unknown to this Python's version of Unicode.
+    if not all(c.isprintable() or unicodedata.category(c) == "Cn" for c in name):
         raise SchemaError(f"field {name!r}: only printable characters are allowed")
-
-
-def _is_printable(name: str) -> bool:
-    """Return True if all characters are printable, or unknown to this Python's Unicode version."""
-    return name.isprintable() or all(
-        c.isprintable() or unicodedata.category(c) == "Cn" for c in name
-    )
 
 
 def _describe(name: str, field_id: int, field: Field) -> dict[str, object]:

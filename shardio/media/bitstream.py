@@ -97,9 +97,8 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
     size = _length_size(codec, extradata)
     if not size:
         return extradata if extradata.startswith(_START_CODES) else b""
-    read = _avcc_parameter_sets if codec == "h264" else _hvcc_parameter_sets
     try:
-        units = list(read(extradata))
+        units = list(_parameter_set_units(codec, extradata))
     except IndexError:
         return b""
     return b"".join(len(unit).to_bytes(size, "big") + unit for unit in units)
@@ -128,34 +127,22 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
     return changes
 
 
-def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    at = 5
-    for mask in (31, 255):
-        n_units = extradata[at] & mask
-        at += 1
+def _parameter_set_units(codec: str, extradata: bytes) -> Iterator[bytes]:
+    """Yield the units in the lists of an `avcC` or `hvcC` record; IndexError if it is truncated."""
+    at, n_lists = (5, 2) if codec == "h264" else (23, extradata[22])
+    for number in range(n_lists):
+        if codec == "h264":
+            n_units = extradata[at] & (255 if number else 31)
+            at += 1
+        else:
+            n_units = extradata[at + 1] << 8 | extradata[at + 2]
+            at += 3
         for _ in range(n_units):
-            unit = _length_prefixed(extradata, at)
-            at += 2 + len(unit)
-            yield unit
-
-
-def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    at = 23
-    for _ in range(extradata[22]):
-        n_units = extradata[at + 1] << 8 | extradata[at + 2]
-        at += 3
-        for _ in range(n_units):
-            unit = _length_prefixed(extradata, at)
-            at += 2 + len(unit)
-            yield unit
-
-
-def _length_prefixed(data: bytes, at: int) -> bytes:
-    """Return the bytes after the 16-bit length at offset `at`; IndexError if some are missing."""
-    stop = at + 2 + (data[at] << 8 | data[at + 1])
-    if stop > len(data):
-        raise IndexError(stop)
-    return data[at + 2 : stop]
+            stop = at + 2 + (extradata[at] << 8 | extradata[at + 1])
+            if stop > len(extradata):
+                raise IndexError(stop)
+            yield extradata[at + 2 : stop]
+            at = stop
 
 
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:

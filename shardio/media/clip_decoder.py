@@ -299,18 +299,14 @@ class ClipDecoder(Closing):
         self._open_streams.clear()
 
 
+@dataclass(slots=True)
 class _RunDecoder:
     """A decoder of runs of one stream. `writers` and `rows` have an element per requested frame."""
 
-    def __init__(
-        self,
-        opened: _OpenStream,
-        decoder: _OpenDecoder,
-        writers: Sequence[FrameWriter],
-        rows: Sequence[Pixels],
-    ) -> None:
-        self._open_stream, self._decoder = opened, decoder
-        self._writers, self._rows = writers, rows
+    _open_stream: _OpenStream
+    _decoder: _OpenDecoder
+    _writers: Sequence[FrameWriter]
+    _rows: Sequence[Pixels]
 
     def decode(self, run: DecodeRun) -> None:
         """Decode the wanted frames of a run into their rows.

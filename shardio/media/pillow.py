@@ -79,7 +79,8 @@ def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pi
         _scale_transparent_color(picture, data[24])
     flat = _flatten(picture)
     if flat.shape[2] > channels:
-        flat = to_luma(flat)
+        # The luma of BT.601, which is also the first component of a JPEG.
+        flat = np.asarray(pillow_image().fromarray(flat).convert("L"))[..., np.newaxis]
     shape = (*flat.shape[:2], channels)
     return turn_upright(np.broadcast_to(flat, shape), turned)
 
@@ -125,11 +126,6 @@ def _high_bytes_of_grey(picture: Image) -> Pixels:
     if isinstance(key, int):
         grey = np.where(deep == key, 0, grey)
     return grey.astype(np.uint8)[..., np.newaxis]
-
-
-def to_luma(rgb: Pixels) -> Pixels:
-    """Convert RGB to the luma of BT.601, which is also the first component of a JPEG."""
-    return np.asarray(pillow_image().fromarray(rgb).convert("L"))[..., np.newaxis]
 
 
 def check_png_checksums(data: bytes | memoryview) -> None:

@@ -38,9 +38,10 @@ class TFRecords(RecordConverter):
     def read(self, source: Input) -> Generator[bytes] | None:
         """Return a generator of the records of a file; None for a file of another kind."""
         checksum = _checksum()
-        content = file = open(source.path, "rb", _BUFFER_BYTES)
+        file: IO[bytes] = open(source.path, "rb", _BUFFER_BYTES)
         head = file.read(_HEAD.size)
         file.seek(0)
+        content = file
         if not _is_head(head, checksum) and _is_compressed(head):
             with suppress(EOFError, zlib.error):
                 head = open_zlib(file).read(_HEAD.size)

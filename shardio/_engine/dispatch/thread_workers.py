@@ -18,7 +18,6 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any, Final
 
 from shardio._base.classes import Closing, undo_on_error
@@ -34,7 +33,7 @@ from shardio._workers.processes.global_generators import (
 )
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.pool_state import Event, Failed, Message, WorkerExit
-from shardio._workers.processes.stack_dumps import without_shardio_frames
+from shardio._workers.processes.stack_dumps import thread_stack
 from shardio._workers.processes.zygote import GRACE_S
 from shardio.errors import ClosedError
 from shardio.samples.view import SampleView
@@ -264,11 +263,12 @@ class ThreadWorkers(Closing):
         return [event for event in events if event is not None]
 
     def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
-        frames = sys._current_frames()
-        return [
-            (f"worker {i} ({thread.name})", _stack(frames.get(thread.ident or 0)))
-            for i, thread in enumerate(self._threads)
-        ]
+        found = []
+        for i, thread in enumerate(self._threads):
+            frame = sys._current_frames().get(thread.ident or 0)
+            stack = "it is being started" if frame is None else thread_stack(frame)
+            found.append((f"worker {i} ({thread.name})", stack))
+        return found
 
     def restart(self, index: int) -> None:
         self._check_usable()
@@ -324,14 +324,3 @@ def _serve(
         while not inbox.empty():
             for fd in (inbox.get() or (b"", ()))[1]:
                 os.close(fd)
-
-
-def _stack(frame: FrameType | None) -> str:
-    """Return the stack of a thread as text, the innermost call first as in `faulthandler`."""
-    if frame is None:
-        return "it is being started"
-    lines = [
-        f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
-        for each, line in traceback.walk_stack(frame)
-    ]
-    return without_shardio_frames("\n".join(lines))

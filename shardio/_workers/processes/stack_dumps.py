@@ -12,9 +12,11 @@ import mmap
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
+from types import FrameType
 from typing import Final
 
 import numpy as np
@@ -119,6 +121,15 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
         else:
             reports.append(without_shardio_frames(os.pread(fd, size, 0).decode("utf-8", "replace")))
     return reports
+
+
+def thread_stack(frame: FrameType) -> str:
+    """Return the stack of a thread of this process, in the form of `ask_for_stacks`."""
+    lines = [
+        f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
+        for each, line in traceback.walk_stack(frame)
+    ]
+    return without_shardio_frames("\n".join(lines))
 
 
 def without_shardio_frames(text: str) -> str:

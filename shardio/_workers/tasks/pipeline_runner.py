@@ -13,17 +13,15 @@ import _thread
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Sequence
 from textwrap import indent
-from types import FrameType
 from typing import Any, Final
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, now_ns
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure
-from shardio._workers.processes.stack_dumps import without_shardio_frames
+from shardio._workers.processes.stack_dumps import thread_stack
 from shardio._workers.tasks.executors import SOURCE, create_executors
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH
@@ -55,19 +53,12 @@ def _late_result_error(
         lines.append(f"{job.description}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
         frame = frames.get(job.thread_id)
         if frame is not None:
-            lines.append(indent(_stack(frame), "    "))
+            lines.append(indent(thread_stack(frame), "    "))
     if len(at_work) > _MAX_CALLS_LISTED:
         lines.append(f"and {len(at_work) - _MAX_CALLS_LISTED} more calls")
     if not at_work:
         lines.append("no call is in progress")
     return BatchTimeout("\n".join([*lines, *stacks]))
-
-
-def _stack(frame: FrameType) -> str:
-    # `without_shardio_frames` expects the order of faulthandler: the innermost call first.
-    calls = reversed(traceback.extract_stack(frame))
-    lines = [f'  File "{call.filename}", line {call.lineno} in {call.name}' for call in calls]
-    return without_shardio_frames("\n".join(["thread:", *lines])).partition("\n")[2]
 
 
 _S_PER_NS: Final = 1e-9

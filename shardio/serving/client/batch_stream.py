@@ -162,6 +162,8 @@ class Stream(Closing):
 
     def close(self) -> None:
         """Send the server a last message, and close the connection. Idempotent."""
+        if self._pid != this_process.pid:
+            return  # as in `stop`
         # Call `interrupt` first, so that a waiting thread releases the lock.
         self.interrupt()
         with self._lock:

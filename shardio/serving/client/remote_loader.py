@@ -133,7 +133,7 @@ class RemoteLoader(Closing):
             timeout_s=check_seconds("timeout_s", timeout_s),
         )
         self._pid = this_process.pid
-        self._finalizer = Finalizer(self, _close_in_owner, self._pid, self._stream)
+        self._finalizer = Finalizer(self, self._stream.close)
         self._latest: RemoteIteration | None = None
         self._totals = LoadingStats()
         with undo_on_error(self.close):
@@ -193,14 +193,8 @@ class RemoteLoader(Closing):
     def _warn_of_no_batch(self, iteration: RemoteIteration) -> None:
         """Warn, once per loader, if an epoch has no batch because of tail="drop"."""
         options, n = self._sent_options, iteration.state["rows"]
-        if (
-            options.get("tail") != "drop"
-            or self._has_warned
-            or iteration.state["position"]
-            or not n
-        ):
-            return
-        if not iteration.last_step:
+        is_lost = n and not (iteration.state["position"] or iteration.last_step)
+        if is_lost and options.get("tail") == "drop" and not self._has_warned:
             self._has_warned = True
             warn_of_no_batch(iteration.epoch, n, options["batch_size"], options["world_size"])
 
@@ -373,9 +367,3 @@ def _check_keys(addresses: Sequence[Address], keys: ClientKeys | None) -> None:
                 "a folder of keys for this client there with `shardio serve --make-keys DIR`, then "
                 "pass keys= or set SHARDIO_KEYS"
             )
-
-
-def _close_in_owner(owner_pid: int, stream: Stream) -> None:
-    """Close a stream, unless this process is a forked child of the stream's owner."""
-    if os.getpid() == owner_pid:
-        stream.close()
