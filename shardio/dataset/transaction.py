@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
+from shardio._base.classes import undo_on_error
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import (
     GENERATIONS,
@@ -117,14 +118,10 @@ class StagingFolder:
         self._root = root
         while True:
             self.path = make_temporary_folder(root, _PREFIX)
-            try:
+            # FileNotFoundError: another process removed the folder before it was locked.
+            with contextlib.suppress(FileNotFoundError), undo_on_error(remove_folder, self.path):
                 self._fd = lock_folder(self.path, wait=True)
                 return
-            except FileNotFoundError:  # another process removed the folder before it was locked
-                continue
-            except BaseException:
-                remove_folder(self.path)
-                raise
 
     def remove(self, error: BaseException | None) -> None:
         """Remove the folder. If `error` is given, also remove the unpublished files from `root`."""
