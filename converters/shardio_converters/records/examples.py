@@ -187,39 +187,36 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int
     Raise ValueError or IndexError if the bytes are not a message.
     """
     while at < end:
-        tag, first = _varint(data, at)
-        if not tag >> 3:
+        field = _field(data, at, end)
+        if not field[0]:
             raise ValueError("a field has number 0")
-        stop = _skip(data, at, end)
-        if tag & 7 == _LENGTH:
-            _, first = _length(data, first)
-        yield tag >> 3, tag & 7, first, stop
-        at = stop
+        yield field
+        at = field[3]
+
+
+def _field(data: bytes, at: int, end: int) -> tuple[int, int, int, int]:
+    """Return number, wire type, start and end of the field that begins at `at`."""
+    tag, start = _varint(data, at)
+    wire = tag & 7
+    if wire == _VARINT:
+        _, stop = _varint(data, start)
+    elif wire == _LENGTH:
+        n_bytes, start = _length(data, start)
+        stop = start + n_bytes
+    elif wire in (_I64, _I32):
+        stop = start + (8 if wire == _I64 else 4)
+    else:
+        raise ValueError(f"found wire type {wire}, expected one of 0, 1, 2, 5")
+    if stop > end:
+        raise ValueError(_TOO_EARLY)
+    return tag >> 3, wire, start, stop
 
 
 def _skip_other(data: bytes, at: int, end: int) -> int:
-    tag, _ = _varint(data, at)
-    if tag >> 3 == 1:
-        raise ValueError(f"field 1 has wire type {tag & 7}, or its tag is too long")
-    return _skip(data, at, end)
-
-
-def _skip(data: bytes, at: int, end: int) -> int:
-    """Return the end of the field that begins at `at`."""
-    tag, at = _varint(data, at)
-    wire = tag & 7
-    if wire == _VARINT:
-        _, at = _varint(data, at)
-    elif wire == _LENGTH:
-        n_bytes, at = _length(data, at)
-        at += n_bytes
-    elif wire in (_I64, _I32):
-        at += 8 if wire == _I64 else 4
-    else:
-        raise ValueError(f"found wire type {wire}, expected one of 0, 1, 2, 5")
-    if at > end:
-        raise ValueError(_TOO_EARLY)
-    return at
+    number, wire, _, stop = _field(data, at, end)
+    if number == 1:
+        raise ValueError(f"field 1 has wire type {wire}, or its tag is too long")
+    return stop
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:

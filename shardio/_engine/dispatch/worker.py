@@ -342,7 +342,7 @@ class BatchWorker(Closing):
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         view = receive_view(self._dataset, self._batch_spec, fds[TABLES:])
         filler = self._new_filler(view)
-        filler.set_n_workers(n_workers)
+        filler.index_planner.n_workers = n_workers
         self._runner.start(filler, fds[COUNTERS], number)
 
     def _run_task(

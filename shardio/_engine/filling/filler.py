@@ -53,7 +53,7 @@ from shardio.format.schema import Schema
 from shardio.order import FullShuffle, Sequential
 from shardio.order.permutation import substitute_position
 from shardio.order.ranks import RankPartition
-from shardio.samples.field_sources import BatchRows, IndexChunk
+from shardio.samples.field_sources import BatchRows
 from shardio.samples.media import audio_schema, image_schema
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
@@ -81,7 +81,7 @@ class Filler:
         calls = calls or UserCalls()
         self._batch_spec, self._view, self._check_shards = batch_spec, view, check_shards
         self._readahead = ReadAhead(batch_spec, view)
-        self._index_planner = IndexPlanner(view, seed=batch_spec.seed)
+        self.index_planner = IndexPlanner(view, seed=batch_spec.seed)
         self._reader = view.reader(batch_spec.fields, batch_spec.pictures, batch_spec.audio)
         self._transformed = TransformRunner(batch_spec, view, self._reader, calls)
         self._batches = BatchBuilder(batch_spec, view.dataset, self._reader, calls)
@@ -89,14 +89,11 @@ class Filler:
     def close(self) -> None:
         self._reader.close()
 
-    def set_n_workers(self, n_workers: int) -> None:
-        self._index_planner.n_workers = n_workers
-
     def _sample_schemas(self, number: int) -> Schemas:
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
             return Schemas(batch_spec.sample_schema(view))
-        chunk = self._index_planner.chunk_of(number)
+        chunk = self.index_planner.chunk_of(number)
         if self._check_shards is not None:
             self._check_shards(chunk.covered(slice(0, 1))[1])
         sample = self._transformed.sample(chunk, 0)
@@ -124,13 +121,13 @@ class Filler:
             return found
         n_rows = batch_spec.block_rows
         if batch_spec.skips:
-            chunk, part = self._index_planner.chunk_of(number), slice(0, 1)
+            chunk, part = self.index_planner.chunk_of(number), slice(0, 1)
         else:
             partition = RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad")
             plan = EpochPlan(
                 0, partition, FullShuffle() if batch_spec.is_full_shuffle else Sequential()
             )
-            chunk, part = self._index_planner.index_chunk(plan, 0)
+            chunk, part = self.index_planner.index_chunk(plan, 0)
         states = np.empty(part.stop - part.start, np.int32)
         layout = batch_spec.lay_out(found)
         rows = BatchRows(layout, Scratch(layout), chunk, part, states, n_rows)
@@ -148,7 +145,7 @@ class Filler:
 
         If `row_by_row` is given, it fills the rows instead of `fill_rows`.
         """
-        chunk, part = self._index_planner.index_chunk(plan, step)
+        chunk, part = self.index_planner.index_chunk(plan, step)
         self._readahead.prefetch(plan, step, chunk, part)
         n_read, partition = part.stop - part.start, plan.partition
         views = memory.views
@@ -183,9 +180,6 @@ class Filler:
         if self._batch_spec.transform is None:
             return self._reader.fill(batch)
         return self._transformed.fill(batch)
-
-    def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
-        return self._index_planner.chunk_at(plan, np.array([position]))
 
 
 ATTEMPTS: Final = 32
@@ -284,7 +278,7 @@ class RowByRowFiller:
         first: Exception | None = None
         error: Exception | None
         for candidate in self._candidates(plan, position):
-            chunk = self._filler.sample_at(plan, candidate)
+            chunk = self._filler.index_planner.chunk_at(plan, np.array([candidate]))
             origin[:] = chunk.origins[0]
             why = to_skip.get(int(origin[0]))
             error = self._try(one._replace(chunk=chunk)) if why is None else WorkerDied(why)
