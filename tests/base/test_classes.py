@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from shardio._base.classes import cached_property
+import pytest
+
+from shardio._base.classes import cached_property, undo_on_error
 
 
 class Counting:
@@ -49,3 +51,15 @@ def test_a_thread_that_is_inside_keeps_nobody_waiting() -> None:
     go_on.set()
     slow.join()
     assert seen == ["computed"] * 2
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_undo_is_called_only_after_an_exception_which_is_raised_again(
+    kind: type[BaseException],
+) -> None:
+    undone: list[str] = []
+    with undo_on_error(undone.append, "first"):
+        pass
+    with pytest.raises(kind), undo_on_error(undone.append, "second"):
+        raise kind
+    assert undone == ["second"]
