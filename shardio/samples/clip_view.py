@@ -21,14 +21,14 @@ from shardio.samples.decoding import AudioSource, ClipSource
 from shardio.samples.field_sources import FieldSource, Keys
 from shardio.samples.media import AudioField, distinct_sizes
 from shardio.samples.video_index import VideoIndex, event_dtype
-from shardio.samples.view import SampleView, Table, Tables
+from shardio.samples.view import DividedView, Table, Tables, sums_at
 from shardio.shard.verification import Rows
 
 _OPTIONS: Final = ("frames", "stride", "step", "size")
 """The options of clips that a generation can store for its default view."""
 
 
-class ClipView(SampleView):
+class ClipView(DividedView):
     """A view whose samples are clips of the videos in one field. It borrows the dataset.
 
     On first use, 96 bytes per video are read from the index. With `fps` or `around`, the packet
@@ -73,8 +73,10 @@ class ClipView(SampleView):
         """The options of the view."""
         return (self.clip,)
 
-    def __len__(self) -> int:
-        return len(self.clip_table)
+    @property
+    def sample_ends(self) -> Rows:
+        """The cumulative clip counts of the videos."""
+        return self.clip_table.ends
 
     def __repr__(self) -> str:
         clip, count = self.clip, f"{len(self)} " if self.is_read else ""
@@ -135,21 +137,6 @@ class ClipView(SampleView):
         made = ClipSource(self.dataset, self.clip_table)
         sounds = {n: AudioSource(self.dataset, each, made.clip_time) for n, each in audio.items()}
         return {self.video: made, **sounds}
-
-    @property
-    def source_ends(self) -> Rows:
-        """The cumulative sample counts of a mixture's sources."""
-        return _source_ends(self.dataset, self.clip_table)
-
-    def at(self, numbers: Rows) -> Rows:
-        """Return the row of each clip's video."""
-        return self.dataset.rows.at(self.clip_table.videos(numbers))
-
-    @property
-    def shard_ends(self) -> Rows:
-        """The cumulative clip counts of the shards."""
-        ends: Rows = np.concatenate([[0], self.clip_table.ends])[self.dataset.rows.shard_ends]
-        return ends
 
     def no_shards_reason(self) -> str | None:
         """Return the reason why the samples are not in shard order; None if they are."""
@@ -248,14 +235,9 @@ def _find_clips(dataset: Dataset, clip: Clip) -> Clips:
     clips = Clips(clip, n_frames, events_found)
     if n_frames.any() and not len(clips):
         raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
-    n_clips = np.diff(_source_ends(dataset, clips), prepend=0)
-    dataset.rows.check_sources(n_clips, "none of its videos has a clip")
+    source_ends = sums_at(clips.ends, np.cumsum(dataset.rows.source_counts))
+    dataset.rows.check_sources(np.diff(source_ends, prepend=0), "none of its videos has a clip")
     return clips
-
-
-def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
-    ends: Rows = np.concatenate([[0], clips.ends])[np.cumsum(dataset.rows.source_counts)]
-    return ends
 
 
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:

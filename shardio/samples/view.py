@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -279,6 +280,38 @@ class RowView(SampleView):
 
     def __repr__(self) -> str:
         return f"RowView({len(self)} rows of {self.dataset!r})"
+
+
+class DividedView(SampleView):
+    """A view that has any number of samples for each row."""
+
+    @property
+    @abstractmethod
+    def sample_ends(self) -> Rows:
+        """The cumulative sample counts of the rows."""
+
+    def __len__(self) -> int:
+        return int(self.sample_ends[-1]) if len(self.sample_ends) else 0
+
+    def at(self, numbers: Rows) -> Rows:
+        """Return the row of each sample."""
+        return self.dataset.rows.at(np.searchsorted(self.sample_ends, numbers, "right"))
+
+    @property
+    def source_ends(self) -> Rows:
+        """The cumulative sample counts of a mixture's sources."""
+        return sums_at(self.sample_ends, super().source_ends)
+
+    @property
+    def shard_ends(self) -> Rows:
+        """The cumulative sample counts of the shards."""
+        return sums_at(self.sample_ends, super().shard_ends)
+
+
+def sums_at(ends: Rows, n_rows: Rows) -> Rows:
+    """Return the number of samples in the first n rows, for each n; `ends` are cumulative."""
+    found: Rows = np.concatenate([[0], ends])[n_rows]
+    return found
 
 
 def restored_view(
