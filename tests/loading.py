@@ -29,8 +29,8 @@ from shardio.order import Samples
 from shardio.samples.clip_view import ClipView
 from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset
+from shardio.samples.token_view import TokenView
 from shardio.samples.view import SampleView
-from shardio.samples.window_view import WindowView
 from tests.shards import EVERY_FIELD, every_field_sample, flip, same_in_batch
 
 # Generous: reached only by a test that is about to fail.
@@ -107,7 +107,7 @@ def viewed(dataset: Any, options: dict[str, Any]) -> Any:
     if clip is None and pack is None:
         return dataset
     source = dataset if isinstance(dataset, OpenDataset) else shardio.open(dataset)
-    return WindowView(source, pack) if clip is None else ClipView(source, clip)
+    return TokenView(source, pack) if clip is None else ClipView(source, clip)
 
 
 def make_loader(dataset: Any, *arguments: Any, **options: Any) -> ShardLoader:

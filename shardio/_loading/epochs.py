@@ -35,8 +35,8 @@ from shardio.order.sampling import (
     holds_positions,
 )
 from shardio.samples.mixture import Mixture
+from shardio.samples.token_view import TokenView
 from shardio.samples.view import SampleView
-from shardio.samples.window_view import WindowView
 
 _VERSION: Final = 1
 _MAX_COUNT: Final = 1 << 60
@@ -94,7 +94,7 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
             f"and {samples.path} has {most}"
         )
     order, tokens, view = order.from_state(state, samples, n_samples), None, epoch_sampler.view
-    if isinstance(view, WindowView) and view.stream_tokens is not None:
+    if isinstance(view, TokenView) and view.stream_tokens is not None:
         sizes = None if isinstance(order, ListedOrder) else tuple(state.get("sizes", [n_samples]))
         tokens = _tokens(state, view, sizes)
     partition = epoch_sampler.partition(n_samples, position)
@@ -102,13 +102,13 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
 
 
 def _tokens(
-    state: Mapping[str, Any], view: WindowView, n_windows: tuple[int, ...] | None
+    state: Mapping[str, Any], view: TokenView, n_windows: tuple[int, ...] | None
 ) -> tuple[int, ...]:
     """Return the token counts in `state`; `n_windows` are the saved window counts by source."""
-    found, now = state.get("tokens"), view.windows.n_tokens
+    found, now = state.get("tokens"), view.packed.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
-            if n_windows is None or n_windows == tuple(view.windows.count(found).tolist()):
+            if n_windows is None or n_windows == tuple(view.packed.count(found).tolist()):
                 return tuple(found)
     raise InvalidArgument(
         f"load_state_dict: the state's tokens must be enough for its windows, and at most "

@@ -18,7 +18,7 @@ from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, ClipChoice, Crop, PixelForm
 from shardio.samples.packing import Pack, Rest
 from shardio.samples.preload import preload
-from shardio.samples.window_view import WindowView
+from shardio.samples.token_view import TokenView
 
 Selection = (
     Callable[[dict[str, npt.NDArray[Any]]], Any]
@@ -119,7 +119,7 @@ class OpenDataset(Dataset):
         eot: int | None = None,
         pad: int = 0,
         rest: Rest = "pad",
-    ) -> WindowView:
+    ) -> TokenView:
         """Return a view whose samples are windows of tokens.
 
         The documents of all rows are concatenated to one stream of tokens, which is cut into
@@ -154,7 +154,7 @@ class OpenDataset(Dataset):
             length=length, field=field, targets=targets, apart=apart, eot=eot, pad=pad, rest=rest
         )
         self.check_open()
-        return WindowView(self, pack)
+        return TokenView(self, pack)
 
     def preload(self, fields: Iterable[str] | None = None) -> int:
         """Read some fields of all samples into the page cache; return the number of bytes.

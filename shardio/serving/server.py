@@ -26,8 +26,8 @@ from shardio.loader import ShardLoader
 from shardio.order.sampling import check_count
 from shardio.samples.clip_view import ClipView
 from shardio.samples.shard_dataset import ShardDataset
+from shardio.samples.token_view import TokenView
 from shardio.samples.view import SampleView
-from shardio.samples.window_view import WindowView
 from shardio.serving.client import protocol
 from shardio.serving.client.connection import (
     ASK_AGAIN,
@@ -381,7 +381,7 @@ def make_server(
             if "clips" in options:
                 view = ClipView(served, options.pop("clips"))
             elif "pack" in options:
-                view = WindowView(served, options.pop("pack"))
+                view = TokenView(served, options.pop("pack"))
             return ShardLoader(
                 view,
                 **options,

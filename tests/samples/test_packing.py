@@ -32,7 +32,7 @@ from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.samples.packing import Pack, PackedWindows
-from shardio.samples.window_view import TokenSource, WindowView
+from shardio.samples.token_view import TokenSource, TokenView
 from shardio.shard.verification import Rows
 from tests.loading import WORKERS, append_shard, bits, make_loader, write_dataset
 from tests.packed_naively import Window, naive_windows
@@ -416,8 +416,8 @@ def test_a_changed_byte_names_the_document(tmp_path: Path) -> None:
 
 def test_a_document_of_another_length_than_the_index_said_is_an_error(folder: str) -> None:
     with loader(folder) as made:
-        assert isinstance(made.view, WindowView)
-        packed = made.view.windows
+        assert isinstance(made.view, TokenView)
+        packed = made.view.packed
         packed.ends = packed.ends.copy()
         packed.ends[2:] += 1  # as if the file had been another when it was opened
         with pytest.raises(ShardCorrupt, match="does not match its stored shape") as raised:

@@ -129,7 +129,7 @@ def test_showing_a_view_reads_nothing(folder: str) -> None:
         n = len(counted)
     for view in views:
         assert re.match(r"\w+View\((clips of 4|windows of 1000000)", repr(view)), repr(view)
-    assert repr(counted).startswith(f"WindowView({n} windows of 8 tokens")
+    assert repr(counted).startswith(f"TokenView({n} windows of 8 tokens")
 
 
 def test_views_compose_in_either_order(dataset: OpenDataset) -> None:

@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402 - the checkout comes first
 
 import shardio  # noqa: E402
 from shardio.samples.packing import Pack  # noqa: E402
-from shardio.samples.window_view import WindowView  # noqa: E402
+from shardio.samples.token_view import TokenView  # noqa: E402
 
 BAR = 0.2
 LENGTH, BATCH, MEAN = 1024, 64, 500
@@ -61,7 +61,7 @@ def lengths() -> list[int]:
 def rate(place: Path, pack: Pack | None, n_workers: int, epochs: int) -> float:
     """Tokens per second, of the epochs behind the first, in which hashes are checked."""
     dataset = shardio.open(place)
-    view = dataset if pack is None else WindowView(dataset, pack)
+    view = dataset if pack is None else TokenView(dataset, pack)
     with shardio.ShardLoader(
         view, BATCH, num_workers=n_workers, shuffle=True, output="numpy", tail="drop"
     ) as loader:

@@ -1,4 +1,4 @@
-"""Windows of tokens, over all documents of a dataset: `WindowView` and `TokenSource`.
+"""Windows of tokens, over all documents of a dataset: `TokenView` and `TokenSource`.
 
 A document is read and verified as a whole. Unless verify="always", later reads of an uncompressed,
 mapped document touch only the part in the window.
@@ -28,7 +28,7 @@ from shardio.samples.view import SampleView, Table, Tables
 from shardio.shard.verification import Rows
 
 
-class WindowView(SampleView):
+class TokenView(SampleView):
     """A view whose samples are windows of tokens of one field. It borrows the dataset.
 
     On first use, the lengths of documents are read from the index, 32 bytes per document, unless
@@ -50,12 +50,12 @@ class WindowView(SampleView):
     def restore(self, tables: Tables) -> None:
         """Take the `tables` of an equal view."""
         sources, pack = self.dataset.rows.source_counts, self.packing
-        self.__dict__["windows"] = PackedWindows(
+        self.__dict__["packed"] = PackedWindows(
             pack, tables["ends"], sources, tables["first_documents"]
         )
 
     @cached_property
-    def windows(self) -> PackedWindows:
+    def packed(self) -> PackedWindows:
         """The windows, by their index."""
         dataset, pack = self.dataset, self.packing
         lengths = _lengths(dataset, pack) + (pack.eot is not None)
@@ -73,7 +73,7 @@ class WindowView(SampleView):
     @property
     def is_read(self) -> bool:
         """True if the lengths of the documents were read."""
-        return "windows" in self.__dict__
+        return "packed" in self.__dict__
 
     @property
     def options(self) -> tuple[Any, ...]:
@@ -81,12 +81,12 @@ class WindowView(SampleView):
         return (self.packing,)
 
     def __len__(self) -> int:
-        return len(self.windows)
+        return len(self.packed)
 
     def __repr__(self) -> str:
         count = f"{len(self)} " if self.is_read else ""
         return (
-            f"WindowView({count}windows of {self.packing.length} tokens, of {self.packing.name!r} "
+            f"TokenView({count}windows of {self.packing.length} tokens, of {self.packing.name!r} "
             f"in {self.dataset!r})"
         )
 
@@ -108,9 +108,9 @@ class WindowView(SampleView):
     def tables(self) -> Mapping[str, Table]:
         """Return the tables from which another process creates the view again."""
         return {
-            "ends": Table(self.windows.ends, "where each document ends"),
+            "ends": Table(self.packed.ends, "where each document ends"),
             "first_documents": Table(
-                self.windows.first_documents, "which document each window begins in"
+                self.packed.first_documents, "which document each window begins in"
             ),
         }
 
@@ -120,25 +120,25 @@ class WindowView(SampleView):
 
     def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the source of the view's windows, by the name of the stored field."""
-        return {self.packing.name: TokenSource(self.dataset, self.windows)}
+        return {self.packing.name: TokenSource(self.dataset, self.packed)}
 
     @property
     def source_ends(self) -> Rows:
         """The cumulative sample counts of a mixture's sources."""
-        return np.cumsum(self.windows.n_windows)
+        return np.cumsum(self.packed.n_windows)
 
     def at(self, numbers: Rows) -> Rows:
         """Return the row in which each window begins."""
-        return self.dataset.rows.at(self.windows.first_documents[numbers])
+        return self.dataset.rows.at(self.packed.first_documents[numbers])
 
     def covered_rows(self, numbers: Rows) -> Rows:
         """Return the row of every document that has a part in one of these windows."""
-        return self.dataset.rows.at(distinct(self.windows.parts(numbers).documents))
+        return self.dataset.rows.at(distinct(self.packed.parts(numbers).documents))
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
         """The number of tokens of each source if the last window is padded; else None."""
-        return self.windows.n_tokens if self.packing.rest == "pad" else None
+        return self.packed.n_tokens if self.packing.rest == "pad" else None
 
     def no_shards_reason(self) -> str | None:
         """Return the reason why the samples are not in shard order."""
