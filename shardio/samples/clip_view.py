@@ -231,7 +231,7 @@ def _find_clips(dataset: Dataset, clip: Clip) -> Clips:
         values = np.concatenate(moments)[np.argsort(videos_of_events, kind="stable")]
         counts = np.bincount(videos_of_events, minlength=len(dataset)).astype(np.int64)
         events_found = Events(counts, values)
-    clip = replace(clip, size=clip.size or _common(dataset, clip, name, sizes))
+    clip = replace(clip, size=clip.size or common_size(dataset, clip, name, sizes))
     clips = Clips(clip, n_frames, events_found)
     if n_frames.any() and not len(clips):
         raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
@@ -250,20 +250,21 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
     return f"{text}{clip.frames}, fps={clip.rate}; the longest has {longest} frames at that rate"
 
 
-def _common(
+def common_size(
     dataset: Dataset, clip: Clip, name: str, sizes: set[tuple[int, int]]
 ) -> tuple[int, int]:
+    """Return the size of all videos of a field, given up to two sizes; raise if there are two."""
     found = sorted(sizes)
     if len(found) > 1:
         shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])
         raise InvalidArgument(
             f"{dataset.path}: field {name!r} has videos of {shown} pixels, and a batch needs one "
-            "size: pass dataset.clips(size=(height, width), …)"
+            "size: pass size=(height, width)"
         )
     height, width = found[0] if found else (2, 2)
     if clip.pixels == "yuv420" and (height % 2 or width % 2):
         raise InvalidArgument(
             f"{dataset.path}: field {name!r} has videos of {height}x{width} pixels, and "
-            'pixels="yuv420" needs even sizes: pass dataset.clips(size=(height, width), …)'
+            'pixels="yuv420" needs even sizes: pass size=(height, width)'
         )
     return height, width

@@ -131,18 +131,18 @@ class ClipSource(FieldSource):
         made = np.empty([n or 0 for n in self._clip.array.shape], np.uint8)
         crop = None if chunk.draws is None else chunk.draws.crop_position(k)
         self._decode(shard, row, ([(code, made)], [crop]))
-        return {self.name: made} | self._times(shard, row, code)
+        return {self.name: made} | self._added_fields(shard, row, code)
 
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Decode the clips of each video together; for a time field, write the times instead."""
+        """Decode the clips of each video together; for another field, write its values."""
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
         videos: dict[tuple[int, int], VideoClips] = {}
         for i, code in enumerate(chunk.start_codes[part].tolist()):
             shard, row = chunk.shard_rows[part.start + i]
             if slot.name != self.name:
-                rows[i] = self._times(shard, row, code)[slot.name]
+                rows[i] = self._added_fields(shard, row, code)[slot.name]
                 continue
             pairs, crops = videos.setdefault((shard, row), ([], []))
             pairs.append((code, rows[i]))
@@ -150,13 +150,17 @@ class ClipSource(FieldSource):
         for (shard, row), clips in videos.items():
             self._decode(shard, row, clips)
 
-    def _times(self, shard: int, row: int, start_code: int) -> dict[str, Numbers]:
+    def _added_fields(self, shard: int, row: int, start_code: int) -> dict[str, Any]:
         """Return the time fields of one clip; an empty dict if the option `times` is False."""
         if not self._clip.times:
             return {}
         times, pts = self._frame_times(shard, row, start_code)
         base = np.array(times.time_base.as_integer_ratio())
         return dict(zip(time_field_names(self.name), (pts, base), strict=True))
+
+    def _frames(self, start_code: int, times: FrameTimes) -> Numbers:
+        """Return the frames of one clip."""
+        return clip_frames(self._clips, start_code, times)
 
     def clip_time(self, shard: int, row: int, start_code: int) -> tuple[Fraction, Fraction]:
         """Return the time of a clip's first frame, and the clip's duration, in seconds."""
@@ -170,7 +174,7 @@ class ClipSource(FieldSource):
         """Return the times of a video's frames, and the times of a clip's frames, in ticks."""
         try:
             times = self._open(shard, row)
-            return times, times.pts[clip_frames(self._clips, start_code, times)]
+            return times, times.pts[self._frames(start_code, times)]
         except (MediaError, InvalidArgument) as error:
             raise self._media_error(error, shard, row) from error
 
@@ -178,7 +182,7 @@ class ClipSource(FieldSource):
         start_ns, (pairs, crops) = now_ns(), clips
         try:
             times = self._open(shard, row)
-            made = [(clip_frames(self._clips, code, times), out) for code, out in pairs]
+            made = [(self._frames(code, times), out) for code, out in pairs]
             self._decoder.decode_many(times.stream, made, crop=crops, pixels=self._clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._media_error(error, shard, row) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, ClipChoice, Crop, PixelForm
 from shardio.samples.packing import Pack, Rest
 from shardio.samples.preload import preload
+from shardio.samples.step_view import StepView, resolve_steps
 from shardio.samples.token_view import TokenView
 
 Selection = (
@@ -155,6 +156,40 @@ class OpenDataset(Dataset):
         )
         self.check_open()
         return TokenView(self, pack)
+
+    @refuses({"delta_timestamps": "pass the dict as the first argument"})
+    def windows(
+        self,
+        offsets: Mapping[str, Sequence[float] | npt.NDArray[Any]],
+        *,
+        times: str | None = None,
+        fps: float | Fraction | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> StepView:
+        """Return a view whose samples are the time steps of the rows, such as robot episodes.
+
+        A row has arrays whose first axis is the steps, and videos. A sample has, for each field
+        `name` in `offsets`, the values or frames at some offsets from its step, (offsets, …), and
+        `name_mask`, bool (offsets,). If an offset is before the first or after the last step, the
+        value is that of the first or the last step, and the mask is False. Fields with one value
+        for the whole row are delivered too.
+
+        Args:
+            offsets: a dict from fields to offsets: whole numbers of steps, range(50), or floats in
+                seconds, [-0.2, 0.0], which give the value of the nearest step.
+            times: a field with the time of each step in seconds, ascending floats; by default
+                `timestamp`, if it exists. Videos must count the seconds as this field does. A frame
+                is then found by its time, otherwise by its number.
+            fps: the number of steps per second, instead of `times`.
+            size: the (height, width) to which frames are scaled and cropped; None keeps their size.
+
+        Raises:
+            InvalidArgument: an option is invalid; or, on first use of the view, the fields of a row
+                have different numbers of steps, or the times of a row do not ascend.
+        """
+        steps = resolve_steps(self.schema, offsets, times, fps, size)
+        self.check_open()
+        return StepView(self, steps)
 
     def preload(self, fields: Iterable[str] | None = None) -> int:
         """Read some fields of all samples into the page cache; return the number of bytes.

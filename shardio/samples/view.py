@@ -1,4 +1,4 @@
-"""Views of a dataset define what a sample is: a row, a clip of a video, or a window of tokens."""
+"""Views of a dataset define what a sample is: a row, a clip, a time step, or a window of tokens."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SampleView(Sequence[dict[str, Any]]):
         kind = type(self).__name__
         if hasattr(type(self), name):
             return object.__getattribute__(self, name)  # a property failed: raise its own error
-        if name in ("clips", "pack", "preload"):
+        if name in ("clips", "pack", "preload", "windows"):
             raise AttributeError(
                 f"a {kind} has no {name}(): call that of its dataset, view.dataset.{name}(…)"
             )

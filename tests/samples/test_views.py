@@ -35,6 +35,7 @@ SCHEMA = Schema(
         "audio": Audio(optional=True),
         "label": Array("int64"),
         "tokens": Array("uint16", (None,)),
+        "state": Array("float32", (None, 2)),
     }
 )
 LENGTHS = (12, None, 9, 3, 20, 7)
@@ -51,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
             video = write_video(made / f"{i}.mp4", scene(n, 48, 32)).read_bytes()
         image = encode_jpeg(np.full((8 + i, 6, 3), 40 * i, np.uint8))
         tokens = np.arange(5 * i, dtype=np.uint16)
-        sample = {"video": video, "image": image, "audio": sound, "label": i, "tokens": tokens}
+        state = np.arange(2 * (n or 0), dtype=np.float32).reshape(-1, 2) + i
+        sample: dict[str, Any] = {"video": video, "image": image, "audio": sound, "label": i}
+        sample |= {"tokens": tokens, "state": state}
         samples.append(sample if i != 2 else {**sample, "audio": None})
     return write_dataset(made / "set", len(LENGTHS), 2, SCHEMA, samples)
 
@@ -69,6 +72,7 @@ VIEWS: dict[str, Any] = {
         3, where="random", per_video=2, size=(16, 16), crop="random", fps=10
     ),
     "windows": lambda d: d.pack("tokens", length=8, targets=True, apart=True, eot=9),
+    "steps": lambda d: d.windows({"video": [-0.08, 0.0], "state": range(-1, 3)}, fps=25),
 }
 
 
@@ -136,7 +140,7 @@ def test_views_compose_in_either_order(dataset: OpenDataset) -> None:
     split(dataset.path, {"train": 0.5, "val": 0.5}, seed=1)
     chosen = ((lambda columns: columns["label"] < 4), ["label"])
     with shardio.open(dataset.path) as again:
-        for made in (VIEWS["clips"], VIEWS["windows"]):
+        for made in (VIEWS["clips"], VIEWS["windows"], VIEWS["steps"]):
             one = made(again.select(chosen[0], fields=chosen[1]))
             other = made(again).select(chosen[0], fields=chosen[1])
             assert 0 < len(one) < len(made(again))
@@ -221,7 +225,7 @@ def test_select_option_hints(dataset: OpenDataset, folder: str, option: str, ins
 @pytest.mark.parametrize("name", VIEWS)
 def test_methods_of_datasets_are_refused_with_a_hint(dataset: OpenDataset, name: str) -> None:
     view = VIEWS[name](dataset)
-    for method in ("clips", "pack", "preload"):
+    for method in ("clips", "pack", "preload", "windows"):
         assert not hasattr(view, method)
         with pytest.raises(AttributeError, match=rf"View has no .* view\.dataset\.{method}\("):
             getattr(view, method)(3)

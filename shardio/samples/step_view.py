@@ -1,0 +1,396 @@
+"""The time steps of recordings as samples: `StepView`, and the sources of its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.classes import cached_property
+from shardio.batch.layout import FixedSlot
+from shardio.dataset.dataset import Dataset, ShardSamples, scan
+from shardio.errors import InvalidArgument, MediaError
+from shardio.format.schema import Schema
+from shardio.format.types import Array, Field
+from shardio.samples.clip_view import common_size
+from shardio.samples.clips import Clip, ClipDraws, Clips
+from shardio.samples.decoding import ClipSource
+from shardio.samples.field_sources import BatchRows, Bytes, FieldSource, IndexChunk, Keys, Present
+from shardio.samples.media import AudioField, distinct_sizes, media_fields
+from shardio.samples.video_index import FrameTimes, VideoIndex
+from shardio.samples.view import DividedView, Table, Tables, sums_at
+from shardio.shard.verification import Rows
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Offsets = npt.NDArray[Any]
+"""Offsets from a step: int64 for steps, or float64 for seconds."""
+
+_MAX_OFFSETS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The options of `dataset.windows`, checked; `clip` has the rate of steps and the size."""
+
+    offsets: Mapping[str, Offsets]
+    times: str | None
+    clip: Clip
+
+    @property
+    def identity(self) -> str:
+        """A text that identifies the set of steps; the values at the steps do not matter."""
+        return "steps"
+
+
+def resolve_steps(schema: Schema, given: Any, times: Any, fps: Any, size: Any) -> Steps:
+    """Return the options of `dataset.windows`, checked against the fields of the dataset."""
+    if not isinstance(given, Mapping) or not given:
+        raise InvalidArgument(
+            'windows takes a dict from fields to offsets, such as {"action": range(50)}; found '
+            f"{given!r:.200}"
+        )
+    if times is None and fps is None and _holds_times(schema.get("timestamp")):
+        times = "timestamp"
+    elif times is not None and (fps is not None or not _holds_times(schema.get(str(times)))):
+        raise InvalidArgument(
+            "times must be a field of floats in one dimension, the time of each step, without "
+            f"fps=; found {times!r}: {schema.get(str(times))!r}, fps={fps!r}"
+        )
+    offsets = {name: _checked_offsets(schema, name, each) for name, each in given.items()}
+    in_seconds = [name for name, each in offsets.items() if each.dtype.kind == "f"]
+    if in_seconds and times is None and fps is None:
+        raise InvalidArgument(
+            f"the offsets of {in_seconds[0]!r} are seconds, and no field 'timestamp' has the times "
+            "of the steps: pass times=, the name of such a field, or fps=; or pass whole numbers"
+        )
+    if not in_seconds and not media_fields(schema, offsets, "video"):
+        times = None
+    return Steps(offsets, times, Clip(fps=fps, size=size))
+
+
+def _holds_times(field: Field | None) -> bool:
+    array = None if field is None or field.optional else field.array
+    return array is not None and len(array.shape) == 1 and array.numpy.kind == "f"
+
+
+def _checked_offsets(schema: Schema, name: Any, given: Any) -> Offsets:
+    field = schema.get(name) if isinstance(name, str) else None
+    array = None if field is None else field.array
+    is_series = array is not None and array.shape and None not in array.shape[1:]
+    if field is None or not (is_series or field.medium == "video"):
+        raise InvalidArgument(
+            f"windows: {name!r} must be a video, or an array whose first axis is the steps and "
+            f"whose other axes are fixed; found {field!r}; fields: {', '.join(schema)}"
+        )
+    if f"{name}_mask" in schema:
+        raise InvalidArgument(f"windows of {name!r} add the field '{name}_mask', which exists")
+    found = np.asarray(given if isinstance(given, Sequence | np.ndarray) else 0)
+    fits = found.ndim == 1 and 0 < len(found) <= _MAX_OFFSETS and found.dtype.kind in "iuf"
+    if not fits or not np.isfinite(found).all():
+        raise InvalidArgument(
+            f"windows: the offsets of {name!r} must be a list of whole numbers (steps) or of "
+            f"floats (seconds), such as [-1, 0]; found {given!r:.200}"
+        )
+    return found.astype(np.float64 if found.dtype.kind == "f" else np.int64)
+
+
+class StepTable:
+    """The steps of all rows: `n_steps` of each row, and the times of all steps in seconds."""
+
+    def __init__(self, n_steps: Rows, times: Floats | None, fps: Fraction | None) -> None:
+        self.n_steps, self.times, self.fps = n_steps, times, fps
+        self.ends: Rows = np.cumsum(n_steps)
+
+    def find(self, number: int, offsets: Offsets) -> tuple[Rows, Floats | None, Mask]:
+        """Return the steps at some offsets from a step, their times, and which of them exist.
+
+        Steps before the first or after the last of the row are replaced by the first or the last.
+        The times are those of the offsets, not of the nearest steps; None if they are unknown.
+        """
+        row = int(np.searchsorted(self.ends, number, "right"))
+        end, n = int(self.ends[row]), int(self.n_steps[row])
+        step, last = number - (end - n), n - 1
+        times = None if self.times is None else self.times[end - n : end]
+        if offsets.dtype.kind == "i":
+            wanted = step + offsets
+            steps = np.clip(wanted, 0, last)
+            return steps, None if times is None else times[steps], wanted == steps
+        if times is None:
+            times = np.arange(n) / float(self.fps or 1)
+        wanted = times[step] + offsets
+        # Times that are rounded to 32 bits are not exact sums: allow for half a step.
+        margin = (times[-1] - times[0]) / max(1, last) / 2 or 1e-6
+        mask = (wanted > times[0] - margin) & (wanted < times[-1] + margin)
+        wanted = np.clip(wanted, times[0], times[-1])
+        return nearest(times, wanted), None if self.times is None else wanted, mask
+
+
+def nearest(times: Floats, wanted: Floats) -> Rows:
+    """Return the index of the nearest of ascending times, the earlier of two equally near ones."""
+    after = np.searchsorted(times, wanted).clip(1, max(1, len(times) - 1))
+    before = after - 1
+    found: Rows = np.where(
+        wanted - times[before] <= times[after % len(times)] - wanted, before, after
+    )
+    return found
+
+
+class StepSource(FieldSource):
+    """A source of the values of an array at offsets from a step, and of their mask."""
+
+    def __init__(self, dataset: Dataset, name: str, offsets: Offsets, table: StepTable) -> None:
+        super().__init__(dataset, name, (name, f"{name}_mask"))
+        self._offsets, self._table = offsets, table
+        self._latest: tuple[tuple[int, int], npt.NDArray[Any]] | None = None
+        """The last array that was read, and its shard and row: the next step is often of it."""
+
+    def read_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return the values and the mask for one step."""
+        steps, _, mask = self._table.find(int(chunk.numbers[k]), self._offsets)
+        key = chunk.shard_rows[k]
+        if self._latest is None or self._latest[0] != key:
+            sample = self._dataset.sample(*key, (self.name,), check_truncated=False)
+            self._latest = key, sample[self.name]
+        return dict(zip(self.names, (self._latest[1][steps], mask), strict=True))
+
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Write the values, or the mask, for each step of a batch."""
+        rows = out.view(slot.dtype).reshape(-1, *slot.shape)
+        for i in range(batch.n_read):
+            rows[i] = self.read_sample(batch.chunk, batch.part.start + i)[slot.name]
+
+    def close(self) -> None:
+        """Release the last array."""
+        self._latest = None
+
+
+class FrameSource(ClipSource):
+    """A source of the frames of a video at offsets from a step, and of their mask."""
+
+    def __init__(self, dataset: Dataset, clip: Clip, offsets: Offsets, table: StepTable) -> None:
+        super().__init__(dataset, Clips(clip, np.zeros(0, np.int64)))
+        self._offsets, self._table = offsets, table
+        self.names = (self.name, f"{self.name}_mask")
+
+    def _added_fields(self, shard: int, row: int, start_code: int) -> dict[str, Any]:
+        return {self.names[1]: self._table.find(start_code, self._offsets)[2]}
+
+    def _frames(self, start_code: int, times: FrameTimes) -> Rows:
+        steps, seconds, _ = self._table.find(start_code, self._offsets)
+        if seconds is None:
+            return steps
+        shown = times.pts.astype(np.float64) * float(times.time_base)
+        found = nearest(shown, seconds)
+        far = np.abs(shown[found] - seconds).argmax()
+        interval = (shown[-1] - shown[0]) / max(1, len(shown) - 1)
+        if abs(shown[found[far]] - seconds[far]) > max(interval, 1e-3):
+            raise MediaError(
+                f"no frame is near the time {seconds[far]:g} s of a step: the video has frames "
+                f"from {shown[0]:g} to {shown[-1]:g} s; pass times=, a field that counts the "
+                "seconds as the video does, or fps="
+            )
+        return found
+
+
+class StepView(DividedView):
+    """A view whose samples are the time steps of the rows. It borrows the dataset.
+
+    On first use, the lengths of arrays and videos are read from the index and, if times are needed,
+    the times of all steps, which take 8 bytes per step in memory.
+
+    Raises:
+        InvalidArgument: (on first use) the fields of a row have different numbers of steps; the
+            times of a row do not ascend; or the sizes of videos differ, and `size` is not given.
+        ShardCorrupt: (on first use) an index is damaged.
+    """
+
+    def __init__(self, dataset: Dataset, steps: Steps) -> None:
+        super().__init__(dataset)
+        self.steps = steps
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The options of the view."""
+        return (self.steps,)
+
+    def restore(self, tables: Tables) -> None:
+        """Take the `tables` of an equal view."""
+        sizes = tables["sizes"].reshape(-1, 2).tolist()
+        self.__dict__["_found"] = (
+            StepTable(tables["n_steps"], tables.get("times"), self.steps.clip.rate),
+            dict(zip(self._videos, map(tuple, sizes), strict=True)),
+        )
+
+    @cached_property
+    def _found(self) -> tuple[StepTable, dict[str, tuple[int, int]]]:
+        return _find_steps(self.dataset, self.steps)
+
+    @property
+    def is_read(self) -> bool:
+        """True if the lengths of the fields were read."""
+        return "_found" in self.__dict__
+
+    def tables(self) -> Mapping[str, Table]:
+        """Return the tables from which another process creates the view again."""
+        table, sizes = self._found
+        flat = [n for size in sizes.values() for n in size]
+        found = {
+            "n_steps": Table(table.n_steps, "how many steps each row has"),
+            "sizes": Table(np.array(flat, np.int64), "the size of frames"),
+        }
+        return (
+            found
+            if table.times is None
+            else found | {"times": Table(table.times, "the times of steps")}
+        )
+
+    @property
+    def sample_ends(self) -> Rows:
+        """The cumulative numbers of steps of the rows."""
+        return self._found[0].ends
+
+    def __repr__(self) -> str:
+        count = f"{len(self)} " if self.is_read else ""
+        return f"StepView({count}steps with {', '.join(self.steps.offsets)}, of {self.dataset!r})"
+
+    @property
+    def _videos(self) -> tuple[str, ...]:
+        return media_fields(self.dataset.schema, self.steps.offsets, "video")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields with offsets, and those with one value for the whole row."""
+        schema, offsets = self.dataset.schema, self.steps.offsets
+        return tuple(name for name in schema if name in offsets or _is_single(schema[name]))
+
+    def stored_fields(self, names: tuple[str, ...], *, is_explicit: bool) -> tuple[str, ...]:
+        """Return the stored fields that the view reads for a loader with `fields=names`."""
+        if not is_explicit:
+            return self.fields
+        if lost := [name for name in self.steps.offsets if name not in names]:
+            raise InvalidArgument(f"fields leaves out {lost}, which windows() asks for")
+        schema = self.dataset.schema
+        others = [
+            n for n in names if n not in self.fields and schema[n].medium in ("video", "audio")
+        ]
+        if others:
+            raise InvalidArgument(
+                f"a sample is a step of a row: leave {others} out of fields, or pass offsets for "
+                "the videos to windows()"
+            )
+        return names
+
+    def sample_schema(self, schema: Schema) -> Schema:
+        """Return the schema of the view's samples, given the schema of the stored fields."""
+        fields: dict[str, Field] = {}
+        for name, field in schema.items():
+            fields[name] = field
+            if (offsets := self.steps.offsets.get(name)) is not None:
+                if (array := field.array) is not None:
+                    fields[name] = Array(array.dtype, (len(offsets), *array.shape[1:]))
+                else:
+                    fields[name] = self._clip(name).array
+                fields[f"{name}_mask"] = Array("bool", (len(offsets),))
+        return Schema(fields)
+
+    def _clip(self, name: str) -> Clip:
+        return Clip(len(self.steps.offsets[name]), size=self._found[1][name], field=name)
+
+    def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
+        """Return the sources of the fields with offsets, by name."""
+        dataset, table, videos = self.dataset, self._found[0], self._videos
+        return {
+            name: FrameSource(dataset, self._clip(name), offsets, table)
+            if name in videos
+            else StepSource(dataset, name, offsets, table)
+            for name, offsets in self.steps.offsets.items()
+        }
+
+    def draws(self, numbers: Rows, keys: Keys) -> ClipDraws:
+        """Return the number of each step as the start code of its frames; nothing is drawn."""
+        return ClipDraws(numbers)
+
+
+def _is_single(field: Field) -> bool:
+    """Return True if a field has one value for a whole row, not a value for each step."""
+    is_fixed = field.array is None or None not in field.array.shape
+    return is_fixed and field.medium not in ("video", "audio")
+
+
+def _find_steps(dataset: Dataset, steps: Steps) -> tuple[StepTable, dict[str, tuple[int, int]]]:
+    """Read the number of steps of each row, their times, and the size of each video's frames."""
+    schema, names = dataset.schema, list(steps.offsets)
+    times = steps.times
+    arrays = [
+        name for name in dict.fromkeys([*filter(None, [times]), *names]) if schema[name].array
+    ]
+    videos = media_fields(schema, names, "video")
+    n_steps = np.zeros(len(dataset), np.int64)
+    sizes: dict[str, set[tuple[int, int]]] = {name: set() for name in videos}
+    moments: list[tuple[Rows, list[Floats]]] = []
+
+    def look(part: ShardSamples) -> tuple[dict[str, Rows], dict[str, VideoIndex], list[Floats]]:
+        lengths = {name: _lengths(part, name, schema[name]) for name in arrays}
+        found = {n: VideoIndex(part.reader(n), n, part.rows, Clip()) for n in videos}
+        return lengths, found, [] if times is None else _times(part, times)
+
+    for part, (lengths, found, values) in scan(dataset, look):
+        for name, video in found.items():
+            lengths[name] = video.n_frames
+            if times is not None:  # any number of frames will do: a frame is found by its time
+                lengths[name] = np.where(video.n_frames > 0, lengths[times], 0)
+            streams = video.streams[video.n_frames > 0]
+            shape = np.stack([streams["height"], streams["width"]], axis=1)
+            sizes[name] |= distinct_sizes(shape) if len(sizes[name]) < 2 else set()
+        _check_lengths(dataset, part, lengths)
+        n_steps[part.numbers] = next(iter(lengths.values()))
+        moments.append((part.numbers, values))
+    known = {n: steps.clip.size or common_size(dataset, steps.clip, n, sizes[n]) for n in videos}
+    source_ends = sums_at(np.cumsum(n_steps), np.cumsum(dataset.rows.source_counts))
+    dataset.rows.check_sources(np.diff(source_ends, prepend=0), "none of its rows has a step")
+    every = None
+    if times is not None:
+        by_row = dict(
+            pair for rows, found in moments for pair in zip(rows.tolist(), found, strict=True)
+        )
+        every = np.concatenate([np.zeros(0), *(by_row[i] for i in range(len(dataset)))])
+    return StepTable(n_steps, every, steps.clip.rate), known
+
+
+def _lengths(part: ShardSamples, name: str, field: Field) -> Rows:
+    array = field.array
+    if array is not None and array.shape[0] is not None:
+        return array.shape[0] * part.reader(name).present(name, part.rows).astype(np.int64)
+    found: Rows = part.reader(name).records.shapes(name, part.rows)[:, 0].astype(np.int64)
+    return found
+
+
+def _times(part: ShardSamples, name: str) -> list[Floats]:
+    reader = part.reader(name)
+    is_column = name in reader.schema.columns
+    values = reader.column(name, part.rows) if is_column else reader.records.values(name, part.rows)
+    found = [np.asarray(each, np.float64) for each in values]
+    for row, each in zip(part.rows.tolist(), found, strict=True):
+        if not (np.isfinite(each).all() and (np.diff(each) >= 0).all()):
+            raise InvalidArgument(
+                f"{reader.path}, field {name!r}, sample {row}: the times of steps must be numbers "
+                "that ascend; leave the sample out with dataset.select, or pass fps="
+            )
+    return found
+
+
+def _check_lengths(dataset: Dataset, part: ShardSamples, lengths: Mapping[str, Rows]) -> None:
+    (first, expected), *others = lengths.items()
+    for name, found in others:
+        for i in np.flatnonzero(found != expected)[:1].tolist():
+            raise InvalidArgument(
+                f"{dataset.path}, sample {int(part.numbers[i])}: {first!r} has {expected[i]} "
+                f"steps, {name!r} has {found[i]}: leave the sample out with dataset.select"
+            )

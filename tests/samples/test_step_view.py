@@ -1,0 +1,230 @@
+"""Windows over the time steps of recordings: values, frames, masks, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, InvalidArgument, Schema, ShardLoader, Text, Video
+from shardio.errors import MediaError
+from shardio.media import demux
+from shardio.samples.open_dataset import OpenDataset
+from tests.loading import write_dataset
+from tests.media_made import scene, write_video
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SCHEMA = Schema(
+    {
+        "camera": Video(),
+        "wrist": Video(),
+        "action": Array("float32", (None, 2)),
+        "state": Array("int64", (None,), codec="zstd"),
+        "timestamp": Array("float32", (None,)),
+        "ragged": Array("float32", (None, None)),
+        "task": Text(),
+        "weight": Array("float32"),
+    }
+)
+LENGTHS = (6, 1, 9)
+RATE = 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("steps")
+    samples = []
+    for i, n in enumerate(LENGTHS):
+        videos = {
+            "camera": write_video(made / f"c{i}.mp4", scene(n, 48, 32), rate=RATE),
+            "wrist": write_video(made / f"w{i}.mp4", scene(2 * n, 32, 16), rate=2 * RATE),
+        }
+        sample: dict[str, Any] = {name: path.read_bytes() for name, path in videos.items()}
+        sample["action"] = np.arange(2 * n, dtype=np.float32).reshape(n, 2) + 100 * i
+        sample["state"] = np.arange(n) + 1000 * i
+        sample["timestamp"] = (np.arange(n) / RATE).astype(np.float32)
+        sample["ragged"] = np.zeros((n, i), np.float32)
+        samples.append(sample | {"task": f"task {i}", "weight": i})
+    return write_dataset(made / "set", len(LENGTHS), 2, SCHEMA, samples)
+
+
+@pytest.fixture
+def dataset(folder: str) -> Iterator[OpenDataset]:
+    with shardio.open(folder) as opened:
+        yield opened
+
+
+def expected(values: Any, step: int, offsets: list[int]) -> tuple[Any, list[bool]]:
+    wanted = [step + offset for offset in offsets]
+    inside = [min(max(each, 0), len(values) - 1) for each in wanted]
+    return np.asarray(values)[inside], [i == j for i, j in zip(wanted, inside, strict=True)]
+
+
+@pytest.mark.parametrize("unit", [None, 1 / RATE], ids=["steps", "seconds"])
+def test_values_of_arrays_at_offsets(dataset: OpenDataset, unit: float | None) -> None:
+    offsets = [-3, 0, 2]
+    given: Any = offsets if unit is None else [offset * unit for offset in offsets]
+    view = dataset.windows({"action": given, "state": np.array(given)})
+    assert len(view) == sum(LENGTHS)
+    assert list(view[0]) == ["action", "action_mask", "state", "state_mask", "task", "weight"]
+    number = 0
+    for i, n in enumerate(LENGTHS):
+        for step in range(n):
+            sample, stored = view[number], dataset[i]
+            for name in ("action", "state"):
+                values, mask = expected(stored[name], step, offsets)
+                assert sample[name].tolist() == values.tolist(), (i, step, name)
+                assert sample[f"{name}_mask"].tolist() == mask, (i, step, name)
+            assert (sample["task"], sample["weight"]) == (f"task {i}", i)
+            number += 1
+
+
+def test_frames_of_two_cameras_at_a_time(dataset: OpenDataset) -> None:
+    view = dataset.windows({"camera": [-0.2, 0.0], "wrist": [0.0, 0.05], "action": range(2)})
+    clips = {
+        name: {i: dataset.select([i]).clips(field=name, frames=1, step=1) for i in range(3)}
+        for name in ("camera", "wrist")
+    }
+    for number, (i, step) in enumerate(
+        (i, step) for i, n in enumerate(LENGTHS) for step in range(n)
+    ):
+        sample = view[number]
+        for name, frames in (("camera", [step - 2, step]), ("wrist", [2 * step, 2 * step + 1])):
+            last = 2 * (LENGTHS[i] - 1) if name == "wrist" else LENGTHS[i] - 1
+            for found, frame in zip(sample[name], frames, strict=True):
+                shown = clips[name][i][min(max(frame, 0), last)][name][0]
+                assert (found == shown).all(), (i, step, name, frame)
+        assert sample["camera_mask"].tolist() == [step >= 2, True]
+    assert view.schema["camera"] == Array("uint8", (2, 32, 48, 3))
+    assert view.schema["wrist_mask"] == Array("bool", (2,))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_delivers_the_samples_of_the_view(folder: str, num_workers: int) -> None:
+    offsets = {"camera": [-1, 0], "action": [0, 1], "state": [0]}
+    with shardio.open(folder) as dataset:
+        view = dataset.windows(offsets, size=(16, 24))
+        loader = ShardLoader(view, 4, shuffle=True, num_workers=num_workers, output="numpy")
+        with loader:
+            seen = []
+            for batch in loader:
+                seen += batch.indices.tolist()
+                for k, index in enumerate(batch.indices.tolist()):
+                    for name, value in view[index].items():
+                        assert np.array_equal(batch[name][k], value), (index, name)
+    assert sorted(seen) == list(range(sum(LENGTHS)))
+
+
+def test_steps_without_times_are_frames(dataset: OpenDataset, tmp_path: Path) -> None:
+    schema = Schema({name: SCHEMA[name] for name in ("camera", "action")})
+    made = [{name: dataset[i][name] for name in schema} for i in range(3)]
+    path = write_dataset(tmp_path / "set", 3, 3, schema, made)
+    with shardio.open(path) as opened:
+        view = opened.windows({"camera": [0], "action": [0]})
+        frames = opened.clips(frames=1, step=1)
+        assert len(view) == len(frames) == sum(LENGTHS)
+        assert all((view[i]["camera"] == frames[i]["camera"]).all() for i in range(len(view)))
+        timed = opened.windows({"camera": [0.1], "action": [0.1]}, fps=RATE)
+        assert (timed[0]["action"] == view[1]["action"]).all()
+        assert (timed[0]["camera"] == view[1]["camera"]).all()
+        with pytest.raises(InvalidArgument, match="'action' are seconds, and no field 'timestamp'"):
+            opened.windows({"action": [0.1]})
+
+
+@pytest.mark.parametrize(
+    ("offsets", "options", "message"),
+    [
+        ({}, {}, "takes a dict"),
+        ([0], {}, "takes a dict"),
+        ({"task": [0]}, {}, "'task' must be a video, or an array"),
+        ({"weight": [0]}, {}, "'weight' must be"),
+        ({"ragged": [0]}, {}, "'ragged' must be"),
+        ({"nope": [0]}, {}, "'nope' must be .* found None; fields: camera, wrist"),
+        ({"action": []}, {}, "must be a list of whole numbers"),
+        ({"action": 0}, {}, "must be a list"),
+        ({"action": "01"}, {}, "must be a list"),
+        ({"action": [True]}, {}, "must be a list"),
+        ({"action": [[0]]}, {}, "must be a list"),
+        ({"action": [0.0, float("nan")]}, {}, "must be a list"),
+        ({"action": [0.0]}, {"times": "state"}, "times must be a field of floats"),
+        ({"action": [0.0]}, {"times": 3}, "times must be a field of floats"),
+        ({"action": [0.0]}, {"times": "timestamp", "fps": 10}, "without fps="),
+        ({"action": [0.0]}, {"fps": -1}, "fps must be"),
+        ({"camera": [0]}, {"size": 16}, "size must be"),
+    ],
+)
+def test_refused_options(dataset: OpenDataset, offsets: Any, options: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        dataset.windows(offsets, **options)
+
+
+def rewritten(dataset: OpenDataset, path: Path, **changed: Any) -> str:
+    sample = {name: dataset[0][name] for name in SCHEMA} | changed
+    schema = Schema({name: SCHEMA.get(name, Array("bool", (None,))) for name in sample})
+    return write_dataset(path, 1, 1, schema, [sample])
+
+
+def test_refused_datasets(dataset: OpenDataset, tmp_path: Path) -> None:
+    descending = np.array([0, 1, 2, 3, 5, 4], np.float32)
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (
+            {"state": np.arange(5)},
+            {"action": [0], "state": [0]},
+            "'action' has 6 steps, 'state' has 5",
+        ),
+        ({"timestamp": descending}, {"action": [0.0]}, "sample 0: the times of steps must be"),
+        ({"action_mask": np.zeros(6, bool)}, {"action": [0]}, "add the field 'action_mask'"),
+    ]
+    for i, (changed, offsets, message) in enumerate(cases):
+        with shardio.open(rewritten(dataset, tmp_path / str(i), **changed)) as opened:
+            with pytest.raises(InvalidArgument, match=re.escape(message)):
+                len(opened.windows(offsets))
+
+
+def test_times_that_the_video_does_not_share(dataset: OpenDataset, tmp_path: Path) -> None:
+    late = np.arange(6, dtype=np.float32) / RATE + 1000
+    with shardio.open(rewritten(dataset, tmp_path / "set", timestamp=late)) as opened:
+        view = opened.windows({"camera": [0]})
+        with pytest.raises(
+            MediaError, match=r"field 'camera', sample 0: no frame is near .* 1000 s"
+        ):
+            view[0]
+        by_number = opened.windows({"camera": [0]}, fps=RATE)
+        assert by_number[5]["camera_mask"].tolist() == [True]
+
+
+def test_fields_of_a_loader(dataset: OpenDataset) -> None:
+    view = dataset.windows({"action": [0, 1]})
+    with ShardLoader(view, 4, fields=["action", "task"], num_workers=0, output="numpy") as loader:
+        assert set(next(iter(loader))) == {"action", "action_mask", "task"}
+    with ShardLoader(view, 4, fields=["action", "state"], collate="list", num_workers=0) as loader:
+        assert next(iter(loader))["state"][0].tolist() == list(range(6))  # the whole row's
+    with pytest.raises(InvalidArgument, match=r"fields leaves out \['action'\]"):
+        ShardLoader(view, 4, fields=["task"])
+    with pytest.raises(InvalidArgument, match=r"leave \['wrist'\] out of fields"):
+        ShardLoader(view, 4, fields=["action", "wrist"])
+
+
+def test_delta_timestamps_are_refused_with_a_hint(dataset: OpenDataset) -> None:
+    given: Any = {"delta_timestamps": {"action": [0.1]}}
+    with pytest.raises(TypeError, match="pass the dict as the first argument"):
+        dataset.windows(**given)
+
+
+def test_a_video_that_is_missing(tmp_path: Path) -> None:
+    schema = Schema({"camera": Video(optional=True), "timestamp": Array("float32", (None,))})
+    video = demux(write_video(tmp_path / "a.mp4", scene(4, 32, 16), rate=RATE).read_bytes())
+    times = np.arange(4, dtype=np.float32) / RATE
+    made: list[dict[str, Any]] = [{"camera": each, "timestamp": times} for each in (video, None)]
+    with shardio.open(write_dataset(tmp_path / "set", 2, 2, schema, made)) as opened:
+        with pytest.raises(
+            InvalidArgument, match="sample 1: 'timestamp' has 4 steps, 'camera' has 0"
+        ):
+            len(opened.windows({"camera": [0]}))
+        assert len(opened.select([0]).windows({"camera": [0]})) == 4
