@@ -17,9 +17,11 @@ from shardio import (
     conversion,
     maintenance,
 )
-from shardio._base.statistics import LoaderStats, LoadingStats
+from shardio._base.statistics import ItemStats, LoaderStats, LoadingStats, StageStats
 from shardio.format import types
 from shardio.map_view import MapView
+from shardio.measuring.conclusion import Conclusion, Limit
+from shardio.measuring.measure import LoadingReport, LoadingRun
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -86,6 +88,8 @@ def test_reports_and_statistics_are_bounded() -> None:
     half = maintenance.ShardRepair("a.shard", 7, losses=[maintenance.Loss(7, 9, "why")])
     path, stats = Path("a/" * 999), LoadingStats(2.0, 1.0, n_samples=3000)
     fields = dict.fromkeys(map(str, range(999)), 7)
+    run, conclusion = LoadingRun(4, stats, stats, 1, 1, 1), Conclusion(Limit.COPY, "why", ())
+    report = LoadingReport(str(path), 9, 8, 2, None, (run,), conclusion, conclusion)
     for value, shown in (
         (conversion.ConversionReport(path, "x", 1, 9, 2, (source,) * 20_000), "20,000 broken)"),
         (conversion.ConversionReport("a", "x", 0, 0, 2, generation=0), "nothing published, 2.0 s)"),
@@ -96,6 +100,18 @@ def test_reports_and_statistics_are_bounded() -> None:
         (maintenance.StatsReport(path, 2, "val", {"samples": 3, "fields": fields}), "3 samples)"),
         (maintenance.SplitReport(path, 2, fields, {}), "'0' 7, '1' 7, "),
         (LoaderStats(3, 2, stats, stats), "(epoch 3, 3,000 samples at 1,500/s, 0 skipped, wait"),
+        (finding, "Finding('a.shard': hash, wrong)"),
+        (
+            maintenance.Finding(path.as_posix(), "sum", "w" * 999, field="x", sample=0),
+            "sum, field 'x', …)",
+        ),
+        (ItemStats(n_put=7, n_taken=1), "ItemStats(0 s in the function, 7 put, 1 taken)"),
+        (
+            StageStats("decode", 2, 5, 4, 1, 0, 0.5, 1.0, 2.0),
+            "(decode, 0.5 s in the function, 5 in",
+        ),
+        (run, "LoadingRun(1,500 samples/s, 0.00 GB/s, 4 workers)"),
+        (report, "1,500 samples/s with 4 workers, why, 9 samples, 2 cpus)"),
         (Schema(dict.fromkeys(fields, types.Text())), "Schema({'0': Text(), '1': Text(), "),
     ):
         assert shown in repr(value) and len(repr(value)) <= 200

@@ -132,6 +132,9 @@ class ItemStats:
     calling_s: float = 0.0
     """Time in the function, summed over workers."""
 
+    def __repr__(self) -> str:
+        return one_line(self, (), f"{self.calling_s:.3g} s in the function")
+
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
@@ -153,6 +156,9 @@ class StageStats:
     """Time from the arrival of an item to the start of its call, summed over items."""
     elapsed_s: float
     """The time from the start of the iteration to its end or until now."""
+
+    def __repr__(self) -> str:
+        return one_line(self, (), self.name, f"{self.busy_s:.3g} s in the function")
 
     @property
     def queue_depth(self) -> float:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.classes import one_line
 from shardio._base.statistics import LoadingStats
 from shardio._loading.trace import Trace
 from shardio._workers.processes.limits import available_bytes, usable_cpus
@@ -102,6 +103,10 @@ class LoadingRun:
     first_main_cpu_s: float
     limit_bytes_per_s: float
 
+    def __repr__(self) -> str:
+        speed = f"{self.samples_per_s:,.0f} samples/s", f"{self.bytes_per_s / 1e9:.2f} GB/s"
+        return one_line(self, (), *speed)
+
     @property
     def samples_per_s(self) -> float:
         """The number of samples per second in the warm readings."""
@@ -142,6 +147,11 @@ class LoadingReport:
     conclusion: Conclusion
     first_conclusion: Conclusion
     trace: Trace | None = None
+
+    def __repr__(self) -> str:
+        best = self.best
+        speed = f"{best.samples_per_s:,.0f} samples/s with {best.n_workers} workers"
+        return one_line(self, [self.path], speed, self.conclusion.because)
 
     @property
     def best(self) -> LoadingRun:

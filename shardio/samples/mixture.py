@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import one_of, refuses
+from shardio._base.classes import listed
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
@@ -159,7 +160,8 @@ class Mixture(OpenDataset):
         return Mixture, (self.sources, self.mixing)
 
     def __repr__(self) -> str:
-        return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
+        sources = listed(map(repr, self.sources), 400)
+        return f"Mixture({len(self)} samples of {len(self.sources)} sources: {sources})"
 
     @refuses(SELECT_ADVICE)
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> Mixture:

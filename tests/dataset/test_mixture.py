@@ -92,10 +92,16 @@ def test_mixture_concatenates_its_sources(mixture: Mixture, large: str, small: s
     assert [source.path for source in mixture.sources] == [large, small]
     assert mixture.shards[3].name == f"{small}/000000-000.shard"
     assert mixture.schema == TWO_FIELDS
-    assert repr(mixture).startswith("Mixture(63 samples of 2 sources: (ShardDataset(")
+    assert repr(mixture).startswith("Mixture(63 samples of 2 sources: ShardDataset(")
     mixture.close()
     with pytest.raises(ClosedError):
         mixture[0]
+
+
+def test_the_repr_of_a_mixture_is_bounded(small: str) -> None:
+    with shardio.mix([small] * 50, weights=[1] * 50) as mixture:
+        assert "50 sources: ShardDataset(" in repr(mixture)
+        assert len(repr(mixture)) < 600
 
 
 @pytest.mark.parametrize("index", [-1, N_LARGE + N_SMALL, 0.5])

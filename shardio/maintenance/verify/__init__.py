@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
+from shardio._base.classes import one_line
 from shardio.errors import (
     DatasetCorrupt,
     DatasetNotFound,
@@ -51,6 +52,11 @@ class Finding:
     offset: int | None = None
     expected: int | str | None = None
     found: int | str | None = None
+
+    def __repr__(self) -> str:
+        where = {"field": self.field, "sample": self.sample}
+        facts = [f"{what} {value!r}" for what, value in where.items() if value is not None]
+        return one_line(self, [self.path], self.code, *facts, self.message)
 
     def __str__(self) -> str:
         details = asdict(self)
