@@ -151,12 +151,7 @@ class StepSource(FieldSource):
 
     def read_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the values and the mask for one step."""
-        steps, _, mask = self._table.find(int(chunk.numbers[k]), self._offsets)
-        key = chunk.shard_rows[k]
-        if self._latest is None or self._latest[0] != key:
-            sample = self._dataset.sample(*key, (self.name,), check_truncated=False)
-            self._latest = key, sample[self.name]
-        return dict(zip(self.names, (self._latest[1][steps], mask), strict=True))
+        return {name: self._read(chunk, k, name) for name in self.names}
 
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
@@ -164,7 +159,18 @@ class StepSource(FieldSource):
         """Write the values, or the mask, for each step of a batch."""
         rows = out.view(slot.dtype).reshape(-1, *slot.shape)
         for i in range(batch.n_read):
-            rows[i] = self.read_sample(batch.chunk, batch.part.start + i)[slot.name]
+            rows[i] = self._read(batch.chunk, batch.part.start + i, slot.name)
+
+    def _read(self, chunk: IndexChunk, k: int, name: str) -> npt.NDArray[Any]:
+        steps, _, mask = self._table.find(int(chunk.numbers[k]), self._offsets)
+        if name != self.name:
+            return mask
+        key = chunk.shard_rows[k]
+        if self._latest is None or self._latest[0] != key:
+            sample = self._dataset.sample(*key, (name,), check_truncated=False)
+            self._latest = key, sample[name]
+        found: npt.NDArray[Any] = self._latest[1][steps]
+        return found
 
     def close(self) -> None:
         """Release the last array."""
