@@ -286,9 +286,9 @@ def resolve_view(
     videos = media_fields(schema, names, "video")
     if isinstance(given, SampleView):
         view = given
-        if isinstance(view, ClipView) and decoded.get(view.video) is False:
+        if packed := [name for name in view.videos if decoded.get(name) is False]:
             raise InvalidArgument(
-                f"clips of {view.video!r} need decode=True: packets cannot be put into a batch"
+                f"clips of {packed[0]!r} need decode=True: packets cannot be put into a batch"
             )
     else:
         view = _default_view(given, [name for name in videos if decoded[name]])

@@ -49,6 +49,7 @@ class ClipView(DividedView):
         self.clip = resolve_field(dataset.schema, clip)
         self.video = self.clip.field or ""
         """The field of the videos."""
+        self.videos = (self.video,)
         if self.clip.around is not None:
             event_dtype(dataset.schema, self.clip.around)
 
@@ -251,7 +252,7 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
 
 
 def common_size(
-    dataset: Dataset, clip: Clip, name: str, sizes: set[tuple[int, int]]
+    dataset: Dataset, clip: Clip, name: str, sizes: set[tuple[int, int]], method: str = "clips"
 ) -> tuple[int, int]:
     """Return the size of all videos of a field, given up to two sizes; raise if there are two."""
     found = sorted(sizes)
@@ -259,12 +260,12 @@ def common_size(
         shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])
         raise InvalidArgument(
             f"{dataset.path}: field {name!r} has videos of {shown} pixels, and a batch needs one "
-            "size: pass size=(height, width)"
+            f"size: pass dataset.{method}(size=(height, width), …)"
         )
     height, width = found[0] if found else (2, 2)
     if clip.pixels == "yuv420" and (height % 2 or width % 2):
         raise InvalidArgument(
             f"{dataset.path}: field {name!r} has videos of {height}x{width} pixels, and "
-            'pixels="yuv420" needs even sizes: pass size=(height, width)'
+            'pixels="yuv420" needs even sizes: pass dataset.clips(size=(height, width), …)'
         )
     return height, width

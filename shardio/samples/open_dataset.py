@@ -171,13 +171,13 @@ class OpenDataset(Dataset):
         A row has arrays whose first axis is the steps, and videos. A sample has, for each field
         `name` in `offsets`, the values or frames at some offsets from its step, (offsets, …), and
         `name_mask`, bool (offsets,). If an offset is before the first or after the last step, the
-        value is that of the first or the last step, and the mask is False. Fields with one value
-        for the whole row are delivered too.
+        value is that of the first or the last step, and the mask is False; for seconds, half a step
+        is allowed. Fields with one value for the whole row are delivered too.
 
         Args:
             offsets: a dict from fields to offsets: whole numbers of steps, range(50), or floats in
                 seconds, [-0.2, 0.0], which give the value of the nearest step.
-            times: a field with the time of each step in seconds, ascending floats; by default
+            times: a field with the time of each step in seconds, rising floats; by default
                 `timestamp`, if it exists. Videos must count the seconds as this field does. A frame
                 is then found by its time, otherwise by its number.
             fps: the number of steps per second, instead of `times`.

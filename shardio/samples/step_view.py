@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,6 +32,7 @@ Offsets = npt.NDArray[Any]
 """Offsets from a step: int64 for steps, or float64 for seconds."""
 
 _MAX_OFFSETS: Final = 1 << 16
+_MAX_OFFSET: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,13 @@ def resolve_steps(schema: Schema, given: Any, times: Any, fps: Any, size: Any) -
             'windows takes a dict from fields to offsets, such as {"action": range(50)}; found '
             f"{given!r:.200}"
         )
+    field = schema.get(times) if isinstance(times, str) else None
     if times is None and fps is None and _holds_times(schema.get("timestamp")):
         times = "timestamp"
-    elif times is not None and (fps is not None or not _holds_times(schema.get(str(times)))):
+    elif times is not None and (fps is not None or not _holds_times(field)):
         raise InvalidArgument(
             "times must be a field of floats in one dimension, the time of each step, without "
-            f"fps=; found {times!r}: {schema.get(str(times))!r}, fps={fps!r}"
+            f"fps=; found {times!r}: {field!r}, fps={fps!r}"
         )
     offsets = {name: _checked_offsets(schema, name, each) for name, each in given.items()}
     in_seconds = [name for name, each in offsets.items() if each.dtype.kind == "f"]
@@ -87,14 +90,17 @@ def _checked_offsets(schema: Schema, name: Any, given: Any) -> Offsets:
             f"windows: {name!r} must be a video, or an array whose first axis is the steps and "
             f"whose other axes are fixed; found {field!r}; fields: {', '.join(schema)}"
         )
-    if f"{name}_mask" in schema:
-        raise InvalidArgument(f"windows of {name!r} add the field '{name}_mask', which exists")
-    found = np.asarray(given if isinstance(given, Sequence | np.ndarray) else 0)
-    fits = found.ndim == 1 and 0 < len(found) <= _MAX_OFFSETS and found.dtype.kind in "iuf"
-    if not fits or not np.isfinite(found).all():
+    if (mask := f"{name}_mask") in (*schema, *schema.groups):
+        raise InvalidArgument(f"windows of {name!r} add the field {mask!r}, which exists")
+    found = np.zeros(0)
+    if isinstance(given, Sequence | np.ndarray) and 0 < len(given) <= _MAX_OFFSETS:
+        with contextlib.suppress(ValueError):  # lists of different lengths
+            found = np.asarray(given)
+    fits = found.ndim == 1 and len(found) and found.dtype.kind in "iuf"
+    if not fits or not (np.abs(found.astype(np.float64)) <= _MAX_OFFSET).all():
         raise InvalidArgument(
             f"windows: the offsets of {name!r} must be a list of whole numbers (steps) or of "
-            f"floats (seconds), such as [-1, 0]; found {given!r:.200}"
+            f"floats (seconds), such as [-1, 0], from -2^31 to 2^31; found {given!r:.200}"
         )
     return found.astype(np.float64 if found.dtype.kind == "f" else np.int64)
 
@@ -123,20 +129,18 @@ class StepTable:
         if times is None:
             times = np.arange(n) / float(self.fps or 1)
         wanted = times[step] + offsets
-        # Times that are rounded to 32 bits are not exact sums: allow for half a step.
-        margin = (times[-1] - times[0]) / max(1, last) / 2 or 1e-6
-        mask = (wanted > times[0] - margin) & (wanted < times[-1] + margin)
+        # Times that are rounded to 32 bits are not exact sums: allow for half a step at the ends.
+        before, after = np.diff(times[[0, min(1, last), max(0, last - 1), last]])[::2] / 2
+        mask = (wanted > times[0] - (before or 1e-6)) & (wanted < times[-1] + (after or 1e-6))
         wanted = np.clip(wanted, times[0], times[-1])
         return nearest(times, wanted), None if self.times is None else wanted, mask
 
 
 def nearest(times: Floats, wanted: Floats) -> Rows:
     """Return the index of the nearest of ascending times, the earlier of two equally near ones."""
-    after = np.searchsorted(times, wanted).clip(1, max(1, len(times) - 1))
-    before = after - 1
-    found: Rows = np.where(
-        wanted - times[before] <= times[after % len(times)] - wanted, before, after
-    )
+    after = np.searchsorted(times, wanted).clip(min(1, len(times) - 1), len(times) - 1)
+    before = np.maximum(after - 1, 0)
+    found: Rows = np.where(wanted - times[before] <= times[after] - wanted, before, after)
     return found
 
 
@@ -193,16 +197,14 @@ class FrameSource(ClipSource):
         if seconds is None:
             return steps
         shown = times.pts.astype(np.float64) * float(times.time_base)
-        found = nearest(shown, seconds)
-        far = np.abs(shown[found] - seconds).argmax()
-        interval = (shown[-1] - shown[0]) / max(1, len(shown) - 1)
-        if abs(shown[found[far]] - seconds[far]) > max(interval, 1e-3):
+        interval = times.length * float(times.time_base) / len(shown)
+        for far in seconds[np.abs(np.clip(seconds, shown[0], shown[-1]) - seconds) > interval]:
             raise MediaError(
-                f"no frame is near the time {seconds[far]:g} s of a step: the video has frames "
-                f"from {shown[0]:g} to {shown[-1]:g} s; pass times=, a field that counts the "
-                "seconds as the video does, or fps="
+                f"no frame is near the time {far:g} s of a step: the video has frames from "
+                f"{shown[0]:g} to {shown[-1]:g} s; pass times=, a field that counts the seconds "
+                "as the video does, or fps="
             )
-        return found
+        return nearest(shown, seconds)
 
 
 class StepView(DividedView):
@@ -220,6 +222,7 @@ class StepView(DividedView):
     def __init__(self, dataset: Dataset, steps: Steps) -> None:
         super().__init__(dataset)
         self.steps = steps
+        self.videos = media_fields(dataset.schema, steps.offsets, "video")
 
     @property
     def options(self) -> tuple[Any, ...]:
@@ -231,7 +234,7 @@ class StepView(DividedView):
         sizes = tables["sizes"].reshape(-1, 2).tolist()
         self.__dict__["_found"] = (
             StepTable(tables["n_steps"], tables.get("times"), self.steps.clip.rate),
-            dict(zip(self._videos, map(tuple, sizes), strict=True)),
+            dict(zip(self.videos, map(tuple, sizes), strict=True)),
         )
 
     @cached_property
@@ -265,10 +268,6 @@ class StepView(DividedView):
     def __repr__(self) -> str:
         count = f"{len(self)} " if self.is_read else ""
         return f"StepView({count}steps with {', '.join(self.steps.offsets)}, of {self.dataset!r})"
-
-    @property
-    def _videos(self) -> tuple[str, ...]:
-        return media_fields(self.dataset.schema, self.steps.offsets, "video")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -311,7 +310,7 @@ class StepView(DividedView):
 
     def sources(self, audio: Mapping[str, AudioField]) -> dict[str, FieldSource]:
         """Return the sources of the fields with offsets, by name."""
-        dataset, table, videos = self.dataset, self._found[0], self._videos
+        dataset, table, videos = self.dataset, self._found[0], self.videos
         return {
             name: FrameSource(dataset, self._clip(name), offsets, table)
             if name in videos
@@ -358,7 +357,10 @@ def _find_steps(dataset: Dataset, steps: Steps) -> tuple[StepTable, dict[str, tu
         _check_lengths(dataset, part, lengths)
         n_steps[part.numbers] = next(iter(lengths.values()))
         moments.append((part.numbers, values))
-    known = {n: steps.clip.size or common_size(dataset, steps.clip, n, sizes[n]) for n in videos}
+    known = {
+        n: steps.clip.size or common_size(dataset, steps.clip, n, sizes[n], "windows")
+        for n in videos
+    }
     source_ends = sums_at(np.cumsum(n_steps), np.cumsum(dataset.rows.source_counts))
     dataset.rows.check_sources(np.diff(source_ends, prepend=0), "none of its rows has a step")
     every = None
@@ -384,10 +386,11 @@ def _times(part: ShardSamples, name: str) -> list[Floats]:
     values = reader.column(name, part.rows) if is_column else reader.records.values(name, part.rows)
     found = [np.asarray(each, np.float64) for each in values]
     for row, each in zip(part.rows.tolist(), found, strict=True):
-        if not (np.isfinite(each).all() and (np.diff(each) >= 0).all()):
+        if not (np.isfinite(each).all() and (np.diff(each) > 0).all()):
             raise InvalidArgument(
-                f"{reader.path}, field {name!r}, sample {row}: the times of steps must be numbers "
-                "that ascend; leave the sample out with dataset.select, or pass fps="
+                f"{reader.path}, field {name!r}, sample {row}: each time must be later than the "
+                "one before (float32 has 7 digits); leave the sample out with dataset.select, or "
+                "pass fps="
             )
     return found
 

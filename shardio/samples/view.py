@@ -61,6 +61,8 @@ class SampleView(Sequence[dict[str, Any]]):
 
     spans_rows = False
     """True if a sample may contain data of several rows."""
+    videos: tuple[str, ...] = ()
+    """The fields of videos whose frames are decoded."""
     clip: Clip | None = None
     """The options of clips; None if samples are not clips."""
 

@@ -151,8 +151,14 @@ def test_steps_without_times_are_frames(dataset: OpenDataset, tmp_path: Path) ->
         ({"action": "01"}, {}, "must be a list"),
         ({"action": [True]}, {}, "must be a list"),
         ({"action": [[0]]}, {}, "must be a list"),
+        ({"action": [[0], [1, 2]]}, {}, "must be a list"),
+        ({"action": range(10**12)}, {}, "must be a list"),
+        ({"action": [2**63 - 1]}, {}, "must be a list"),
+        ({"action": np.array([2**63], np.uint64)}, {}, "must be a list"),
         ({"action": [0.0, float("nan")]}, {}, "must be a list"),
         ({"action": [0.0]}, {"times": "state"}, "times must be a field of floats"),
+        ({"action": [0.0]}, {"times": Path("timestamp")}, "times must be a field of floats"),
+        ({"action": [0.0]}, {"times": ["timestamp"]}, "times must be a field of floats"),
         ({"action": [0.0]}, {"times": 3}, "times must be a field of floats"),
         ({"action": [0.0]}, {"times": "timestamp", "fps": 10}, "without fps="),
         ({"action": [0.0]}, {"fps": -1}, "fps must be"),
@@ -171,14 +177,14 @@ def rewritten(dataset: OpenDataset, path: Path, **changed: Any) -> str:
 
 
 def test_refused_datasets(dataset: OpenDataset, tmp_path: Path) -> None:
-    descending = np.array([0, 1, 2, 3, 5, 4], np.float32)
+    descending = np.array([0, 1, 2, 3, 5, 5], np.float32)
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             {"state": np.arange(5)},
             {"action": [0], "state": [0]},
             "'action' has 6 steps, 'state' has 5",
         ),
-        ({"timestamp": descending}, {"action": [0.0]}, "sample 0: the times of steps must be"),
+        ({"timestamp": descending}, {"action": [0.0]}, "sample 0: each time must be later"),
         ({"action_mask": np.zeros(6, bool)}, {"action": [0]}, "add the field 'action_mask'"),
     ]
     for i, (changed, offsets, message) in enumerate(cases):
@@ -215,6 +221,25 @@ def test_delta_timestamps_are_refused_with_a_hint(dataset: OpenDataset) -> None:
     given: Any = {"delta_timestamps": {"action": [0.1]}}
     with pytest.raises(TypeError, match="pass the dict as the first argument"):
         dataset.windows(**given)
+
+
+def test_times_at_irregular_intervals(dataset: OpenDataset, tmp_path: Path) -> None:
+    times = np.array([0, 0.1, 0.2, 0.3, 60, 80], np.float32)
+    with shardio.open(rewritten(dataset, tmp_path / "set", timestamp=times)) as opened:
+        first = opened.windows({"action": [-0.06, -0.04, 40.0, 89.0, 91.0]})[0]
+        assert first["action_mask"].tolist() == [False, True, True, True, False]
+        assert first["action"][:, 0].tolist() == [0, 0, 8, 10, 10]
+
+
+def test_a_video_of_one_frame(dataset: OpenDataset, tmp_path: Path) -> None:
+    still = write_video(tmp_path / "still.mp4", scene(1, 32, 16), rate=1).read_bytes()
+    times = np.linspace(0, 1, 6).astype(np.float32)
+    path = rewritten(dataset, tmp_path / "set", camera=still, timestamp=times)
+    with shardio.open(path) as opened:
+        view = opened.windows({"camera": [0.0, 0.5]})
+        assert all((view[i]["camera"] == view[0]["camera"]).all() for i in range(6))
+        with pytest.raises(InvalidArgument, match="'camera' need decode=True"):
+            ShardLoader(view, 2, decode=False)
 
 
 def test_a_video_that_is_missing(tmp_path: Path) -> None:
