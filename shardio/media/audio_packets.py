@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LEAD_PACKETS: Final = 12
 """Packets to decode before a range: MP3 depends on up to 9 earlier packets, Opus on 80 ms."""
 _RESAMPLER_MARGIN: Final = 4096
-"""The samples before and after a part that are cut out with it, because a resampler reads them."""
+"""The number of samples to add before and after a part, because a resampler reads them too."""
 _MAX_RATE: Final = 1 << 24
 _MAX_PARAMETER: Final = 1 << 62
 
@@ -80,9 +80,9 @@ def packet_times(
 class _PacketRun:
     """Consecutive packets without a gap between them, from packet `first` on.
 
-    Each packet implies a start of the stream: its time minus the duration of all earlier samples.
-    `low` and `high` bound this start, in units of 1 / (2 * `unit`) sample, in which half a tick is
-    a whole number. A tick of the container is `tick` / `unit` samples.
+    The time of a packet, minus the duration of all earlier samples, is the start of the stream. As
+    times are rounded to ticks, the start is only known to lie between `low` and `high`. Their unit
+    is 1 / (2 * `unit`) sample. A tick of the container is `tick` / `unit` samples.
     """
 
     first: int
@@ -94,7 +94,7 @@ class _PacketRun:
     def start_time(self, known: int) -> int:
         """Return a start time within the bounds, in samples.
 
-        If possible, the sample with the index `known` then begins at a whole tick of the container.
+        If possible, choose it so that sample number `known` begins at a whole tick.
         """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead

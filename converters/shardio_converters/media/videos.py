@@ -186,7 +186,7 @@ class Videos(Converter):
     """Also store the audio, as unchanged packets."""
 
     def __post_init__(self) -> None:
-        # Converters that store the same bytes then have equal options in the datasets.
+        # Set omitted options, too: equal conversions then record equal options in their datasets.
         for name, value in _complete_options(self).items():
             object.__setattr__(self, name, value)
 
@@ -299,9 +299,9 @@ class Videos(Converter):
         return Outcome("converted", detail={**detail, "clips": n_clips})
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Return the sum, and the number, of the squared differences to the file's first frames.
+        """Return the sum and the number of squared differences between stored and original pixels.
 
-        Return None if the frames are stored without loss.
+        Only the file's first frames are compared. None if frames are stored without loss.
         """
         if self.store in ("raw", "packets"):
             return None

@@ -370,7 +370,7 @@ class Mds(InferringConverter):
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return all field specs; `label` and `source` come first, even if the data has them."""
+        """Return all field specs, `label` and `source` first, whatever the order in the data."""
         there = {*fields, *self.additional_fields()}
         return {
             **{name: word for name, word in self.all_additional_fields().items() if name in there},

@@ -66,8 +66,8 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     """Return the number of blocks that an iteration should have; `n_bytes` is the size of a block.
 
     Few blocks are usually faster than many, because their memory stays in the CPU cache. But
-    workers fill a small block faster than the main process can assign a task. By default, there are
-    therefore enough small blocks for QUICK_DEPTH tasks per worker and QUICK_DEPTH filled blocks.
+    workers fill a small block faster than the main process can assign a task. If blocks are
+    small, there are therefore more: QUICK_DEPTH per worker, and QUICK_DEPTH that are filled.
     """
     if not n_workers:
         return 2

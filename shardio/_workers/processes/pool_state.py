@@ -401,7 +401,7 @@ class PoolState:
                 end_process(worker.pidfd)
 
     def _release_all(self) -> None:
-        # Ignore lost descriptors (too many open files): the workers are killed below in any case.
+        # Ignore that this process cannot open more files: the workers are killed in any case.
         with contextlib.suppress(UnsupportedEnvironment):
             self._handle_replies()  # replies may contain pidfds of new workers
         self._kill()
