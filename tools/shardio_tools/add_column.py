@@ -1,8 +1,14 @@
-"""Add a field to every sample of a dataset, as its next generation.
+"""Add a field to every sample of a dataset.
 
 The values come from a file, in the order of the samples: .npy (an array with one row per sample),
 .jsonl (one JSON value per line) or .csv (the column named like the field), or from a function in a
-Python file. Existing files are not changed: the new field is stored in additional shards.
+Python file. Existing files are not changed: the new field is stored in additional shards, and the
+dataset gets a new generation.
+
+Examples:
+    shardio add-column out/ score --from scores.npy
+    shardio add-column out/ caption --from captions.csv --field text
+    shardio add-column out/ mean --function brightness.py:mean --field float32
 """
 
 from __future__ import annotations
@@ -256,7 +262,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that call the function (default: none, call it here)",
     )
     add_engine_arguments(add)
-    add("--gpus", type=float, default=0, metavar="N", help="GPUs of the cluster per process")
+    add(
+        "--gpus",
+        type=float,
+        default=0,
+        metavar="N",
+        help="GPUs of the cluster per process (default: 0)",
+    )
     add_output_arguments(add)
 
 

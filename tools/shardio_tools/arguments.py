@@ -46,11 +46,11 @@ def add_engine_arguments(add: Callable[..., Any]) -> None:
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="execution backend: this machine (default: local), or a Ray cluster",
+        help="where to run: this machine, or a Ray cluster (default: local)",
     )
     add(
         "--address",
-        metavar="PLACE",
+        metavar="ADDRESS",
         help="address of the Ray cluster (default: $RAY_ADDRESS, or a local Ray)",
     )
 

@@ -1,8 +1,12 @@
-"""Measure how fast a dataset loads on this machine; report the bottleneck and options to change.
+"""Measure how fast a dataset loads here, and what limits it.
 
 For each number of workers, samples are read for some seconds, and then the same samples again from
 the page cache. The limit is the speed of copying memory with one thread per worker. To measure with
 a transform, call shardio.measuring.measure_loading.
+
+Examples:
+    shardio bench out/
+    shardio bench out/ --batch-size 64 --workers 2 4 8
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fields", type=utf8_name, metavar="NAME,…", help="read these fields only")
     add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets")
     add("--device", metavar="NAME", help="make tinygrad Tensors on this device (default: arrays)")
-    add("--trace", metavar="FILE.json", help="write a trace of workers and batches for Perfetto")
+    add("--trace", metavar="FILE", help="write a trace of workers and batches for ui.perfetto.dev")
     add_output_arguments(add, json="print the figures as JSON")
 
 

@@ -43,6 +43,7 @@ from shardio_tools import (
 )
 from shardio_tools.arguments import refuse_urls, suggestion
 from shardio_tools.converter_options import hint_at_kinds
+from shardio_tools.help import HelpFormatter, command_help, overview
 from shardio_tools.inspect import command as inspect
 from shardio_tools.output import (
     begin_report,
@@ -60,21 +61,26 @@ OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 14
 DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 """Errors that only writes cause, so that they concern OUT and not an input."""
 
+GROUPS: dict[str, dict[str, ModuleType]] = {
+    "make a dataset": {
+        "convert": convert,
+        "add-column": add_column,
+        "split": split,
+        "merge": merge,
+    },
+    "look at it": {"inspect": inspect, "stats": stats, "diff": diff},
+    "take care of it": {
+        "verify": verify,
+        "repair": repair,
+        "compact": compact,
+        "reshard": reshard,
+    },
+    "use it": {"bench": bench, "export": export, "serve": serve},
+}
+"""The commands in groups, in the order of the overview."""
+
 COMMANDS: dict[str, ModuleType] = {
-    "convert": convert,
-    "inspect": inspect,
-    "verify": verify,
-    "repair": repair,
-    "diff": diff,
-    "merge": merge,
-    "reshard": reshard,
-    "compact": compact,
-    "add-column": add_column,
-    "split": split,
-    "stats": stats,
-    "bench": bench,
-    "export": export,
-    "serve": serve,
+    name: module for commands in GROUPS.values() for name, module in commands.items()
 }
 
 
@@ -156,6 +162,10 @@ class _Parser(argparse.ArgumentParser):
 
     command: ModuleType | None = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._positionals.title = "arguments"
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Add the arguments of the command, and parse."""
         command, self.command = self.command, None
@@ -171,7 +181,7 @@ class _Parser(argparse.ArgumentParser):
                 hint = hint_at_kinds(flag) or hint
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         if command is None and options.command is None:
-            self.error("the following arguments are required: COMMAND")
+            self.exit(USAGE, overview(GROUPS))
         return options, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -185,25 +195,23 @@ class _Parser(argparse.ArgumentParser):
         print_now(message.removesuffix("\n"), file or sys.stderr)
 
 
+class _TopParser(_Parser):
+    """The parser of the whole command line, whose help is the overview of all commands."""
+
+    def format_help(self) -> str:
+        """Return the overview."""
+        return overview(GROUPS)
+
+
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    top = _Parser(
-        prog="shardio",
-        description=(
-            "Convert folders of media and arrays into shards, and feed training loops from them."
-        ),
-    )
+    top = _TopParser(prog="shardio", formatter_class=HelpFormatter)
     top.add_argument("--version", action="version", version=f"shardio {shardio.__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    commands = top.add_subparsers(
+        prog="shardio", dest="command", metavar="COMMAND", parser_class=_Parser
+    )
     for name, module in COMMANDS.items():
-        summary, _, rest = (module.__doc__ or "").partition("\n")
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary}\n{rest}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.command = module
+        commands.add_parser(name, **command_help(module)).command = module
     return top
 
 

@@ -1,7 +1,12 @@
-"""Merge neighbouring small shards of a dataset, as its next generation.
+"""Merge neighbouring small shards of a dataset.
 
-Samples keep their indices. Files of older generations are kept for their readers, unless
---remove-old is given. Shards are verified before they are rewritten; damaged shards are refused.
+Samples keep their indices. The dataset gets a new generation. Files of older generations are kept
+for their readers, unless --remove-old is given. Shards are verified before they are rewritten;
+damaged shards are refused.
+
+Examples:
+    shardio compact out/
+    shardio compact out/ --remove-old             # and delete what was merged
 """
 
 from __future__ import annotations

@@ -1,15 +1,21 @@
-"""Convert a folder of videos, images, audio, arrays, tables or other datasets into a dataset.
+"""Convert a folder of videos, images, tables or other files.
 
 Every file below SRC is read and accounted for. A file's folder is its class. Exit code 1 means that
 some files are broken, or have changed since they were converted; they are listed, and all others
 are converted. The exit code is also 1 if there is no sample.
+
+Examples:
+    shardio convert videos/ out/                  # one folder of videos per class
+    shardio convert videos/ out/ --frames 32 --size 128
+    shardio convert photos/ out/ --labels labels.csv
+    shardio convert 'train-*.parquet' out/ --overwrite
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import shardio
 from shardio.conversion import known_kinds
@@ -32,6 +38,9 @@ from shardio_tools.output import (
     print_out,
     utf8_name,
 )
+
+_MAIN_OPTIONS: Final = ("--size", "--store")
+"""Options of converters that the help lists among the first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
@@ -65,12 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
         ),
     )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
-    add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="start again; a dataset in OUT is replaced once the new one is complete",
+    )
+    _add_ends(parser.add_argument_group("new, broken and interrupted files"))
+    add = parser.add_argument_group("size of files, and machines").add_argument
     add_shard_bytes_argument(add)
+    add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     add_engine_arguments(add)
-    _add_ends(parser.add_argument_group("errors, resuming and overwriting"))
-    add_output_arguments(add, "print problems only")
-    add_converter_options(parser, _kind_in(arguments))
+    add_output_arguments(parser.add_argument_group("output").add_argument, "print problems only")
+    add_converter_options(parser, _kind_in(arguments), _MAIN_OPTIONS)
 
 
 def _kind_in(arguments: Sequence[str]) -> str | None:
@@ -87,26 +102,21 @@ def _kind_in(arguments: Sequence[str]) -> str | None:
 def _add_ends(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
-        "--keep-partial",
+        "--append",
         action="store_true",
-        help="keep the samples before the damage of a broken file",
+        help="add new files to the dataset in OUT; other options default to those it was made with",
     )
+    add("--resume", action="store_true", help="resume an interrupted conversion in OUT")
     add(
         "--on-error",
         choices=("skip", "stop"),
         default="skip",
         help="at a broken file: skip it, or stop and keep what is done (default: skip)",
     )
-    add("--resume", action="store_true", help="resume an interrupted conversion in OUT")
     add(
-        "--overwrite",
+        "--keep-partial",
         action="store_true",
-        help="start again; a dataset in OUT is replaced once the new one is complete",
-    )
-    add(
-        "--append",
-        action="store_true",
-        help="add new files to the dataset in OUT; other options default to those it was made with",
+        help="keep the samples before the damage of a broken file",
     )
 
 

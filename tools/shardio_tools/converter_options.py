@@ -27,7 +27,8 @@ from shardio_tools.output import utf8_name
 
 PREFIX = "converter."
 """The prefix of the options' names in the parsed arguments."""
-_SEVERAL_KINDS = "several kinds"
+_MAX_NAMED = 3
+"""The maximum number of kinds in the title of a group; options of more kinds share one group."""
 _METAVARS = {int: "N", float: "X"}
 
 
@@ -49,30 +50,43 @@ class ConverterOption:
         return f"{texts.pop()}{names}"
 
 
-def add_converter_options(parser: argparse.ArgumentParser, kind: str | None) -> None:
-    """Add groups of options for shardio's converters and the converter `kind` to a parser."""
+def add_converter_options(
+    parser: argparse.ArgumentParser, kind: str | None, main: Sequence[str] = ()
+) -> None:
+    """Add the options of shardio's converters and of the converter `kind` to a parser.
+
+    There is a group for all options that the same kinds have. The flags in `main` are not added to
+    a group, but to the parser's own options.
+    """
     options: dict[str, ConverterOption] = {}
     kinds = [*BUILT_IN] if kind in (None, *BUILT_IN) else [str(kind), *BUILT_IN]
-    classes = {each: converter_class(each) for each in kinds}
-    for converter in classes.values():
-        for option in options_of(converter):
+    for each in kinds:
+        for option in options_of(converter_class(each)):
             known = options.setdefault(option.flag, option)
             if known.parsing == option.parsing:
                 known.helps |= option.helps
     taken = parser._option_string_actions
-    groups: dict[str, list[ConverterOption]] = {}
-    for option in options.values():
-        if option.flag not in taken:
-            families = {classes[each].__module__.rpartition(".")[0] for each in option.helps}
-            family = families.pop() if len(families) == 1 else _SEVERAL_KINDS
-            groups.setdefault(family, []).append(option)
-    for family, members in sorted(groups.items(), key=lambda each: each[0] == _SEVERAL_KINDS):
-        of_group = [kind for kind in kinds if any(kind in each.helps for each in members)]
-        title = f"options of {_SEVERAL_KINDS if family == _SEVERAL_KINDS else _joined(of_group)}"
-        group = parser.add_argument_group(title)
-        for option in members:
-            text = option.help(of_group).replace("%", "%%")
-            group.add_argument(option.flag, dest=PREFIX + option.name, help=text, **option.parsing)
+    groups: dict[tuple[str, ...], list[ConverterOption]] = {}
+    for flag, option in options.items():
+        if flag in main:
+            _add(parser, option, kinds)
+        elif flag not in taken:
+            groups.setdefault(tuple(option.helps), []).append(option)
+    several = [option for names in groups if len(names) > _MAX_NAMED for option in groups[names]]
+    for names, members in groups.items():
+        if len(names) <= _MAX_NAMED:
+            group = parser.add_argument_group(f"options of {_joined(names)}")
+            for option in members:
+                _add(group, option, names)
+    if several:
+        group = parser.add_argument_group("options of several kinds")
+        for option in several:
+            _add(group, option, kinds)
+
+
+def _add(group: argparse._ActionsContainer, option: ConverterOption, kinds: Sequence[str]) -> None:
+    text = option.help(kinds).replace("%", "%%")
+    group.add_argument(option.flag, dest=PREFIX + option.name, help=text, **option.parsing)
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -3,6 +3,10 @@
 Fields, classes and samples are compared; samples by the hashes stored in the shards. If both sides
 have equally many samples, samples with the same index are compared; otherwise, the order of samples
 is ignored. Exit code 1 means that there are differences.
+
+Examples:
+    shardio diff old/ new/
+    shardio diff old/ new/ --quiet && echo same   # in a script
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""Write the samples of a dataset as files of another format, into a new folder.
+"""Write the samples of a dataset as files of another format.
 
 The folder appears once it is complete. Every byte is verified. A damaged sample stops the export;
 with --on-error skip, it is left out and listed, and the exit code is 1.
+
+Examples:
+    shardio export out/ files/ --format files
+    shardio export out/ tars/ --format webdataset --subset train
+    shardio export out/ tables/ --format parquet --fields label,source
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 All datasets must have the same fields. If class names differ, the new dataset has all of them, and
 labels are adjusted. Every byte is verified first; damaged datasets are refused.
+
+Examples:
+    shardio merge monday/ tuesday/ both/
+    shardio merge parts/a parts/b parts/c all/ --workers 4
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Save the undamaged samples of a dataset or a shard as a new dataset.
+"""Save the undamaged samples as a new dataset.
 
 The new dataset has every readable sample whose hashes match; all others are listed with the reason.
 SRC is not changed. Exit code 1 means that samples are lost.
+
+Examples:
+    shardio repair damaged/ repaired/
+    shardio repair damaged/000000-000.shard repaired/
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""Rewrite a dataset as a new one, with shards of another size.
+"""Rewrite a dataset as a new one with larger or smaller shards.
 
 Every byte is verified first; a damaged dataset is refused.
+
+Examples:
+    shardio reshard out/ small/ --shard-bytes 67108864     # 64 MiB per file
+    shardio reshard out/ large/ --shard-bytes 1073741824   # 1 GiB per file
 """
 
 from __future__ import annotations

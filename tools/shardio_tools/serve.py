@@ -1,8 +1,14 @@
-"""Decode a dataset for loaders on other machines, which use shardio.connect("tcp://host:port", …).
+"""Decode a dataset for loaders on other machines.
 
-The server has a loader for each client, with the client's options. Ctrl-C or SIGTERM ends the
-server. Without --keys only this machine is served; `--make-keys DIR` creates the keys of a server,
-and a folder with the keys of a client, to be copied to the client.
+They use shardio.connect("tcp://host:port", …). The server has a loader for each client, with the
+client's options. Ctrl-C or SIGTERM ends the server. Without --keys only this machine is served;
+`--make-keys DIR` creates the keys of a server, and a folder with the keys of a client, to be copied
+to the client.
+
+Examples:
+    shardio serve out/                            # to programs on this machine
+    shardio serve --make-keys keys/               # once, before serving others
+    shardio serve out/ --bind 'tcp://*:5555' --keys keys/
 """
 
 from __future__ import annotations
@@ -48,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="transform for every batch, run in the workers",
     )
-    add("--memory", type=int, metavar="BYTES", help="buffer memory per client, in bytes")
+    add(
+        "--memory",
+        type=int,
+        metavar="N",
+        help="bytes of buffer memory per client (default: half of what is free)",
+    )
     add(
         "--max-clients",
         type=int,

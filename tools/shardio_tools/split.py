@@ -1,7 +1,12 @@
-"""Split a dataset randomly into named subsets, as its next generation.
+"""Split a dataset randomly into named subsets.
 
 With --group FIELD, samples with the same value in the field are in the same subset. No data is
-copied. Open a subset with shardio.open(path, subset=NAME), to read it or to pass it to ShardLoader.
+copied: the dataset gets a new generation, which lists the samples of each subset. Open a subset
+with shardio.open(path, subset=NAME), to read it or to pass it to ShardLoader.
+
+Examples:
+    shardio split out/ --parts train=0.9,val=0.1
+    shardio split out/ --parts train=0.8,val=0.1,test=0.1 --group source
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
-"""Compute mean, deviation, range and shapes per numeric field, and samples per class.
+"""Compute mean, deviation and range of fields, and count classes.
 
-The result is stored in the next generation; shardio inspect and dataset.stats return it.
+The result is stored in the next generation of the dataset; shardio inspect and dataset.stats return
+it.
+
+Examples:
+    shardio stats out/
+    shardio stats out/ --subset train --json
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 Each finding is a line with file, section, field, sample and offset. Exit code 1 means that there
 are findings.
+
+Examples:
+    shardio verify out/
+    shardio verify out/000000-000.shard           # one file of a dataset
+    shardio verify out/ --quiet && echo intact    # in a script
 """
 
 from __future__ import annotations

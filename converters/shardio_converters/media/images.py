@@ -30,7 +30,7 @@ class Images(Converter):
     kind: ClassVar[str] = "images"
     version: ClassVar[str] = "1"
 
-    store: str = field(default="original", metadata={"metavar": "HOW"})
+    store: str = field(default="original", metadata={"metavar": "NAME"})
     """Original (default), jpeg, raw."""
     size: int | None = None
     """Height and width of a picture (default: unchanged)."""

@@ -169,7 +169,7 @@ class Videos(Converter):
     """Frames from one clip's start to the next (default: frames x stride, no overlap)."""
     size: int = 112
     """Height and width of a frame."""
-    store: str = field(default="h264", metadata={"metavar": "HOW"})
+    store: str = field(default="h264", metadata={"metavar": "NAME"})
     """h264 (default), raw, jpeg, packets."""
     fps: str | int | float | None = field(default=None, metadata={"metavar": "RATE"})
     """Frame rate to sample, such as 10 or 30000/1001."""

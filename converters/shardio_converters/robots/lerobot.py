@@ -185,7 +185,9 @@ class LeRobot(InferringConverter):
     kind: ClassVar[str] = "lerobot"
     version: ClassVar[str] = "1"
 
-    columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
+    columns: Sequence[str] | None = field(
+        default=None, metadata={"flag": "--column", "metavar": "COLUMN"}
+    )
     """Convert this column or feature; repeatable (default: all)."""
     check: bool | None = None
     """Decode every frame once to find damage (kind videos: only with --store packets)."""

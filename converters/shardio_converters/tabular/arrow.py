@@ -33,7 +33,9 @@ class Arrow(InferringConverter):
     version: ClassVar[str] = "1"
     step_s: ClassVar[float] = STEP_S
 
-    columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
+    columns: Sequence[str] | None = field(
+        default=None, metadata={"flag": "--column", "metavar": "COLUMN"}
+    )
     """Convert this column or feature; repeatable (default: all)."""
     units: Mapping[str, str] | None = field(default=None, metadata={"flag": None})
     """Units of the columns of times, stored as integers; not a command-line option."""

@@ -1,8 +1,14 @@
-"""Show a dataset, one shard, or one sample, damaged or not.
+"""Show a dataset, one shard, or one sample.
 
 Shows fields, counts, sizes, classes, the inputs without samples, and one sample. Writes a picture
 or animation of the sample, or a sheet of many samples, if requested. Only a few parts are read;
 `shardio verify` checks every byte. Exit code 1 means that damage was found; it is listed.
+
+Examples:
+    shardio inspect out/                          # fields, counts and classes
+    shardio inspect out/ --sample 3               # the values of a sample
+    shardio inspect out/ --sheet sheet.png        # 24 samples in one picture
+    shardio inspect out/ --sample 3 --image clip.webp
 """
 
 from __future__ import annotations
