@@ -356,7 +356,7 @@ def test_a_budget_below_one_batch_is_refused(small: str, num_workers: int) -> No
 def test_no_block_is_made_if_memory_is_short(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = []
     tight = limits.MemoryLimit(150_000, "the limit of a test")
-    monkeypatch.setattr(limits, "_tightest", lambda: tight)
+    monkeypatch.setattr(limits, "tightest", lambda: tight)
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: reserved.append(given))
     with pytest.raises(InsufficientMemory) as caught:
         _loader(small, memory_bytes=1 << 30)
@@ -367,7 +367,7 @@ def test_no_block_is_made_if_memory_is_short(small: str, monkeypatch: pytest.Mon
 
 def test_default_budget_is_half_the_available(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        limits, "_tightest", lambda: limits.MemoryLimit(300_000, "the limit of a test")
+        limits, "tightest", lambda: limits.MemoryLimit(300_000, "the limit of a test")
     )
     with pytest.raises(InsufficientMemory, match="allows 150000"):
         _loader(small)

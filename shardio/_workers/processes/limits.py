@@ -90,7 +90,7 @@ class MemoryLimit(NamedTuple):
 
 def available_bytes() -> int:
     """Return the bytes that the tightest limit leaves; the page cache counts as available."""
-    return _tightest().n_bytes
+    return tightest().n_bytes
 
 
 def default_budget() -> int:
@@ -100,7 +100,7 @@ def default_budget() -> int:
 
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
     """Raise InsufficientMemory unless n_bytes are available for `what`, a plural noun."""
-    _require_within(_tightest(), n_bytes, what, hint)
+    _require_within(tightest(), n_bytes, what, hint)
 
 
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
@@ -108,11 +108,11 @@ def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
 
-def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -> None:
-    if n_bytes > tightest.n_bytes:
+def _require_within(limit: MemoryLimit, n_bytes: int, what: str, hint: str) -> None:
+    if n_bytes > limit.n_bytes:
         raise InsufficientMemory(
-            f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} is available "
-            f"({tightest.name}): {hint}"
+            f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(limit.n_bytes)} is available "
+            f"({limit.name}): {hint}"
         )
 
 
@@ -138,7 +138,8 @@ def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
     return found
 
 
-def _tightest() -> MemoryLimit:
+def tightest() -> MemoryLimit:
+    """Return the limit that leaves the fewest bytes; the page cache counts as available."""
     found = limits()
     soft_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft_bytes != resource.RLIM_INFINITY:
