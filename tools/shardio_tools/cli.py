@@ -32,6 +32,7 @@ from shardio_tools import (
     compact,
     convert,
     diff,
+    doctor,
     export,
     merge,
     repair,
@@ -74,6 +75,7 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
         "repair": repair,
         "compact": compact,
         "reshard": reshard,
+        "doctor": doctor,
     },
     "use it": {"bench": bench, "export": export, "serve": serve},
 }
@@ -232,4 +234,4 @@ def _system_error(error: OSError, options: argparse.Namespace) -> str:
         return f"{os.fsdecode(error.filename)}: {reason}"
     if hasattr(options, "out"):
         return f"{options.out if error.errno in DISK_FULL_ERRORS else options.command}: {reason}"
-    return f"{options.path}: {reason}"
+    return f"{getattr(options, 'path', options.command)}: {reason}"

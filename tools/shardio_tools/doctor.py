@@ -1,0 +1,373 @@
+"""Check this machine: versions, extras, limits and GPUs.
+
+A package that is missing or too old, or a missing feature of the kernel, is a problem: the exit
+code is then 3. Advice about low limits does not change the exit code. Frameworks are asked for
+their devices in processes of their own.
+
+Examples:
+    shardio doctor
+    shardio doctor --json > machine.json          # to send with a question
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any, Final
+
+import zstandard
+
+import shardio
+from shardio.errors import install_hint
+from shardio.measuring import MachineLimits, machine_limits
+from shardio.media import library_versions
+from shardio_tools.arguments import add_output_arguments
+from shardio_tools.output import (
+    escaped,
+    format_count,
+    format_size,
+    print_error,
+    print_json,
+    print_out,
+)
+
+EXTRAS: Final = {
+    "images": "pictures, contact sheets",
+    "torch": "tensors of PyTorch",
+    "jax": "arrays of JAX",
+    "remote": "object stores",
+    "ray": "clusters",
+    "zmq": "decoding on other machines",
+    "arrow": "Parquet, Arrow, Hugging Face",
+    "hdf5": "HDF5",
+    "zarr": "Zarr",
+    "tfrecord": "TFRecord",
+    "arrayrecord": "ArrayRecord",
+}
+"""The extras of shardio and their purposes."""
+PROBES: Final = {
+    "tinygrad": "from tinygrad import Device, Tensor; (Tensor([1.0]) + 1).tolist(); "
+    "print('default device', Device.DEFAULT)",
+    "torch": "import torch; n = torch.cuda.device_count(); print(f'CUDA {torch.version.cuda}, "
+    "{n} visible GPUs' if torch.version.cuda else 'built without CUDA')",
+}
+"""Programs that print the devices that a framework sees, and run in other processes."""
+_PROBE_S: Final = 60.0
+_FAILS: Final = "fails: "
+_JAX_PLUGINS: Final = ("jax-cuda13-plugin", "jax-cuda12-plugin", "jax-rocm7-plugin")
+_LOW_FILES: Final = 1024
+_LOW_MAPS: Final = 65_530
+_LOW_MEMORY: Final = 1 << 30
+_LOW_SHM: Final = 256 << 20
+_REQUIREMENT: Final = re.compile(
+    r"([\w.-]+)(?:\[[\w,]+\])?\s*([^;]*)(?:;.*extra == ['\"](\w+)['\"])?"
+)
+_WIDTH: Final = 78
+LABEL: Final = 14
+
+
+@dataclass
+class Package:
+    """A package that shardio needs: the version found, or None, and the versions that it needs."""
+
+    name: str
+    needs: str
+    found: str | None
+
+    @property
+    def is_fit(self) -> bool:
+        """True if the package is installed in one of the versions that shardio needs."""
+        return self.found is not None and satisfies(self.found, self.needs)
+
+
+@dataclass
+class Diagnosis:
+    """The facts about this machine, advice, and problems that keep shardio from working."""
+
+    packages: list[Package]
+    extras: dict[str, list[Package]]
+    limits: MachineLimits
+    shared_memory: tuple[int, int] | None
+    """The size of /dev/shm and its free space, in bytes; None if there is no /dev/shm."""
+    gpus: dict[str, str]
+    """The GPUs of the machine, and the devices that each framework sees."""
+    notes: dict[str, str]
+    """The versions of the libraries in some packages."""
+    advice: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as values of JSON."""
+        packages = {
+            one.name: asdict(one) | {"is_fit": one.is_fit, "note": self.notes.get(one.name)}
+            for one in self.packages
+        }
+        extras = {
+            name: {
+                "purpose": EXTRAS[name],
+                "packages": {one.name: one.found for one in members},
+                "is_installed": all(one.is_fit for one in members),
+            }
+            for name, members in self.extras.items()
+        }
+        return {
+            "shardio": shardio.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "packages": packages,
+            "extras": extras,
+            "limits": asdict(self.limits),
+            "shared_memory_bytes": None if self.shared_memory is None else self.shared_memory[0],
+            "gpus": self.gpus,
+            "advice": self.advice,
+            "problems": self.problems,
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add_output_arguments(parser.add_argument, "print problems only", "print the findings as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine the machine, report, and return the exit code."""
+    found = diagnose()
+    if options.json:
+        print_json(found.as_json())
+    elif options.quiet:
+        for text in found.problems:
+            print_error(escaped(text))
+    else:
+        for line in describe(found):
+            print_out(line)
+    return 3 if found.problems else 0
+
+
+def diagnose() -> Diagnosis:
+    """Examine this machine."""
+    packages, extras = required_packages()
+    found = Diagnosis(packages, extras, machine_limits(), shared_memory(), gpus(), library_notes())
+    found.problems += [_package_problem(one) for one in packages if not one.is_fit]
+    found.problems += found.limits.missing
+    found.problems += [f"{name} {note}" for name, note in found.notes.items() if _FAILS in note]
+    found.advice += _advice(found)
+    return found
+
+
+def required_packages() -> tuple[list[Package], dict[str, list[Package]]]:
+    """Return the packages that shardio's metadata names: always needed, and by extra.
+
+    Both are empty if shardio was not installed, but runs from a folder.
+    """
+    core: list[Package] = []
+    extras: dict[str, list[Package]] = {name: [] for name in EXTRAS}
+    try:
+        lines = requires("shardio-loader") or []
+    except PackageNotFoundError:
+        return [], {}
+    for line in lines:
+        if (parts := _REQUIREMENT.match(line)) is None:
+            continue
+        name, needs, extra = parts.groups()
+        package = Package(name, needs.strip(" ()"), found_version(name))
+        if extra is None:
+            core.append(package)
+        elif extra in extras:
+            extras[extra].append(package)
+    return core, extras
+
+
+def found_version(name: str) -> str | None:
+    """Return the version of an installed package, without importing it; None if it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def satisfies(found: str, needs: str) -> bool:
+    """Return True if a version fulfils requirements such as ">=17,<19"."""
+    for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", needs):
+        a, b = _numbers(found), _numbers(bound)
+        order = (a > b) - (a < b)
+        if not {
+            ">=": order >= 0,
+            "<=": order <= 0,
+            "==": order == 0,
+            "<": order < 0,
+            ">": order > 0,
+        }[sign]:
+            return False
+    return True
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the leading numbers of a version, without zeros at the end."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    numbers = [*map(int, found[0].split("."))] if found else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
+
+
+def shared_memory(path: str = "/dev/shm") -> tuple[int, int] | None:
+    """Return the size and the free space of the file system of shared memory, in bytes."""
+    try:
+        state = os.statvfs(path)
+    except OSError:
+        return None
+    return state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
+
+
+def gpus() -> dict[str, str]:
+    """Return the GPUs that the kernel shows, and the devices that each framework sees."""
+    names = [name for name in PROBES if found_version(name) is not None]
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(names, pool.map(lambda name: probe(PROBES[name]), names), strict=True))
+    found = {"GPUs": ", ".join(visible_gpus()) or "none"}
+    for name in PROBES:
+        known = found_version(name)
+        found[name] = f"{known}, {answers[name]}" if known else "not installed"
+    jax, plugins = found_version("jax"), [*filter(found_version, _JAX_PLUGINS)]
+    found["jax"] = f"{jax}, {', '.join(plugins) or 'CPU only'}" if jax else "not installed"
+    return found
+
+
+def visible_gpus(root: str = "/") -> list[str]:
+    """Return the names of the GPUs whose drivers are loaded."""
+    found = []
+    for path in sorted(Path(root).glob("proc/driver/nvidia/gpus/*/information")):
+        text = path.read_text("utf-8", "replace") if os.access(path, os.R_OK) else ""
+        model = re.search(r"^Model:\s*(.+)$", text, re.MULTILINE)
+        found.append(model[1].strip() if model else "NVIDIA")
+    found = found or ["NVIDIA" for _ in Path(root).glob("dev/nvidia[0-9]*")]
+    return found + ["AMD" for _ in Path(root).glob("dev/kfd")]
+
+
+def probe(code: str) -> str:
+    """Run a program in another interpreter; return its last line, or the last line of its error."""
+    command = [sys.executable, "-P", "-c", code]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_PROBE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{_FAILS}{error}"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    last = lines[-1] if lines else f"exit code {done.returncode}"
+    return last if done.returncode == 0 else f"{_FAILS}{last}"
+
+
+def library_notes() -> dict[str, str]:
+    """Return the versions of the C libraries in packages, or the errors of importing them."""
+    try:
+        ffmpeg = f"FFmpeg's libavcodec {library_versions()['libavcodec']}"
+    except (ImportError, OSError) as error:
+        ffmpeg = f"{_FAILS}{error}"
+    return {"av": ffmpeg, "zstandard": f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}"}
+
+
+def _package_problem(one: Package) -> str:
+    found = "not installed" if one.found is None else f"version {one.found}"
+    wanted = f"{one.name}{one.needs}"
+    return f"{one.name}: {found}; shardio needs {wanted}: pip install '{wanted}'"
+
+
+def _advice(found: Diagnosis) -> Iterator[str]:
+    limits = found.limits
+    if not found.packages:
+        yield "shardio runs from a folder, so that packages are not checked: pip install . there"
+    for name, members in found.extras.items():
+        for one in members:
+            if one.found is not None and not one.is_fit:
+                yield f"{one.name} {one.found} does not fit ({one.needs}): {install_hint(name)}"
+    if limits.memory_bytes < _LOW_MEMORY:
+        yield f"little memory is free ({limits.memory_limit}): use small batches and few workers"
+    if limits.max_open_files is not None and limits.max_open_files < _LOW_FILES:
+        most = limits.max_raised_open_files
+        can = most is None or most > limits.max_open_files
+        n = min(65_536, most or 65_536)
+        how = f"run `ulimit -n {n}` first" if can else "ask for a higher hard limit (`ulimit -Hn`)"
+        yield f"few files may be open, which limits blocks and shards: {how}"
+    if limits.max_maps < _LOW_MAPS:
+        yield "few memory maps are allowed: as root, `sysctl -w vm.max_map_count=262144`"
+    if found.shared_memory is not None and found.shared_memory[0] < _LOW_SHM:
+        yield (
+            "/dev/shm is small; shardio does not use it, but DataLoader of torch does: start the "
+            "container with --shm-size=8g"
+        )
+    if _FAILS in found.gpus["tinygrad"] and shutil.which("clang") is None:
+        yield (
+            "tinygrad has no device here: on the CPU it needs clang (apt-get install "
+            "--no-install-recommends clang); output='numpy', 'torch' and 'jax' do without"
+        )
+
+
+def describe(found: Diagnosis) -> Iterator[str]:
+    """Yield the lines of the report."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield from _row(
+        "shardio", f"{shardio.__version__}, Python {platform.python_version()}, {system}"
+    )
+    texts = []
+    for one in found.packages:
+        note = f" ({found.notes[one.name]})" if one.name in found.notes else ""
+        texts.append(f"{one.name} {one.found or 'missing'}{note}")
+    yield from _row("packages", ", ".join(texts) or "unknown")
+    has = {name: all(one.is_fit for one in members) for name, members in found.extras.items()}
+    if found.extras:
+        yield from _row("extras", ", ".join(name for name in has if has[name]) or "none")
+    if lacking := [name for name in has if not has[name]]:
+        yield from _row("not installed", ", ".join(f"{n} ({EXTRAS[n]})" for n in lacking))
+        yield from _row("", f"→ {install_hint(','.join(lacking))}")
+    yield ""
+    yield from _describe_limits(found)
+    yield ""
+    for name, text in found.gpus.items():
+        yield from _row(name, escaped(text))
+    yield ""
+    for text in found.problems:
+        yield from _row("PROBLEM", escaped(text))
+    for text in found.advice:
+        yield from _row("advice", escaped(text))
+    verdict = f"{format_count(len(found.problems), 'problem')}, see above"
+    if not found.problems:
+        n = format_count(len(found.advice), "piece of advice", "pieces of advice")
+        verdict = f"shardio works here; {n}" if found.advice else "everything is fine"
+    yield f"checked this machine: {verdict}"
+
+
+def _describe_limits(found: Diagnosis) -> Iterator[str]:
+    limits = found.limits
+    quota = "" if limits.quota_cpus is None else f" (a quota allows {limits.quota_cpus})"
+    yield from _row("CPUs", f"{limits.n_usable_cpus} usable of {limits.n_cpus}{quota}")
+    yield from _row("memory", f"{format_size(limits.memory_bytes)} free: {limits.memory_limit}")
+    files = [
+        "no limit" if n is None else f"{n:,}"
+        for n in (limits.max_open_files, limits.max_raised_open_files)
+    ]
+    yield from _row("open files", f"{files[0]} (can be raised to {files[1]})")
+    yield from _row("memory maps", f"{limits.max_maps:,}")
+    if found.shared_memory is not None:
+        total, free = map(format_size, found.shared_memory)
+        yield from _row("/dev/shm", f"{total}, {free} free (shardio does not use it)")
+    ways = "thread" if limits.missing else "zygote (default), spawn, thread"
+    yield from _row("start methods", ways)
+
+
+def _row(label: str, text: str) -> list[str]:
+    start = f"{label:<{LABEL}}"
+    return textwrap.wrap(
+        start + text, _WIDTH, subsequent_indent=" " * LABEL, break_on_hyphens=False
+    )
