@@ -82,7 +82,9 @@ class HelpFormatter(argparse.HelpFormatter):
         words = [self._prog]
         alternatives = [group._group_actions for group in groups if group.required]
         for action in actions:
-            if not action.option_strings:
+            if isinstance(action, argparse._SubParsersAction):
+                words.append(str(action.metavar))
+            elif not action.option_strings:
                 words.append(self._format_args(action, action.dest))
             elif action.required:
                 alternatives.append([action])
