@@ -25,13 +25,13 @@ RANKS = {
     "shardio._base": 1,  # knows of no other part
     "shardio.outputs": 1,  # frameworks stop here
     "shardio.format": 2,  # bytes <-> values
-    "shardio.batch": 3,  # the layout of a block, collation, Batch
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
     "shardio.storage": 3,  # local files
-    "shardio._workers": 4,  # worker processes, and the memory they share
+    "shardio.batch": 4,  # the layout of a block, collation, Batch
     "shardio.shard": 4,  # one shard file
     "shardio.transforms": 4,
-    "shardio.order": 5,  # the sample at each position
+    "shardio._workers": 5,  # worker processes, and the memory they share
+    "shardio.order": 6,  # the sample at each position
     "shardio.storage.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards
     "shardio.samples": 9,  # datasets as sequences of samples, and views of them
