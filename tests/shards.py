@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -166,9 +167,10 @@ def same_value(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same_value, a, b))
     if isinstance(a, EncodedStream) and isinstance(b, EncodedStream):
-        return all(same_value(_plain(a, name), _plain(b, name)) for name in a.__slots__)
-    if isinstance(a, EncodedImage) and isinstance(b, EncodedImage) and a.shape != b.shape:
-        return False
+        names = [field.name for field in fields(EncodedStream)]
+        return all(same_value(_plain(a, name), _plain(b, name)) for name in names)
+    if isinstance(a, EncodedImage) and isinstance(b, EncodedImage):
+        return a.shape == b.shape and bytes(a) == bytes(b)
     return type(a) is type(b) and bool(a == b)
 
 

@@ -30,6 +30,11 @@ def plain(value: object, max_length: int = 60) -> str:
     return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
 
 
+def dims(shape: Iterable[int | None]) -> str:
+    """Return a shape as text; None is a dimension that varies."""
+    return " × ".join("any" if n is None else f"{n}" for n in shape) or "scalar"
+
+
 def fragment(kind: str, where: object, facts: Iterable[str], *parts: str) -> str:
     """Return the fragment of an object: its class, a path, facts, and the parts that fit.
 

@@ -37,6 +37,7 @@ from shardio.format.types.streams import (
     with_first_indices,
 )
 from shardio.format.types.text import read_json
+from shardio.media.values import StoredVideo, value_decoder
 from shardio.shard.verification import HASH_DTYPE, Rows, VerifiedUnits
 from shardio.storage.content import Content
 
@@ -162,8 +163,9 @@ class Records:
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
         """Yield the value for each row of a field stored as records; None if it is missing.
 
-        Uncompressed arrays are views of a mapped file. A video or audio is an EncodedStream; its
-        packets are read and verified only when its `data` is sliced.
+        Uncompressed arrays are views of a mapped file. An image is a StoredImage, a video is a
+        StoredVideo, and audio is an EncodedStream. The packets of a stream are read and verified
+        only when its `data` is sliced.
         """
         field = self._schema[name]
         entries = self.entries(name, rows)
@@ -173,14 +175,14 @@ class Records:
                 yield None if i in absent else stream
             return
         dims = self.shapes(name, rows)
-        payload = self.offset
+        payload, decode_value = self.offset, value_decoder(field)
         for i, record in enumerate(self.read(name, rows, entries)):
             n_bytes, offset = int(entries["n_bytes"][i]), payload + int(entries["offset"][i])
             if i in absent:
                 yield None
                 continue
             try:
-                value = field.decode(record, field.shape_of(dims[i], n_bytes))
+                value = decode_value(record, field.shape_of(dims[i], n_bytes))
             except ShardCorrupt as error:
                 self.add_location(error, name, int(rows[i]), offset)
                 raise
@@ -277,7 +279,8 @@ class Records:
         extradata, data = bytes(head[n_parameters:]), replace(record, n_head_bytes=len(head))
         time_base = Fraction(int(stream["numerator"]), int(stream["denominator"]))
         numbers = (int(stream[key]) for key in ("n_frames", "width", "height", "duration"))
-        return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
+        kind = StoredVideo if self._schema[name].has_frames else EncodedStream
+        return kind(parameters, extradata, packets, data, time_base, *numbers)
 
     def _packets(self, name: str, row: int, stream: np.void, n_bytes: int) -> Packets:
         """Return the verified packet table of a stream whose packets have `n_bytes` in total."""

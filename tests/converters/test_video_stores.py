@@ -65,7 +65,7 @@ def one(path: Path, out: Path, **options: Any) -> tuple[shardio.ConversionReport
         sample = dataset[0]
         stream = sample["frames"]
         return report, shardio.EncodedStream(
-            **{n: getattr(stream, n) for n in stream.__slots__ if n != "data"},
+            **{n: getattr(stream, n) for n in shardio.EncodedStream.__slots__ if n != "data"},
             data=bytes(stream.data[:]),
         )
 

@@ -1,0 +1,226 @@
+"""Images and videos as values of stored samples, which decode and show themselves; thumbnails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.html import dims, fragment, pictures
+from shardio.errors import InvalidArgument
+from shardio.format.types.field import Content, Field
+from shardio.format.types.images import EncodedImage
+from shardio.format.types.streams import EncodedStream
+from shardio.media.clip_decoder import ClipDecoder, FrameTable
+from shardio.media.image import decode_image
+from shardio.media.pillow import pillow_image
+from shardio.media.pixels import Pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PilImage
+
+_THUMBNAIL_SIDE: Final = 96
+_THUMBNAIL_BYTES: Final = 1_800
+_QUALITIES: Final = (4, 8, 16, 31)
+"""The quantizers of a thumbnail, from the best to the worst: the first that fits is used."""
+_MIN_SIDE: Final = 8
+"""The minimum height and width of an array that counts as a picture."""
+_STRIP_FRAMES: Final = 8
+_STRIP_HEIGHT: Final = 160
+
+
+class StoredImage(EncodedImage):
+    """An image of a stored sample: the bytes of its file, which can be decoded and shown.
+
+    `np.asarray` cannot convert subclasses of bytes: use `decode`.
+    """
+
+    def decode(self, mode: Literal["rgb", "grey"] = "rgb") -> Pixels:  # type: ignore[override]
+        """Decode the image to uint8 of (height, width, 3), or of (height, width, 1) for "grey".
+
+        Raises:
+            MediaError: the image is damaged.
+            UnsupportedEnvironment: the package that decodes the format is not installed.
+        """
+        return decode_image(self, mode=mode)
+
+    def to_pil(self) -> PilImage:
+        """Return the decoded image as an RGB image of Pillow."""
+        return _pil_image(self.decode())
+
+    def show(self) -> None:
+        """Show the image: in the notebook, or else with Pillow's viewer."""
+        _show(self.to_pil())
+
+    def __int__(self) -> NoReturn:
+        # NumPy calls this method for np.asarray(value), and never `__array__`.
+        raise TypeError(
+            "an encoded image is no number and no array: value.decode() has its pixels, and "
+            "np.frombuffer(value, np.uint8) the bytes of its file"
+        )
+
+    def __repr__(self) -> str:
+        return f"StoredImage({dims(self.shape)}, {len(self):,} bytes)"
+
+    def _repr_html_(self) -> str:
+        facts = dims(self.shape), f"{len(self):,} bytes"
+        return fragment("StoredImage", "", facts, pictures([thumbnail(self)], [""]))
+
+
+class StoredVideo(EncodedStream):
+    """A video of a stored sample: the packets of its stream, which can be decoded and shown."""
+
+    __slots__ = ()
+
+    def decode(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        step: int | None = None,
+        *,
+        frames: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Pixels:
+        """Decode frames to uint8 of (frames, height, width, 3); by default all frames.
+
+        Args:
+            start, stop, step: the frames of a slice, as in `list[start:stop:step]`.
+            frames: the indices of the frames instead, in any order.
+            size: the (height, width) to which frames are scaled and cropped.
+
+        Raises:
+            InvalidArgument: there is no such frame, or a slice and `frames` are given.
+            MediaError: the video is damaged.
+            ClosedError: the dataset is closed.
+        """
+        chosen = range(*slice(start, stop, step).indices(self.n_frames))
+        numbers = np.asarray(chosen if frames is None else frames, np.int64)
+        if frames is not None:
+            if (start, stop, step) != (None, None, None):
+                raise InvalidArgument("decode takes start, stop and step, or frames; found both")
+            numbers = np.where(numbers < 0, numbers + self.n_frames, numbers)
+        out = np.empty((len(numbers), *(size or (self.height, self.width)), 3), np.uint8)
+        with ClipDecoder() as decoder:
+            decoder.decode(self, numbers, out)
+        return out
+
+    def to_pil(self, frame: int = 0) -> PilImage:
+        """Return a frame, by default the first, as an RGB image of Pillow."""
+        return _pil_image(self.decode(frames=[frame])[0])
+
+    def show(self) -> None:
+        """Show up to 8 frames side by side: in the notebook, or else with Pillow's viewer."""
+        numbers = np.linspace(0, self.n_frames - 1, min(_STRIP_FRAMES, self.n_frames)).astype(int)
+        height = min(self.height, _STRIP_HEIGHT)
+        size = height, max(1, round(self.width * height / self.height))
+        _show(_pil_image(np.hstack(list(self.decode(frames=numbers, size=size)))))
+
+    def __array__(
+        self,
+        dtype: Any = None,
+        copy: bool | None = None,  # noqa: FBT001
+    ) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("the frames of a video are decoded into a new array")
+        return self.decode().astype(np.uint8 if dtype is None else dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"StoredVideo({', '.join(self._facts)})"
+
+    @property
+    def _facts(self) -> tuple[str, ...]:
+        seconds = float(self.duration * self.time_base)
+        length = f"{seconds:.2f} s" if seconds else ""
+        codec, shape = str(self.parameters.get("codec"))[:32], dims((self.height, self.width))
+        return tuple(filter(None, (codec, shape, f"{self.n_frames:,} frames", length)))
+
+    def _repr_html_(self) -> str:
+        return fragment("StoredVideo", "", self._facts, pictures([thumbnail(self)], [""]))
+
+
+def value_decoder(field: Field) -> Callable[[Content, tuple[int, ...]], Any]:
+    """Return the function that decodes records of a field; images become `StoredImage`s."""
+    if field.medium == "image":
+        return lambda record, shape: StoredImage(record, *shape)
+    return field.decode
+
+
+def thumbnail(value: Any) -> bytes | None:
+    """Return a small JPEG of an encoded image or video, or of pixels; None if that is impossible.
+
+    Pixels are uint8 of (height, width), of 1 or 3 channels, or a clip of such frames.
+    """
+    try:
+        pixels = _picture_in(value)
+        return None if pixels is None else _small_jpeg(pixels)
+    except Exception:  # noqa: BLE001  # a damaged value must not hide the rest of a fragment
+        return None
+
+
+def _picture_in(value: Any) -> Pixels | None:
+    if isinstance(value, EncodedImage):
+        return decode_image(value, min_size=(_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    if isinstance(value, EncodedStream):
+        return _keyframe_in_the_middle(value) if value.n_frames and value.width else None
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or not 2 <= value.ndim <= 4:
+        return None
+    pixels = value[len(value) // 2] if value.ndim == 4 else value
+    if pixels.ndim == 2:
+        pixels = pixels[..., np.newaxis]
+    elif pixels.shape[2] not in (1, 3) and pixels.shape[0] in (1, 3):
+        pixels = pixels.transpose(1, 2, 0)
+    height, width, channels = pixels.shape
+    is_picture = min(height, width) >= _MIN_SIDE and channels in (1, 3)
+    return np.broadcast_to(pixels, (height, width, 3)) if is_picture else None
+
+
+def _keyframe_in_the_middle(stream: EncodedStream) -> Pixels:
+    """Decode the keyframe nearest to the middle of a video, scaled to a thumbnail."""
+    table = FrameTable(stream.packets, stream.n_frames)
+    keys = np.flatnonzero(table.packet_of == table.start_of)
+    middle = keys[np.argmin(np.abs(keys - stream.n_frames // 2))]
+    scale = min(1, _THUMBNAIL_SIDE / max(stream.height, stream.width))
+    size = max(1, round(stream.height * scale)), max(1, round(stream.width * scale))
+    out = np.empty((1, *size, 3), np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, [middle], out)
+    picture: Pixels = out[0]
+    return picture
+
+
+def _small_jpeg(pixels: Pixels) -> bytes | None:
+    """Encode RGB pixels, scaled to the size of a thumbnail; None if the JPEG is too large."""
+    from av import CodecContext, VideoFrame
+
+    factor = max(1, _THUMBNAIL_SIDE // 2 // max(pixels.shape[:2]))
+    pixels = pixels.repeat(factor, axis=0).repeat(factor, axis=1)  # sharp, not blurred
+    scale = min(1, _THUMBNAIL_SIDE / max(pixels.shape[:2]))
+    height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
+    frame = VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+    small = frame.reformat(width, height, "yuvj420p", interpolation="AREA", dst_color_range="JPEG")
+    for quality in _QUALITIES:
+        encoder = CodecContext.create("mjpeg", "w")
+        encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuvj420p"
+        encoder.framerate, encoder.qmin, encoder.qmax = Fraction(25), quality, quality
+        found = b"".join(map(bytes, [*encoder.encode(small), *encoder.encode(None)]))
+        if len(found) <= _THUMBNAIL_BYTES * (2 if quality == _QUALITIES[-1] else 1):
+            return found
+    return None
+
+
+def _pil_image(pixels: Pixels) -> PilImage:
+    found: PilImage = pillow_image().fromarray(pixels)
+    return found
+
+
+def _show(picture: PilImage) -> None:
+    """Display a picture in the notebook that runs this code, or else show it with Pillow."""
+    shell, display = sys.modules.get("IPython"), sys.modules.get("IPython.display")
+    if shell is not None and display is not None and shell.get_ipython() is not None:
+        display.display(picture)
+    else:
+        picture.show()

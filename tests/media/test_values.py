@@ -1,0 +1,176 @@
+"""Values of stored samples decode and show themselves."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+import shardio
+from shardio import DatasetWriter, EncodedStream, Image, MediaError, Schema, Video
+from shardio.format.types import EncodedImage
+from shardio.media import decode_image, demux, encode_jpeg, pillow_image
+from shardio.media.values import StoredImage, StoredVideo, thumbnail
+from tests.media.images_made import decoded, saved, smooth
+from tests.media_made import scene, write_video
+
+FRAMES = 30
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shardio.ShardDataset]:
+    folder = tmp_path_factory.mktemp("values")
+    stream = demux(str(write_video(folder / "a.mp4", scene(FRAMES))))
+    with DatasetWriter(folder / "set", Schema({"image": Image(), "video": Video()})) as writer:
+        writer.append({"image": encode_jpeg(smooth(48, 64)), "video": stream})
+        writer.append({"image": saved(smooth(48, 64), "PNG"), "video": stream})
+    with shardio.open(folder / "set") as opened:
+        yield opened
+
+
+def test_an_image_decodes(dataset: shardio.ShardDataset) -> None:
+    for sample in dataset:
+        image = sample["image"]
+        assert np.array_equal(image.decode(), decode_image(bytes(image)))
+        assert image.decode("grey").shape == (48, 64, 1)
+        assert np.array_equal(np.asarray(image.to_pil()), image.decode())
+
+
+def test_an_image_is_still_the_bytes_of_its_file(dataset: shardio.ShardDataset) -> None:
+    image, plain = dataset[1]["image"], saved(smooth(48, 64), "PNG")
+    assert isinstance(image, EncodedImage) and image == plain and hash(image) == hash(plain)
+    assert (len(image), bytes(image), image.shape) == (len(plain), plain, (48, 64, 3))
+    with Pillow.open(io.BytesIO(image)) as picture:
+        assert picture.size == (64, 48)
+    assert np.frombuffer(image, np.uint8).tobytes() == plain
+    for again in (pickle.loads(pickle.dumps(image)), copy.deepcopy(image)):
+        assert (type(again), again, again.shape) == (StoredImage, plain, (48, 64, 3))
+
+
+def test_an_array_of_an_image_is_an_error_that_names_decode(dataset: shardio.ShardDataset) -> None:
+    image = dataset[0]["image"]
+    with pytest.raises(TypeError, match=r"value\.decode\(\) has its pixels"):
+        np.asarray(image)
+    with pytest.raises(TypeError, match=r"value\.decode\(\) has its pixels"):
+        np.stack([image, image])
+
+
+def test_a_video_decodes_all_frames_a_slice_or_a_list(dataset: shardio.ShardDataset) -> None:
+    video = dataset[0]["video"]
+    expected = decoded(video, range(FRAMES), (64, 96, 3))
+    assert issubclass(type(video), EncodedStream)
+    for found, part in (
+        (video.decode(), expected),
+        (np.asarray(video), expected),
+        (video.decode(5, 11, 2), expected[5:11:2]),
+        (video.decode(-3), expected[-3:]),
+        (video.decode(stop=4), expected[:4]),
+        (video.decode(step=-1), expected[::-1]),
+        (video.decode(FRAMES), expected[:0]),
+        (video.decode(frames=[7, 0, -1]), expected[[7, 0, -1]]),
+    ):
+        assert found.dtype == np.uint8 and np.array_equal(found, part)
+    assert video.decode(0, 2, size=(32, 32)).shape == (2, 32, 32, 3)
+    assert np.asarray(video, np.float32).dtype == np.float32
+    assert np.array_equal(np.asarray(video.to_pil(3)), expected[3])
+    again = pickle.loads(pickle.dumps(video))
+    assert type(again) is StoredVideo and np.array_equal(again.decode(0, 2), expected[:2])
+
+
+def test_frames_that_a_video_has_not(dataset: shardio.ShardDataset) -> None:
+    video = dataset[0]["video"]
+    for frames in ([FRAMES], [-FRAMES - 1]):
+        with pytest.raises(shardio.InvalidArgument, match=f"a stream of {FRAMES} frames"):
+            video.decode(frames=frames)
+    with pytest.raises(shardio.InvalidArgument, match="found both"):
+        video.decode(2, frames=[1])
+    with pytest.raises(ValueError, match="a new array"):
+        np.asarray(video, copy=False)
+
+
+def test_a_repr_is_one_short_line(dataset: shardio.ShardDataset) -> None:
+    sample = dataset[1]
+    assert repr(sample["image"]) == f"StoredImage(48 × 64 × 3, {len(sample['image']):,} bytes)"
+    assert repr(sample["video"]) == "StoredVideo(h264, 64 × 96, 30 frames, 1.20 s)"
+
+
+def test_show_displays_a_picture_in_a_notebook_and_opens_a_viewer_elsewhere(
+    dataset: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(Pillow.Image, "show", lambda picture: shown.append(picture.size))
+    dataset[0]["image"].show()
+    dataset[0]["video"].show()
+    assert shown == [(64, 48), (8 * 96, 64)]
+    shell, display = ModuleType("IPython"), ModuleType("IPython.display")
+    shell.__dict__["get_ipython"] = object
+    display.__dict__["display"] = lambda picture: shown.append(("notebook", picture.size))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    dataset[0]["image"].show()
+    assert shown[2:] == [("notebook", (64, 48))]
+
+
+def test_without_pillow_the_error_says_what_to_install(
+    dataset: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    pillow_image.cache_clear()
+    try:
+        with pytest.raises(shardio.ShardioError, match=r"Pillow.*pip install"):
+            dataset[0]["video"].to_pil()
+        assert dataset[0]["video"].decode(0, 1).shape == (1, 64, 96, 3)
+    finally:
+        pillow_image.cache_clear()
+
+
+def size_of(jpeg: bytes | None) -> tuple[int, int]:
+    assert jpeg is not None and len(jpeg) < 4000
+    with Pillow.open(io.BytesIO(jpeg)) as picture:
+        assert picture.format == "JPEG"
+        return picture.size
+
+
+def test_thumbnails_are_small_whatever_the_picture(dataset: shardio.ShardDataset) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (2160, 3840, 3), np.uint8)
+    assert size_of(thumbnail(noise)) == (96, 54)
+    assert size_of(thumbnail(StoredImage(encode_jpeg(noise), 2160, 3840, 3))) == (96, 54)
+    assert size_of(thumbnail(noise[:28, :28, 0])) == (28, 28)
+    assert size_of(thumbnail(noise[:16, :16])) == (48, 48)
+    assert size_of(thumbnail(noise[:96, :96].transpose(2, 0, 1))) == (96, 96)
+    assert size_of(thumbnail(noise[:64, :96][np.newaxis].repeat(5, axis=0))) == (96, 64)
+    assert size_of(thumbnail(dataset[0]["video"])) == (96, 64)
+
+
+def test_a_thumbnail_shows_the_picture() -> None:
+    pixels = smooth(96, 96)
+    small = thumbnail(pixels)
+    assert small is not None
+    error = decode_image(small).astype(int) - pixels
+    assert abs(error).mean() < 4
+
+
+def test_what_is_no_picture_or_is_damaged_has_no_thumbnail() -> None:
+    jpeg = encode_jpeg(smooth())
+    with pytest.raises(MediaError):
+        decode_image(jpeg[:-40])
+    for value in (
+        StoredImage(jpeg[:-40], 12, 16, 3),
+        StoredImage(b"nothing", 12, 16, 3),
+        np.zeros((64, 64, 3), np.float32),
+        np.zeros((4, 64, 3), np.uint8),
+        np.zeros((0, 64, 64, 3), np.uint8),
+        np.zeros((64, 64, 2), np.uint8),
+        np.zeros(64, np.uint8),
+        b"bytes",
+        None,
+    ):
+        assert thumbnail(value) is None
