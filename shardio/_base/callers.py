@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
+from shardio._base.classes import listed
 from shardio.errors import InvalidArgument
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
@@ -66,6 +67,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question that suggests the known word most similar to `word`; "" without one."""
     close = difflib.get_close_matches(word, known, 1, MIN_SIMILARITY)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:
+    """Return the error for a name that is no field at `place`: it suggests one, or lists them."""
+    known = list(known)
+    hint = did_you_mean(name, known) or f"its fields are {listed(known, 300)}"
+    return KeyError(f"{place}: no field {name!r}; {hint}")
 
 
 def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Callable], _Callable]:

@@ -9,20 +9,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from shardio._base.callers import unknown_field
 from shardio._base.classes import Closing
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
-from shardio.dataset.selection import RowSelection
+from shardio.dataset.selection import RowSelection, check_rows
 from shardio.errors import InsufficientMemory
+from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.object_store import map_ordered
 from shardio.storage.remote.storage import RemoteStorage
+
+_ROWS_AT_ONCE: Final = 8192
+"""The number of rows of a column that are gathered at a time."""
 
 
 class Dataset(Sequence[dict[str, Any]], Closing):
@@ -143,9 +149,11 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample as a dict or, for a slice, a list of samples."""
+        """Return a sample as a dict; for a slice, a list of samples; for a name, the column."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        if isinstance(index, str):
+            return self.column(index)
         row, n = operator.index(index), len(self.rows)
         if not -n <= row < n:
             self.check_open()
@@ -187,6 +195,71 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
         """Iterate over all samples of one shard, in order."""
         return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
+
+    def column(self, name: str, rows: Any = None) -> Any:
+        """Return the values of one field, of all samples or of some; other fields are not read.
+
+        The values of an array field of fixed shape are one array (samples, …), in which missing
+        values are zero. Any other field is a list, in which missing values are None. The name of a
+        nested record gives a dict of its fields.
+
+        Args:
+            name: the name of the field.
+            rows: the indices of samples, from 0 up in any order; or a mask with a bool for every
+                sample; by default all samples.
+
+        Raises:
+            KeyError: there is no such field.
+            InvalidArgument: `rows` does not match the dataset.
+            ShardCorrupt, …: the values cannot be read.
+        """
+        self.check_open()
+        n = len(self)
+        positions = np.arange(n) if rows is None else check_rows(rows, n, "rows")
+        return self.column_at(name, self.rows.at(positions))
+
+    def column_at(self, name: str, rows: Rows) -> Any:
+        """Return the values of a field in `rows`, indices over all shards; see `column`."""
+        if name in self.schema.groups:
+            inner = [each for each in self.schema if each.startswith(f"{name}.")]
+            parts = dict.fromkeys(each[len(name) + 1 :].partition(".")[0] for each in inner)
+            return {part: self.column_at(f"{name}.{part}", rows) for part in parts}
+        if name not in self.schema:
+            raise unknown_field(self.path, name, self.schema)
+        shards = self.locate(rows)
+        self.files.check_lengths(shards)
+        if name in self.schema.columns:
+            return self._gathered(name, rows, shards)
+        values: list[Any] = [None] * len(rows)
+        for shard, positions, local in self._by_shard(rows, shards):
+            found = self.reader(shard, name).records.values(name, local)
+            for position, value in zip(positions.tolist(), found, strict=True):
+                values[position] = value
+        array = self.schema[name].array
+        if array is None or array.row_bytes is None:
+            return values
+        out = np.zeros((len(rows), *(n or 0 for n in array.shape)), array.numpy)
+        for i, value in enumerate(values):
+            if value is not None:
+                out[i] = value
+        return out
+
+    def _gathered(self, name: str, rows: Rows, shards: Rows) -> npt.NDArray[Any]:
+        field = self.schema.columns[name]
+        found = np.empty((len(rows), field.row_bytes or 0), np.uint8)
+        for i in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(i, i + _ROWS_AT_ONCE)
+            self.gather(name).gather(rows[part], shards[part], found[part])
+        if field.optional:
+            for shard, positions, local in self._by_shard(rows, shards):
+                found[positions[~self.reader(shard, name).present(name, local)]] = 0
+        return found.view(field.numpy).reshape(len(rows), *(n or 0 for n in field.shape))
+
+    def _by_shard(self, rows: Rows, shards: Rows) -> Iterator[tuple[int, Rows, Rows]]:
+        """Yield each shard, with the positions in `rows` that are in it, and their local rows."""
+        for shard in distinct(shards).tolist():
+            positions = np.flatnonzero(shards == shard)
+            yield shard, positions, rows[positions] - self.shard_starts[shard]
 
     @property
     @abstractmethod

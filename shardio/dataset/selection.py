@@ -180,11 +180,14 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
     return np.flatnonzero(mask)
 
 
-def check_rows(found: Any, n: int) -> _Numbers:
-    """Return the positions that a mask or a sequence of positions selects from n samples."""
-    if _as_array(found, "select").dtype == np.bool_:
+def check_rows(found: Any, n: int, where: str = "select") -> _Numbers:
+    """Return the positions that a mask or a sequence of positions selects from n samples.
+
+    `where` names the argument in errors.
+    """
+    if _as_array(found, where).dtype == np.bool_:
         return check_mask(found, n, "the mask")
-    return check_positions(found, n, "select")
+    return check_positions(found, n, where)
 
 
 class RowSelection:

@@ -33,8 +33,6 @@ _ADVICE: Final = {
     "streaming": "samples are read when they are needed",
     **dict.fromkeys(("batch_size", "num_workers", "shuffle"), "pass it to shardio.ShardLoader"),
 }
-_AT_ONCE: Final = 8192
-"""The number of rows that are gathered at a time when a whole column is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +220,11 @@ class ShardDataset(OpenDataset):
         return opened
 
     def _column(self, name: str) -> npt.NDArray[Any]:
-        field = self.schema.columns.get(name)
-        if field is None:
+        if name not in self.schema.columns:
             known = ", ".join(self.schema.columns) or "none"
             raise InvalidArgument(f"{self.path}: {name!r} is not a column; columns: {known}")
-        found = np.empty((len(self), field.row_bytes or 0), np.uint8)
-        for start in range(0, len(self), _AT_ONCE):
-            part = found[start : start + _AT_ONCE]
-            rows = self.rows.at(np.arange(start, start + len(part)))
-            self.gather(name).gather(rows, self.locate(rows), part)
-        shape = tuple(each or 0 for each in field.shape)
-        return found.view(field.numpy).reshape(len(self), *shape)
+        found: npt.NDArray[Any] = self.column(name)
+        return found
 
 
 def dataset_path(given: Any, others: str = "") -> str:

@@ -11,10 +11,11 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import refuses
+from shardio._base.callers import refuses, unknown_field
 from shardio._base.classes import cached_property
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.selection import check_positions
+from shardio.dataset.selection import check_positions, check_rows
+from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
@@ -126,7 +127,33 @@ class SampleView(Sequence[dict[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self.sample(i) for i in range(*index.indices(len(self)))]
-        return self.sample(index)
+        return self.column(index) if isinstance(index, str) else self.sample(index)
+
+    def column(self, name: str, rows: Any = None) -> Any:
+        """Return the values of a stored field, of all samples or of some, as a dataset does.
+
+        Args:
+            name: the name of a field whose values are not decoded, nor made of several rows.
+            rows: the indices of samples, or a mask; by default all samples.
+
+        Raises:
+            KeyError: there is no such field.
+            InvalidArgument: the field is decoded for each sample, or `rows` does not match.
+            ShardCorrupt, …: the values cannot be read.
+        """
+        if name not in self.fields:
+            raise unknown_field(repr(self), name, self.fields)
+        is_clip = self.clip is not None and name == self.clip.field
+        is_decoded = self.dataset.schema[name].medium in ("image", "audio")
+        if self.spans_rows or is_clip or is_decoded:
+            raise InvalidArgument(
+                f"{self!r}: the values of {name!r} are made for each sample, and are no column: "
+                f"write [sample[{name!r}] for sample in view], or view.dataset[{name!r}] for the "
+                "stored values"
+            )
+        n = len(self)
+        numbers = np.arange(n) if rows is None else check_rows(rows, n, "rows")
+        return self.dataset.column_at(name, self.at(numbers))
 
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
