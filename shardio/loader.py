@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from shardio._base.callers import refuses
 from shardio._base.classes import Closing, undo_on_error
+from shardio._base.html import fragment
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
@@ -29,6 +30,7 @@ from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
+from shardio.format.schema import Schema
 from shardio.order.ranks import Tail
 from shardio.order.sampling import Sampler, Shuffle
 from shardio.outputs import Output, create_adapter
@@ -158,6 +160,7 @@ class ShardLoader(Closing):
         self._epochs = Epochs(view, options)
         n_positions_per_epoch = self._epochs.epoch_sampler.n_positions_per_epoch
         batch_spec = batch_spec_of(options, view, media, n_positions_per_epoch)
+        self._fields = batch_spec.fields
         self._engine = Engine(
             batch_spec,
             n_workers=options.num_workers,
@@ -210,6 +213,22 @@ class ShardLoader(Closing):
             f"ShardLoader({view.dataset.path!r}: {len(view)} samples in batches of "
             f"{asked.batch_size}, {workers}{epoch})"
         )
+
+    def _repr_html_(self) -> str:
+        asked, latest, stored = self._options, self._epochs.latest, self.view.dataset.schema
+        order = "a sampler" if asked.sampler is not None else f"shuffle={asked.shuffle!r}"
+        facts = (
+            self.view.summary,
+            f"batches of {asked.batch_size:,}",
+            f"{order}, seed {asked.seed}",
+            f"{asked.num_workers} worker{'s' * (asked.num_workers != 1)}",
+            f"rank {asked.rank} of {asked.world_size}" if asked.world_size > 1 else "",
+            f"{asked.output}{'' if asked.device is None else f' on {asked.device}'}",
+            "" if latest is None else f"epoch {latest.plan.epoch}",
+            "" if asked.transform is None else "fields before the transform:",
+        )
+        read = {n: f for n, f in self.view.schema.items() if n in self._fields or n not in stored}
+        return fragment("ShardLoader", self.dataset.path, facts, Schema(read).html_table())
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch that this rank loads."""

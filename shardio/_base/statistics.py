@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import Any, Final, Self
 
 from shardio._base.classes import one_line
+from shardio._base.html import fragment, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,14 @@ class LoaderStats:
 
     def __repr__(self) -> str:
         return one_line(self, (), f"epoch {self.epoch}", _speed_of(self.latest))
+
+    def _repr_html_(self) -> str:
+        facts = f"epoch {self.epoch}", f"{self.n_workers} workers", _speed_of(self.latest)
+        both = self.latest.as_json(), self.total.as_json()
+        rows = ((name, *(each[name] for each in both)) for name in both[0])
+        return fragment(
+            "LoaderStats", "", facts, table(("", "latest", "total"), rows, len(both[0]))
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures as JSON values."""

@@ -11,9 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import listed
+from shardio._base.html import format_shape, fragment, pictures, table
 from shardio.batch.layout import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
 from shardio.errors import ShardCorrupt
+from shardio.media.values import describe, thumbnail
 
+_N_PICTURES: Final = 6
+"""The number of rows of which a notebook shows thumbnails."""
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
 
@@ -113,6 +117,42 @@ class Batch(Mapping[str, Any]):
         kinds |= {name: f"{v.dtype} {tuple(v.shape)}" for name, v in self._values.items()}
         shown = (f"{name} {kind}" for name, kind in kinds.items())
         return f"Batch({listed((step, *shown), 193)})"
+
+    def _repr_html_(self) -> str:
+        facts = f"step {self.step} of epoch {self.epoch}", f"{self.n_rows:,} rows"
+        rows = (self._html_cells(name) for name in self)
+        header = ("field", "type", "dtype", "shape", "first row")
+        return fragment("Batch", "", facts, table(header, rows, len(self)), self._strip())
+
+    def _html_cells(self, name: str) -> tuple[object, ...]:
+        value = self._values.get(name)
+        if value is not None:
+            return name, type(value).__name__, value.dtype, format_shape(value.shape), ""
+        try:
+            first = describe(self[name][0]) if self.n_rows else ""
+        except ShardCorrupt as error:
+            first = str(error)
+        return (
+            name,
+            f"list of {type(self._layout.schema[name]).__name__}",
+            "",
+            f"{self.n_rows}",
+            first,
+        )
+
+    def _strip(self) -> str:
+        """Return thumbnails of the first field that has pictures."""
+        arrays, indices = (
+            self._layout.arrays(self._block, self.n_rows),
+            self.indices[:_N_PICTURES].tolist(),
+        )
+        for name, field in self._layout.schema.items():
+            if field.array is None or field.array.dtype != "uint8" or len(field.array.shape) < 2:
+                continue
+            values = (arrays[name] if name in arrays else self[name])[:_N_PICTURES]
+            if found := pictures(zip(map(thumbnail, values), indices, strict=True)):
+                return found
+        return ""
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from shardio._base.classes import one_line
+from shardio._base.html import format_size, fragment, listing, table
 from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
@@ -117,6 +118,21 @@ class ConversionReport:
         counts = {"inputs": len(self.inputs), **self.counts, "converted": 0}
         time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
         return one_line(self, [self.dataset], published, time, **counts)
+
+    def _repr_html_(self) -> str:
+        published = f"generation {self.generation}" if self.generation else "nothing published"
+        time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
+        facts = self.kind, f"{self.n_samples:,} samples", format_size(self.n_bytes), published, time
+        counts = [f"{n:,} {outcome}" for outcome, n in self.counts.items()]
+        n_classes, n_inputs = len(self.classes), len(self.inputs)
+        inputs = sorted(self.inputs, key=lambda source: source.outcome == "converted")
+        rows = ((i.name, i.outcome, i.n_samples, i.reason) for i in inputs)
+        parts = (
+            listing(f"{n_inputs:,} inputs", counts, len(counts)),
+            listing(f"{n_classes:,} classes", self.classes, n_classes),
+            table(("input", "outcome", "samples", "reason"), rows, n_inputs),
+        )
+        return fragment("ConversionReport", self.dataset, facts, *parts)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -7,10 +7,11 @@ their meaning; `docs/reference/format.md` lists them.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import ItemsView, Iterator, KeysView, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping
 from typing import Any, Final
 
 from shardio._base.classes import cached_property, listed
+from shardio._base.html import format_shape, fragment, table
 from shardio.errors import SchemaError
 from shardio.format.codecs import SPECS
 from shardio.format.layout import Required
@@ -95,6 +96,22 @@ class Schema(Mapping[str, Field]):
         fields = (f"{name!r}: {field!r}" for name, field in self.items())
         return f"Schema({{{listed(fields, 190)}}})"
 
+    def _repr_html_(self) -> str:
+        return fragment("Schema", "", [f"{len(self):,} fields"], self.html_table())
+
+    def html_table(self, header: str = "", describe: Callable[[str], object] | None = None) -> str:
+        """Return an HTML table of the fields.
+
+        `describe` is called with the name of each field that is shown, and returns the text of one
+        more cell, in the column `header`.
+        """
+        more = () if describe is None else (header,)
+        rows = (
+            (name, *_html_cells(field), *(() if describe is None else (describe(name),)))
+            for name, field in self.items()
+        )
+        return table(("field", "type", "dtype", "shape", "stored", *more), rows, len(self))
+
     def field_id(self, name: str) -> int:
         """Return the id of a field: its position in the schema."""
         return self._ids[name]
@@ -166,6 +183,13 @@ class Schema(Mapping[str, Field]):
         if schema.to_json() != content:
             raise SchemaError("the schema is not in canonical form")
         return schema
+
+
+def _html_cells(field: Field) -> tuple[str, str, str, str]:
+    array = field.array or field.item
+    stored = [*([] if field.codec == "raw" else [field.codec]), *["optional"] * field.optional]
+    numbers = ("", "") if array is None else (array.dtype, format_shape(array.shape))
+    return type(field).__name__, *numbers, ", ".join(stored)
 
 
 def _leaves(fields: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Field]]:

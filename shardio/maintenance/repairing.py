@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.classes import one_line
+from shardio._base.html import fragment, table
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import generation_numbers, load, load_generation
 from shardio.dataset.transaction import published_number, raise_conflict
@@ -190,6 +191,10 @@ class ShardRepair:
         return entry
 
 
+def _reason_of(shard: ShardRepair) -> str:
+    return shard.losses[0].reason if shard.losses else "; ".join(shard.mended)
+
+
 @dataclass(frozen=True, slots=True)
 class RepairReport:
     """The outcome of a repair. `source` was repaired, and `dataset` is the new dataset."""
@@ -212,6 +217,13 @@ class RepairReport:
     def __repr__(self) -> str:
         outcomes = Counter(f"{shard.outcome}_shards" for shard in self.shards)
         return one_line(self, [self.source, self.dataset], lost=self.n_lost, **outcomes)
+
+    def _repr_html_(self) -> str:
+        facts = f"from {self.source}", f"{self.n_samples:,} samples", f"{self.n_lost:,} lost"
+        shards = sorted(self.shards, key=lambda shard: shard.outcome == "sound")
+        rows = ((s.name, s.outcome, s.n_kept, s.n_lost, _reason_of(s)) for s in shards)
+        header = ("shard", "outcome", "kept", "lost", "reason")
+        return fragment("RepairReport", self.dataset, facts, table(header, rows, len(shards)))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import listed, one_line
+from shardio._base.html import fragment, listing, table
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
@@ -53,6 +54,19 @@ class StatsReport:
         fields = f"fields {listed(self.stats['fields'], 80)}"
         generation, n_samples = f"generation {self.generation}", self.stats["samples"]
         return one_line(self, [self.dataset], subset, generation, fields, samples=n_samples)
+
+    def _repr_html_(self) -> str:
+        subset = "" if self.subset is None else f"subset {self.subset!r}"
+        facts = subset, f"generation {self.generation}", f"{self.stats['samples']:,} samples"
+        classes = self.stats.get("classes", {})
+        counts = (f"{name} {n:,}" for name, n in classes.items())
+        fields, names = self.stats["fields"], ("count", "mean", "std", "min", "max", "missing")
+        rows = ((field, *map(found.get, names)) for field, found in fields.items())
+        parts = (
+            listing("classes", counts, len(classes)),
+            table(("field", *names), rows, len(fields)),
+        )
+        return fragment("StatsReport", self.dataset, facts, *parts)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""

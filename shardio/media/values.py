@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.html import dims, fragment, pictures
+from shardio._base.html import format_shape, fragment, pictures
 from shardio.errors import InvalidArgument
 from shardio.format.types.field import Content, Field
 from shardio.format.types.images import EncodedImage
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
 
 _THUMBNAIL_SIDE: Final = 96
-_THUMBNAIL_BYTES: Final = 1_800
+_THUMBNAIL_BYTES: Final = 1_400
 _QUALITIES: Final = (4, 8, 16, 31)
 """The quantizers of a thumbnail, from the best to the worst: the first that fits is used."""
 _MIN_SIDE: Final = 8
 """The minimum height and width of an array that counts as a picture."""
+_SHOWN_NUMBERS: Final = 4
 _STRIP_FRAMES: Final = 8
 _STRIP_HEIGHT: Final = 160
 
@@ -64,11 +66,11 @@ class StoredImage(EncodedImage):
         )
 
     def __repr__(self) -> str:
-        return f"StoredImage({dims(self.shape)}, {len(self):,} bytes)"
+        return f"StoredImage({format_shape(self.shape)}, {len(self):,} bytes)"
 
     def _repr_html_(self) -> str:
-        facts = dims(self.shape), f"{len(self):,} bytes"
-        return fragment("StoredImage", "", facts, pictures([thumbnail(self)], [""]))
+        facts = format_shape(self.shape), f"{len(self):,} bytes"
+        return fragment("StoredImage", "", facts, pictures([(thumbnail(self), "")]))
 
 
 class StoredVideo(EncodedStream):
@@ -129,17 +131,11 @@ class StoredVideo(EncodedStream):
         return self.decode().astype(np.uint8 if dtype is None else dtype, copy=False)
 
     def __repr__(self) -> str:
-        return f"StoredVideo({', '.join(self._facts)})"
-
-    @property
-    def _facts(self) -> tuple[str, ...]:
-        seconds = float(self.duration * self.time_base)
-        length = f"{seconds:.2f} s" if seconds else ""
-        codec, shape = str(self.parameters.get("codec"))[:32], dims((self.height, self.width))
-        return tuple(filter(None, (codec, shape, f"{self.n_frames:,} frames", length)))
+        return f"StoredVideo({_stream_text(self)})"
 
     def _repr_html_(self) -> str:
-        return fragment("StoredVideo", "", self._facts, pictures([thumbnail(self)], [""]))
+        facts = (_stream_text(self),)
+        return fragment("StoredVideo", "", facts, pictures([(thumbnail(self), "")]))
 
 
 def value_decoder(field: Field) -> Callable[[Content, tuple[int, ...]], Any]:
@@ -147,6 +143,33 @@ def value_decoder(field: Field) -> Callable[[Content, tuple[int, ...]], Any]:
     if field.medium == "image":
         return lambda record, shape: StoredImage(record, *shape)
     return field.decode
+
+
+def describe(value: Any) -> str:
+    """Return a short text about a value of a sample."""
+    if value is None:
+        return "–"
+    if isinstance(value, EncodedImage):
+        return format_shape(value.shape)
+    if isinstance(value, EncodedStream):
+        return _stream_text(value)
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(value, np.ndarray | np.generic):
+        is_short = value.ndim < 2 and value.size <= _SHOWN_NUMBERS
+        return str(value) if is_short else format_shape(value.shape)
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+        return f"{len(value):,} arrays"
+    return value if isinstance(value, str) else reprlib.repr(value)
+
+
+def _stream_text(stream: EncodedStream) -> str:
+    codec = str(stream.parameters.get("codec"))[:32]
+    if "rate" in stream.parameters:
+        return f"{codec}, {stream.n_frames:,} samples at {stream.height:,} Hz"
+    size, seconds = (stream.height, stream.width), float(stream.duration * stream.time_base)
+    length = f", {seconds:.2f} s" if seconds else ""
+    return f"{codec}, {format_shape(size)}, {stream.n_frames:,} frames{length}"
 
 
 def thumbnail(value: Any) -> bytes | None:
@@ -196,7 +219,7 @@ def _small_jpeg(pixels: Pixels) -> bytes | None:
     """Encode RGB pixels, scaled to the size of a thumbnail; None if the JPEG is too large."""
     from av import CodecContext, VideoFrame
 
-    factor = max(1, _THUMBNAIL_SIDE // 2 // max(pixels.shape[:2]))
+    factor = max(1, _THUMBNAIL_SIDE // max(pixels.shape[:2]))
     pixels = pixels.repeat(factor, axis=0).repeat(factor, axis=1)  # sharp, not blurred
     scale = min(1, _THUMBNAIL_SIDE / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])

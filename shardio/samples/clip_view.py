@@ -79,13 +79,12 @@ class ClipView(DividedView):
         """The cumulative clip counts of the videos."""
         return self.clip_table.ends
 
-    def __repr__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The number and the options of the clips."""
         clip, count = self.clip, f"{len(self)} " if self.is_read else ""
         rate = f"stride {clip.stride}" if clip.rate is None else f"{float(clip.rate):g} per second"
-        return (
-            f"ClipView({count}clips of {clip.frames} frames, {rate}, of {clip.field!r} in "
-            f"{self.dataset!r})"
-        )
+        return f"{count}clips of {clip.frames} frames, {rate}, of {clip.field!r}"
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, ClipChoice, Crop, PixelForm
 from shardio.samples.packing import Pack, Rest
 from shardio.samples.preload import preload
+from shardio.samples.preview import dataset_html
 from shardio.samples.step_view import StepView, resolve_steps
 from shardio.samples.token_view import TokenView
 
@@ -206,6 +207,9 @@ class OpenDataset(Dataset):
             ShardChanged, StoreUnavailable, OSError, …: a file cannot be read or downloaded.
         """
         return preload(self, known_fields(fields, self.schema))
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
 
     @abstractmethod
     def reopen(self, *, n_workers: int = 1) -> OpenDataset:

@@ -83,12 +83,11 @@ class TokenView(SampleView):
     def __len__(self) -> int:
         return len(self.packed)
 
-    def __repr__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The number and the length of the windows."""
         count = f"{len(self)} " if self.is_read else ""
-        return (
-            f"TokenView({count}windows of {self.packing.length} tokens, of {self.packing.name!r} "
-            f"in {self.dataset!r})"
-        )
+        return f"{count}windows of {self.packing.length} tokens, of {self.packing.name!r}"
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from shardio.samples.field_sources import (
     SampleReader,
 )
 from shardio.samples.media import AudioField, audio_field, audio_schema, image_schema, media_fields
+from shardio.samples.preview import view_html
 from shardio.shard.verification import Rows
 
 SELECT_ADVICE: Final = {
@@ -87,6 +88,17 @@ class SampleView(Sequence[dict[str, Any]]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, *self.options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.summary} in {self.dataset!r})"
+
+    def _repr_html_(self) -> str:
+        return view_html(self)
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """What the samples are, and their number if the view has read its tables."""
 
     @property
     def is_read(self) -> bool:
@@ -308,7 +320,12 @@ class RowView(SampleView):
         return len(self.dataset)
 
     def __repr__(self) -> str:
-        return f"RowView({len(self)} rows of {self.dataset!r})"
+        return f"RowView({self.summary} of {self.dataset!r})"
+
+    @property
+    def summary(self) -> str:
+        """The number of rows."""
+        return f"{len(self)} rows"
 
 
 class DividedView(SampleView):

@@ -1,0 +1,145 @@
+"""HTML fragments that show datasets and views in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shardio._base.html import format_number, format_size, fragment, listing, pictures
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.generation import ROWS
+from shardio.errors import ShardioError
+from shardio.format.schema import Schema
+from shardio.media.values import describe, thumbnail
+
+if TYPE_CHECKING:
+    from shardio.samples.view import SampleView
+
+_N_PICTURES: Final = 6
+_MAX_ROWS: Final = 10_000
+"""The maximum number of rows of a dataset whose index is read only to show a view."""
+_MAX_SAMPLE_BYTES: Final = 64 << 20
+"""The maximum size of the arrays of a view's sample that is decoded only to show it."""
+_ERRORS: Final = (ShardioError, OSError)
+
+
+def dataset_html(dataset: Dataset) -> str:
+    """Return the fragment of a dataset, with thumbnails of some samples; damage is left out.
+
+    No data is read of a dataset in an object store.
+    """
+    n, n_shards = len(dataset), len(dataset.shards)
+    n_bytes = sum(
+        int(each.sizes.sum()) for each in (dataset.shards, *dataset.column_groups.values())
+    )
+    facts = [
+        f"{n:,} sample{'s' * (n != 1)}",
+        "" if dataset.subset_name is None else f"subset {dataset.subset_name!r}",
+        "" if dataset.rows.row_list is None else "a selection",
+        f"{n_shards:,} shard{'s' * (n_shards != 1)}",
+        format_size(n_bytes),
+        f"generation {dataset.generation}" if dataset.generation else "",
+    ]
+    view = [f"{name} {format_number(value)}" for name, value in dataset.view.items()]
+    subsets = (f"{name} {size:,}" for name, size in dataset.subsets.items())
+    can_read = bool(n) and not dataset.remote_storages
+    parts = [
+        listing("view", view if dataset.view != ROWS else (), len(view) * (dataset.view != ROWS)),
+        listing("subsets", subsets, len(dataset.subsets)),
+        listing(f"{len(dataset.classes):,} classes", _classes(dataset), len(dataset.classes)),
+        _table(dataset.schema, lambda name: _value(dataset, name, 0), can_read=can_read),
+    ]
+    if can_read:
+        names = _names_of_pictures(dataset.schema)
+        parts.append(_strip(dataset, n, names, lambda i, name: _value(dataset, name, i)))
+    return fragment(type(dataset).__name__, dataset.path, facts, *parts)
+
+
+def view_html(view: SampleView) -> str:
+    """Return the fragment of a view, with thumbnails of some samples; damage is left out.
+
+    The index of a large dataset, or of one in an object store, is not read, nor are large samples.
+    """
+    dataset = view.dataset
+    is_small = len(dataset) <= _MAX_ROWS and not dataset.remote_storages
+    schema, n, failure = Schema({name: dataset.schema[name] for name in view.fields}), 0, ""
+    if view.is_read or is_small:
+        try:
+            n, schema = len(view), view.schema
+        except _ERRORS as error:
+            failure = str(error)
+    arrays = [array for field in schema.values() if (array := field.array) is not None]
+    is_large = sum(array.row_bytes or 0 for array in arrays) > _MAX_SAMPLE_BYTES
+    can_read = bool(n) and not dataset.remote_storages and not is_large
+    first: dict[str, Any] = {}
+
+    def value(i: int, name: str) -> Any:
+        if i or not first:
+            sample = view.sample(i)
+            if i:
+                return sample[name]
+            first.update(sample)
+        return first[name]
+
+    parts = [_table(schema, lambda name: value(0, name), can_read=can_read)]
+    if can_read:
+        parts.append(_strip(dataset, n, _names_of_pictures(schema), value))
+    return fragment(type(view).__name__, dataset.path, (view.summary, failure), *parts)
+
+
+def _table(schema: Schema, value: Callable[[str], Any], *, can_read: bool) -> str:
+    def text(name: str) -> str:
+        try:
+            return describe(value(name))
+        except _ERRORS as error:
+            return str(error)
+
+    return schema.html_table("first sample", text) if can_read else schema.html_table()
+
+
+def _classes(dataset: Dataset) -> Iterable[str]:
+    whole = dataset.stats.get("whole", {})
+    counts = whole.get("classes", {}) if dataset.rows.selects_all else {}
+    return (f"{name} {counts[name]:,}" if name in counts else name for name in dataset.classes)
+
+
+def _names_of_pictures(schema: Schema) -> list[str]:
+    """Return the fields that may have pictures; encoded images and videos come first."""
+    arrays = [
+        name
+        for name, field in schema.items()
+        if (array := field.array) is not None and array.dtype == "uint8" and len(array.shape) > 1
+    ]
+    return [n for n, field in schema.items() if field.medium in ("image", "video")] + arrays
+
+
+def _strip(dataset: Dataset, n: int, names: Iterable[str], value: Callable[[int, str], Any]) -> str:
+    """Return thumbnails of samples from all over, of the first field that has pictures."""
+    numbers = np.unique(np.linspace(0, n - 1, min(n, _N_PICTURES)).astype(int)).tolist()
+    for name in names:
+        shown = (_captioned_thumbnail(dataset, i, name, value) for i in numbers)
+        if found := pictures(shown):
+            return found
+    return ""
+
+
+def _captioned_thumbnail(
+    dataset: Dataset, i: int, name: str, value: Callable[[int, str], Any]
+) -> tuple[bytes | None, object]:
+    """Return a thumbnail of sample i, with its number and the name of its class."""
+    try:
+        jpeg = thumbnail(value(i, name))
+        label = value(i, "label") if dataset.classes and "label" in dataset.schema else None
+    except _ERRORS:
+        return None, ""
+    if isinstance(label, np.integer) and 0 <= label < len(dataset.classes):
+        return jpeg, f"{i} {dataset.classes[int(label)]}"
+    return jpeg, i
+
+
+def _value(dataset: Dataset, name: str, i: int) -> Any:
+    row = dataset.rows.at(np.array([i]))
+    shard = int(dataset.locate(row)[0])
+    return dataset.sample(shard, int(row[0] - dataset.shard_starts[shard]), [name])[name]
