@@ -114,6 +114,11 @@ def listing(label: str, items: Iterable[object], n_items: int) -> str:
     return f"<div>{''.join(found)}</div>"
 
 
+def note(text: str) -> str:
+    """Return a paragraph; "" without text."""
+    return f"<div>{plain(text, 300)}</div>" if text else ""
+
+
 def pictures(shown: Iterable[tuple[bytes | None, object]]) -> str:
     """Return a strip of the JPEGs that fit, each with its caption; None is a missing picture."""
     found, n_left = "", _MAX_PICTURE_BYTES

@@ -16,7 +16,7 @@ from shardio.batch.layout import FILLED, BlockLayout, FixedSlot, VaryingSlot, Wh
 from shardio.errors import ShardCorrupt
 from shardio.media.values import describe, thumbnail
 
-_N_PICTURES: Final = 6
+_N_PICTURES: Final = 5
 """The number of rows of which a notebook shows thumbnails."""
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
@@ -130,8 +130,8 @@ class Batch(Mapping[str, Any]):
             return name, type(value).__name__, value.dtype, format_shape(value.shape), ""
         try:
             first = describe(self[name][0]) if self.n_rows else ""
-        except ShardCorrupt as error:
-            first = str(error)
+        except ShardCorrupt:
+            first = "cannot be read"
         return (
             name,
             f"list of {type(self._layout.schema[name]).__name__}",

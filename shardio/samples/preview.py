@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shardio._base.html import format_number, format_size, fragment, listing, pictures
+from shardio._base.html import format_number, format_size, fragment, listing, note, pictures
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.generation import ROWS
 from shardio.errors import ShardioError
@@ -17,7 +17,7 @@ from shardio.media.values import describe, thumbnail
 if TYPE_CHECKING:
     from shardio.samples.view import SampleView
 
-_N_PICTURES: Final = 6
+_N_PICTURES: Final = 5
 _MAX_ROWS: Final = 10_000
 """The maximum number of rows of a dataset whose index is read only to show a view."""
 _MAX_SAMPLE_BYTES: Final = 64 << 20
@@ -83,18 +83,18 @@ def view_html(view: SampleView) -> str:
             first.update(sample)
         return first[name]
 
-    parts = [_table(schema, lambda name: value(0, name), can_read=can_read)]
+    parts = [note(failure), _table(schema, lambda name: value(0, name), can_read=can_read)]
     if can_read:
         parts.append(_strip(dataset, n, _names_of_pictures(schema), value))
-    return fragment(type(view).__name__, dataset.path, (view.summary, failure), *parts)
+    return fragment(type(view).__name__, dataset.path, (view.summary,), *parts)
 
 
 def _table(schema: Schema, value: Callable[[str], Any], *, can_read: bool) -> str:
     def text(name: str) -> str:
         try:
             return describe(value(name))
-        except _ERRORS as error:
-            return str(error)
+        except _ERRORS:
+            return "cannot be read"
 
     return schema.html_table("first sample", text) if can_read else schema.html_table()
 

@@ -1,0 +1,327 @@
+"""What notebooks show of public objects: bounded, escaped, self-contained HTML.
+
+`SHARDIO_WRITE_SNAPSHOTS=1 pytest tests/test_notebooks.py` writes the snapshots anew. Look at them
+in a browser then, in a light and in a dark theme.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import (
+    Array,
+    ConversionReport,
+    DatasetWriter,
+    Image,
+    List,
+    Schema,
+    ShardLoader,
+    Text,
+    Video,
+    maintenance,
+)
+from shardio._base.html import MAX_BYTES, format_number, format_size
+from shardio._base.statistics import LoaderStats, LoadingStats
+from shardio.conversion import InputReport
+from shardio.media import demux, encode_jpeg
+from shardio.samples import preview
+from shardio.samples.view import RowView
+from tests.media.images_made import smooth
+from tests.media_made import scene, write_video
+from tests.shards import flip
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+TAGS = set("div span b code small table tr th td img".split())
+HOSTILE = "<script>alert('x')</script>\"&\u202e"
+
+
+class Checker(HTMLParser):
+    """Collects the text of a fragment; fails unless it is balanced, and only shows and loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.n_pictures = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert tag in TAGS and given.keys() <= {"style", "src", "alt", "colspan"}
+        assert "url(" not in (given.get("style") or "")
+        if tag == "img":
+            assert (given["src"] or "").startswith("data:image/jpeg;base64,/9j/")
+            self.n_pictures += 1
+        else:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def shown(value: Any) -> Checker:
+    """Check the fragment of an object; return its text, and how many pictures it has."""
+    found = value._repr_html_()
+    assert len(found.encode()) <= MAX_BYTES
+    checker = Checker()
+    checker.feed(found)
+    checker.close()
+    assert checker.open == [] and found.startswith("<div") and found.endswith("</div>")
+    return checker
+
+
+def text_of(value: Any) -> str:
+    return " ".join(shown(value).text)
+
+
+SMALL = Schema(
+    {
+        "pixels": Array("uint8", (12, 16, 3)),
+        "label": Array("int64"),
+        "caption": Text(optional=True),
+        "boxes": List(Array("float32", (None, 4))),
+        "pose.angle": Array("float64"),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shardio.ShardDataset]:
+    folder = tmp_path_factory.mktemp("small") / "set"
+    with DatasetWriter(folder, SMALL, classes=["cat", "dog"]) as writer:
+        for i in range(8):
+            boxes = [np.ones((i, 4), np.float32)] * (i % 3)
+            caption = f"number {i}" if i % 4 else None
+            values = {"label": i % 2, "caption": caption, "boxes": boxes, "pose.angle": i / 4}
+            writer.append({"pixels": smooth() + np.uint8(i), **values})
+    maintenance.compute_stats(folder)
+    maintenance.split(folder, {"train": 0.75, "val": 0.25})
+    with shardio.open(folder) as dataset:
+        yield dataset
+
+
+FINDING = maintenance.Finding("000000-000.shard", "hash", "wrong hash", field="label", sample=3)
+REPORT = ConversionReport(
+    "set",
+    "video",
+    6,
+    12_345_678,
+    1.5,
+    (
+        InputReport("a.mp4", "converted", "", 6, 999),
+        InputReport("b.mp4", "broken", "no packets", 0, 9),
+    ),
+    classes=("cat", "dog"),
+)
+LOADING = LoadingStats(2.5, 1.0, 0.1, 3.0, 0.2, 1.5, 0.5, 4.0, 10, 320, 1 << 20)
+
+
+class Shown:
+    """A fragment that was made while its object was open."""
+
+    def __init__(self, fragment: str) -> None:
+        self._repr_html_ = lambda: fragment
+
+
+def of_loader(dataset: shardio.ShardDataset, take: Callable[[ShardLoader], Any]) -> Any:
+    with ShardLoader(dataset, 4, output="numpy", num_workers=0, fields=list(SMALL)) as loader:
+        return take(loader)
+
+
+OBJECTS: dict[str, Callable[[shardio.ShardDataset], Any]] = {
+    "dataset": lambda dataset: dataset,
+    "subset": lambda dataset: dataset.subset("val"),
+    "schema": lambda dataset: dataset.schema,
+    "view": RowView,
+    "loader": lambda dataset: of_loader(dataset, lambda loader: Shown(loader._repr_html_())),
+    "batch": lambda dataset: of_loader(dataset, lambda loader: next(iter(loader))),
+    "loader-stats": lambda dataset: LoaderStats(3, 2, LOADING, LOADING + LOADING),
+    "statistics": lambda dataset: maintenance.compute_stats(dataset.path),
+    "conversion": lambda dataset: REPORT,
+    "verification": lambda dataset: maintenance.VerificationReport(
+        "set", 1, "id", 2, 100, 12_345, (FINDING,), ("notes.txt",)
+    ),
+    "repair": lambda dataset: maintenance.RepairReport(
+        "set",
+        Path("new"),
+        7,
+        (
+            maintenance.ShardRepair("000000-000.shard", 4),
+            maintenance.ShardRepair("000001-000.shard", 3, losses=[maintenance.Loss(3, 4, "hash")]),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_fragment_is_as_in_its_snapshot(small: shardio.ShardDataset, name: str) -> None:
+    value = OBJECTS[name](small)
+    shown(value)
+    found = re.sub('base64,[^"]*', "base64,PICTURE", value._repr_html_())
+    found = found.replace(small.path, "set").replace("><", ">\n<") + "\n"
+    path = SNAPSHOTS / f"{name}.html"
+    if os.environ.get("SHARDIO_WRITE_SNAPSHOTS"):
+        path.write_text(found)
+    assert found == path.read_text()
+
+
+def test_a_dataset_shows_fields_counts_classes_and_thumbnails(small: shardio.ShardDataset) -> None:
+    found = shown(small)
+    text = " ".join(found.text)
+    for part in ("8 samples", "cat 4 · dog 4", "train 6 · val 2", "12 × 16 × 3", "float32"):
+        assert part in text
+    assert found.n_pictures == 5 and "7 dog" in text
+
+
+def test_pictures_clips_and_videos_have_thumbnails(tmp_path: Path) -> None:
+    stream = demux(str(write_video(tmp_path / "a.mp4", scene(20))))
+    schema = Schema({"video": Video(), "image": Image(optional=True)})
+    with DatasetWriter(tmp_path / "set", schema) as writer:
+        writer.append({"video": stream, "image": None})
+        writer.append({"video": stream, "image": encode_jpeg(smooth(40, 60))})
+    with shardio.open(tmp_path / "set") as dataset:
+        found = shown(dataset)
+        assert found.n_pictures == 2 and "h264, 64 × 96, 20 frames, 0.80 s" in " ".join(found.text)
+        clips = dataset.clips(4)
+        assert shown(clips).n_pictures == 5 and "4 × 64 × 96 × 3" in text_of(clips)
+        with ShardLoader(clips, 3, output="numpy", num_workers=0) as loader:
+            assert shown(next(iter(loader))).n_pictures == 3
+        sample = dataset[1]
+        assert shown(sample["video"]).n_pictures == shown(sample["image"]).n_pictures == 1
+        assert "40 × 60 × 3" in text_of(sample["image"])
+    assert shown(dataset).n_pictures == 0  # it is closed
+
+
+def test_hostile_names_and_texts_are_escaped(tmp_path: Path) -> None:
+    name = HOSTILE[:-1]  # names of fields are printable
+    schema = Schema({name: Text(), "pixels": Array("uint8", (8, 8, 3)), "label": Array("int8")})
+    with DatasetWriter(tmp_path / "<b>", schema, classes=[HOSTILE]) as writer:
+        writer.append({name: HOSTILE, "pixels": np.zeros((8, 8, 3), np.uint8), "label": 0})
+    source = InputReport("bad\udcff\n" + HOSTILE, "broken", HOSTILE, 0, 0)
+    finding = maintenance.Finding(HOSTILE, HOSTILE, HOSTILE, field=HOSTILE)
+    with shardio.open(tmp_path / "<b>") as dataset:
+        with ShardLoader(dataset, 1, output="numpy", num_workers=0) as loader:
+            for value in (
+                dataset,
+                dataset.schema,
+                loader,
+                next(iter(loader)),
+                ConversionReport(HOSTILE, HOSTILE, 1, 1, 1, (source,), classes=(HOSTILE,)),
+                maintenance.VerificationReport(HOSTILE, 1, "", 1, 1, 1, (finding,), (HOSTILE,)),
+            ):
+                text = text_of(value)
+                assert "<script>alert" in text and "\u202e" not in text and "\udcff" not in text
+
+
+@pytest.mark.parametrize("letter", ["x", "&", "名", "😀"])
+def test_reports_are_bounded_whatever_their_size(letter: str) -> None:
+    long = letter * 500
+    sources = tuple(
+        InputReport(f"{i}{long}", "converted" if i % 2 else "broken", long, 1, 1)
+        for i in range(20_000)
+    )
+    classes = tuple(f"{i}{long}" for i in range(10_000))
+    report = ConversionReport(long, long, 9, 9, 2, sources, classes)
+    assert "20,000 inputs" in (text := text_of(report)) and "10,000 classes" in text
+    assert re.search(r"… and 19,9\d\d more", text) and re.search(r"… and 9,9\d\d more", text)
+    fields = {f"{i}{letter * 60}": Array("float32", (None, 4)) for i in range(500)}
+    assert re.search(r"… and 4\d\d more", text_of(Schema(fields)))
+    finding = maintenance.Finding(long, long, long, field=long, sample=1)
+    verified = maintenance.VerificationReport(long, 1, long, 1, 1, 1, (finding,) * 20_000, classes)
+    assert re.search(r"… and 19,9\d\d more", text_of(verified))
+    half = maintenance.ShardRepair(long, 7, losses=[maintenance.Loss(7, 9, long)])
+    repaired = maintenance.RepairReport(long, Path(long), 7, (half,) * 20_000)
+    assert re.search(r"… and 19,9\d\d more", text_of(repaired))
+    numbers = {"count": 1, "mean": [0.1] * 1000, "std": 1e300, "min": -(10**18), "max": None}
+    stats = {
+        "samples": 9,
+        "fields": dict.fromkeys(fields, numbers),
+        "classes": dict.fromkeys(classes, 9),
+    }
+    assert "… and" in text_of(maintenance.StatsReport(Path(long), 1, long, stats))
+
+
+def test_datasets_and_batches_are_bounded_whatever_their_samples(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (2160, 3840, 3), np.uint8)
+    more = {f"field {i}{'&' * 200}": Array("float32", (4,)) for i in range(498)}
+    schema = Schema({"picture": Array("uint8", (2160, 3840, 3)), "text": Text(), **more})
+    classes = [f"class {i} {'名' * 99}" for i in range(10_000)]
+    with DatasetWriter(tmp_path / "set", schema, classes=classes) as writer:
+        for _ in range(3):
+            values = dict.fromkeys(more, np.ones(4, np.float32))
+            writer.append({"picture": noise, "text": "&" * 10**6, **values})
+    with shardio.open(tmp_path / "set") as dataset:
+        found = shown(dataset)
+        assert found.n_pictures == 3 and "… and 4" in " ".join(found.text)
+        with ShardLoader(dataset, 2, output="numpy", num_workers=0) as loader:
+            assert shown(loader) and shown(next(iter(loader))).n_pictures == 2
+
+
+def test_damage_leaves_the_table_without_its_picture(tmp_path: Path) -> None:
+    jpegs = [encode_jpeg(smooth(40, 60)) for _ in range(3)]
+    jpegs[1] = jpegs[1][:-99]
+    with DatasetWriter(tmp_path / "set", Schema({"image": Image(), "n": Array("int8")})) as writer:
+        for i, jpeg in enumerate(jpegs):
+            writer.append({"image": jpeg, "n": i})
+    with shardio.open(tmp_path / "set") as dataset:
+        assert shown(dataset).n_pictures == shown(RowView(dataset)).n_pictures == 2
+    with shardio.ShardReader(tmp_path / "set" / "000000-000.shard") as reader:
+        offset = reader.records.offset
+    flip(tmp_path / "set" / "000000-000.shard", offset + 200)
+    with shardio.open(tmp_path / "set") as dataset:
+        assert shown(dataset).n_pictures == 1 and "cannot be read" in text_of(dataset)
+
+
+def test_a_missing_decoder_leaves_the_table(
+    small: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    found = shown(small)
+    assert found.n_pictures == 0 and "8 samples" in " ".join(found.text)
+
+
+def test_nothing_is_read_of_a_remote_dataset_nor_of_a_large_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = demux(str(write_video(tmp_path / "a.mp4", scene(20))))
+    with DatasetWriter(tmp_path / "set", Schema({"video": Video()})) as writer:
+        writer.append({"video": stream})
+    with shardio.open(tmp_path / "set") as dataset:
+        monkeypatch.setattr(preview, "_MAX_ROWS", 0)
+        clips = dataset.clips(4)
+        assert "clips of 4 frames" in text_of(clips) and not clips.is_read
+        monkeypatch.undo()
+        monkeypatch.setattr(type(dataset), "remote_storages", [object()])
+        monkeypatch.setattr(type(dataset), "sample", None)
+        assert "1 sample" in text_of(dataset)
+        assert shown(clips).n_pictures == 0 and not clips.is_read
+
+
+def test_a_view_without_samples_says_why(tmp_path: Path) -> None:
+    stream = demux(str(write_video(tmp_path / "a.mp4", scene(20))))
+    with DatasetWriter(tmp_path / "set", Schema({"video": Video()})) as writer:
+        writer.append({"video": stream})
+    with shardio.open(tmp_path / "set") as dataset:
+        assert "no video" in text_of(dataset.clips(99))
+
+
+def test_figures_have_few_digits() -> None:
+    sizes = [0, 999, 1000, 12_345, 999_499, 999_500, 10**9, 5 * 10**12, 10**16]
+    texts = ["0 bytes", "999 bytes", "1 kB", "12.3 kB", "999 kB", "1 MB", "1 GB", "5 TB"]
+    assert [format_size(n) for n in sizes] == [*texts, "10,000 TB"]
+    values = [1234, 0.123456, None, [1, 2.5], "text"]
+    assert [format_number(n) for n in values] == ["1,234", "0.1235", "–", "1, 2.5", "text"]
