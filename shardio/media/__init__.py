@@ -29,6 +29,7 @@ from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.pixels import Pixels
 from shardio.media.timestamps import MonotonicTimestamps
+from shardio.media.values import StoredImage, StoredVideo
 
 __all__ = [
     "HEAD_BYTES",
@@ -42,6 +43,8 @@ __all__ = [
     "CropPosition",
     "MonotonicTimestamps",
     "SpanReader",
+    "StoredImage",
+    "StoredVideo",
     "StreamEncoder",
     "VideoFile",
     "begin_of",
