@@ -1,4 +1,4 @@
-"""What notebooks show of public objects: bounded, escaped, self-contained HTML.
+"""HTML that notebooks show of public objects: bounded, escaped, and self-contained.
 
 `SHARDIO_WRITE_SNAPSHOTS=1 pytest tests/test_notebooks.py` writes the snapshots anew. Look at them
 in a browser then, in a light and in a dark theme.
@@ -48,7 +48,7 @@ HOSTILE = "<script>alert('x')</script>\"&\u202e"
 
 
 class Checker(HTMLParser):
-    """Collects the text of a fragment; fails unless it is balanced, and only shows and loads."""
+    """A parser that collects the text of a fragment, and fails unless it is balanced and safe."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -215,7 +215,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """
         self.check_open()
         n = len(self)
-        positions = np.arange(n) if rows is None else check_rows(rows, n, "rows")
+        positions = np.arange(n) if rows is None else check_rows(rows, n, f"{self.path}: rows")
         return self.column_at(name, self.rows.at(positions))
 
     def column_at(self, name: str, rows: Rows) -> Any:

@@ -98,7 +98,7 @@ class SampleView(Sequence[dict[str, Any]]):
     @property
     @abstractmethod
     def summary(self) -> str:
-        """What the samples are, and their number if the view has read its tables."""
+        """A text on the samples, with their number if the view has read its tables."""
 
     @property
     def is_read(self) -> bool:
