@@ -60,10 +60,15 @@ def test_every_kind_of_field_is_read_by_ranges(store: Scene, tmp_path: Path) -> 
             for one, other in zip(far, local, strict=True):
                 found, given = ({k: _plain(v) for k, v in s.items()} for s in (one, other))
                 assert repr(found) == repr(given)
+            for field in local.schema:
+                columns = ([_plain(v) for v in each[field]] for each in (far, local))
+                assert len(set(map(repr, columns))) == 1
 
 
 def _plain(value: Any) -> Any:
     """Return a value without its source."""
+    if isinstance(value, bytes):
+        return bytes(value)
     data = getattr(value, "data", None)
     return bytes(data) if hasattr(value, "packets") and data is not None else value
 
