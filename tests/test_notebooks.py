@@ -311,6 +311,20 @@ def test_nothing_is_read_of_a_remote_dataset_nor_of_a_large_index(
         assert shown(clips).n_pictures == 0 and not clips.is_read
 
 
+def test_a_view_decodes_each_sample_once(
+    small: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+
+    def sample(self: RowView, index: int, **options: Any) -> dict[str, Any]:
+        decoded.append(index)
+        return small[index]
+
+    monkeypatch.setattr(RowView, "sample", sample)
+    assert shown(RowView(small)).n_pictures == 5
+    assert decoded == [0, 1, 3, 5, 7]
+
+
 def test_a_view_without_samples_says_why(tmp_path: Path) -> None:
     stream = demux(str(write_video(tmp_path / "a.mp4", scene(20))))
     with DatasetWriter(tmp_path / "set", Schema({"video": Video()})) as writer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,15 +74,10 @@ def view_html(view: SampleView) -> str:
     arrays = [array for field in schema.values() if (array := field.array) is not None]
     is_large = sum(array.row_bytes or 0 for array in arrays) > _MAX_SAMPLE_BYTES
     can_read = bool(n) and not dataset.remote_storages and not is_large
-    first: dict[str, Any] = {}
+    sample = functools.lru_cache(1)(view.sample)
 
     def value(i: int, name: str) -> Any:
-        if i or not first:
-            sample = view.sample(i)
-            if i:
-                return sample[name]
-            first.update(sample)
-        return first[name]
+        return sample(i).get(name)
 
     parts = [note(failure), _table(schema, lambda name: value(0, name), can_read=can_read)]
     if can_read:
