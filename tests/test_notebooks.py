@@ -318,7 +318,7 @@ def test_a_view_decodes_each_sample_once(
 
     def sample(self: RowView, index: int, **options: Any) -> dict[str, Any]:
         decoded.append(index)
-        return small[index]
+        return {**small[index]}
 
     monkeypatch.setattr(RowView, "sample", sample)
     assert shown(RowView(small)).n_pictures == 5

@@ -324,11 +324,17 @@ class SampleReader(Closing):
         self._stored = [each.name for each in sources if each.is_stored]
         self._converted = [each for each in sources if each.is_converted]
         self._others = [each for each in sources if not each.is_stored]
-        self._names = [name for each in sources for name in each.names]
+        self.names = [name for each in sources for name in each.names]
+        """The fields of a sample."""
         self._by_name = {name: each for each in sources for name in each.names}
         self._claims = {
             name: pack_state(i, CLAIMED) for i, each in enumerate(sources) for name in each.names
         }
+
+    def has_stored_values(self, name: str) -> bool:
+        """Return True if samples have the stored values of a field, not decoded or made ones."""
+        source = self._by_name[name]
+        return source.is_stored and not source.is_converted
 
     def read(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return sample k of a chunk, with its fields in the order of the sources."""
@@ -342,7 +348,7 @@ class SampleReader(Closing):
             return sample
         for source in self._others:
             sample |= source.read_sample(chunk, k)
-        return {name: sample[name] for name in self._names}
+        return {name: sample[name] for name in self.names}
 
     def fill(self, batch: BatchRows) -> int:
         """Write all samples of a batch; return the number of heap bytes in use.

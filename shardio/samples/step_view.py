@@ -265,9 +265,11 @@ class StepView(DividedView):
         """The cumulative numbers of steps of the rows."""
         return self._found[0].ends
 
-    def __repr__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The number of the steps, and the fields around them."""
         count = f"{len(self)} " if self.is_read else ""
-        return f"StepView({count}steps with {', '.join(self.steps.offsets)}, of {self.dataset!r})"
+        return f"{count}steps with {', '.join(self.steps.offsets)}"
 
     @property
     def fields(self) -> tuple[str, ...]:

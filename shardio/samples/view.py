@@ -153,15 +153,14 @@ class SampleView(Sequence[dict[str, Any]]):
             InvalidArgument: the field is decoded for each sample, or `rows` does not match.
             ShardCorrupt, …: the values cannot be read.
         """
-        if name not in self.fields:
-            raise unknown_field(repr(self), name, self.fields)
-        is_clip = self.clip is not None and name == self.clip.field
-        is_decoded = self.dataset.schema[name].medium in ("image", "audio")
-        if self.spans_rows or is_clip or is_decoded:
+        reader = self._reader
+        if name not in reader.names:
+            raise unknown_field(repr(self), name, reader.names)
+        if not reader.has_stored_values(name):
+            stored = f", or view.dataset[{name!r}] for the stored values"
             raise InvalidArgument(
                 f"{self!r}: the values of {name!r} are made for each sample, and are no column: "
-                f"write [sample[{name!r}] for sample in view], or view.dataset[{name!r}] for the "
-                "stored values"
+                f"write [sample[{name!r}] for sample in view]{stored * (name in self.fields)}"
             )
         n = len(self)
         numbers = np.arange(n) if rows is None else check_rows(rows, n, "rows")

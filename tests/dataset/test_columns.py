@@ -17,6 +17,7 @@ from tests.shards import EVERY_FIELD, MEDIA_FIELDS, every_field_sample, media_sa
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 N = 50
+ROBOT = shardio.Array("int64")
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,23 @@ def test_views_have_the_columns_that_are_not_decoded(tmp_path: Path) -> None:
                 clips[name]
         with pytest.raises(KeyError, match="did you mean 'label'"):
             clips["lable"]
+
+
+def test_steps_have_the_columns_of_their_rows(tmp_path: Path) -> None:
+    schema = shardio.Schema(
+        {"action": shardio.Array("float32", (None, 2)), "task": shardio.Text(), "robot": ROBOT}
+    )
+    samples = [
+        {"action": np.ones((n, 2), np.float32), "task": f"task {n}", "robot": n} for n in (3, 1, 2)
+    ]
+    made = write_dataset(tmp_path / "set", 3, 2, schema, samples)
+    with shardio.open(made) as dataset:
+        steps = dataset.windows({"action": [0, 1]})
+        assert steps["robot"].tolist() == [3, 3, 3, 1, 2, 2]
+        assert steps.column("task", [0, 5]) == ["task 3", "task 2"]
+        for name, hint in (
+            ("action", "or view.dataset"),
+            ("action_mask", r"for sample in view\]$"),
+        ):
+            with pytest.raises(InvalidArgument, match=hint):
+                steps[name]
