@@ -18,6 +18,7 @@ from shardio._loading.options import (
     TORCH_ADVICE,
     Collate,
     Decode,
+    Layout,
     LoaderOptions,
     OnError,
     batch_spec_of,
@@ -116,6 +117,10 @@ class ShardLoader(Closing):
             are clips. Sound is an array of audio samples, and a field `NAME_span` has the range of
             this array that is not padding. False delivers the bytes of the files. A dict maps each
             field to True, to False or, for sound, to a `shardio.Sound`.
+        layout: the order of the axes of pictures and clips: "HWC" for (…, height, width, channels),
+            "CHW" for (…, channels, height, width), a view of the same memory. The default is "CHW"
+            if `transform` or `batch_transform` gets tensors (see `shardio.transforms.OnTensors`),
+            otherwise "HWC".
 
     Raises:
         InvalidArgument: an option is invalid; the message lists the accepted values.
@@ -152,6 +157,7 @@ class ShardLoader(Closing):
         collate: Collate = "stack",
         start_method: StartMethod = "zygote",
         decode: Decode = True,
+        layout: Layout | None = None,
     ) -> None:
         # The signature lists the options for users; LoaderOptions checks their values.
         self._options = options = LoaderOptions.of(locals())
@@ -195,6 +201,16 @@ class ShardLoader(Closing):
         `collate` of the loader have no effect on this sample.
         """
         return self._engine.view
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of a batch, with their types as they arrive.
+
+        The shape of an array is that of one sample if all samples have the same shape or the batch
+        has a list of arrays; otherwise (collate="pad", "ragged" or a function) that of the batch.
+        With functions, this property waits until a worker has computed the first sample.
+        """
+        return self._engine.layout().delivered_schema
 
     @property
     def epoch(self) -> int:

@@ -29,7 +29,7 @@ from shardio.storage.remote.connection import is_url
 
 __all__ = ["MapView"]
 
-_OPTIONS: Final = ("fields", "transform", "decode")
+_OPTIONS: Final = ("fields", "transform", "decode", "layout")
 
 
 class MapView(Closing):
@@ -42,13 +42,13 @@ class MapView(Closing):
     Args:
         dataset: a folder or its URL, an open dataset, or a view of one, such as
             `dataset.clips(frames=16)`; not a mixture.
-        options: `fields`, `transform` and `decode` of ShardLoader. The seed of the transform's
+        options: `fields`, `transform`, `decode` and `layout` of ShardLoader. The seed of the transform's
             random numbers is drawn from Python's global random generator, which DataLoader seeds
             differently in each worker.
 
     Raises:
         InvalidArgument: an option is invalid, or `dataset` is a mixture.
-        TypeError: an option is not `fields`, `transform` or `decode`.
+        TypeError: an option is not `fields`, `transform`, `decode` or `layout`.
         DatasetNotFound, …: the dataset cannot be opened.
         IndexError, TypeError: (from `view[i]`) an index is out of range or not an integer.
     """

@@ -19,8 +19,8 @@ from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration
 from shardio._engine.filling.batch_spec import shard_paths
 from shardio._workers.processes.linux import Finalizer
-from shardio.batch.batch import Batch, Skipped
-from shardio.batch.layout import BlockLayout
+from shardio.batch.batch import Batch, Skipped, Wrap
+from shardio.batch.layout import BlockLayout, to_channels_first
 from shardio.dataset.dataset import Dataset
 from shardio.outputs import TensorAdapter
 
@@ -50,6 +50,7 @@ class BatchAssembler:
         self._engine, self._adapter = engine, adapter
         self._reuses, self._max_skips = reuses, max_skips
         self._files = shard_paths(dataset)
+        self._wrap_items = None if adapter is None else _wrap_of_items(adapter, reuses=reuses)
 
     def hand_over(self, delivered: DeliveredBlock, iteration: EpochIteration) -> Batch:
         layout = iteration.layout
@@ -69,8 +70,13 @@ class BatchAssembler:
                 leased = self._private_copy(number, layout.heap + heap_bytes)
             block = leased
             values = self._values(layout, n_rows, block)
-        epoch = iteration.plan.epoch
-        batch = Batch(layout, block, n_rows, values, epoch, step, *self._files, skipped)
+        if layout.channels_first:
+            values = {
+                name: to_channels_first(value) if name in layout.channels_first else value
+                for name, value in values.items()
+            }
+        epoch, wrap = iteration.plan.epoch, self._wrap_items
+        batch = Batch(layout, block, n_rows, values, epoch, step, *self._files, skipped, wrap)
         # Do this last: from now on, the batch counts as consumed.
         iteration.next_loop_step = step + 1
         return batch
@@ -122,6 +128,16 @@ class BatchAssembler:
                 stacklevel=caller_stacklevel(),
             )
         return copy
+
+
+def _wrap_of_items(adapter: TensorAdapter, *, reuses: bool) -> Wrap | None:
+    """Return the function that converts the arrays in lists; None if they stay arrays."""
+    if not adapter.wraps_items:
+        return None
+    if adapter.aliases or not reuses:
+        return adapter.wrap
+    # The block will be overwritten, and the tensor may share its memory, although it must not.
+    return lambda array, owner, dtype: adapter.wrap(array.copy(), owner, dtype)
 
 
 class LoaderIterator:

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardio._base.callers import caller_stacklevel, one_of, takes_rng
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._engine.filling.batch_spec import BatchSpec
+from shardio._engine.filling.batch_spec import BatchSpec, is_picture
 from shardio._workers.processes.limits import default_budget, usable_cpus
 from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
 from shardio.errors import InvalidArgument
@@ -31,6 +31,7 @@ from shardio.order.sampling import (
     check_shuffle,
 )
 from shardio.outputs import OUTPUTS, Output
+from shardio.outputs.torch import OnTensors, as_transform
 from shardio.samples.clip_view import ClipView, default_clip
 from shardio.samples.clips import Clip
 from shardio.samples.media import audio_schema, image_schema, media_fields, span_field
@@ -40,6 +41,8 @@ from shardio.samples.packing import Pack
 from shardio.samples.view import RowView, SampleView
 
 OnError = Literal["raise", "skip"]
+Layout = Literal["HWC", "CHW"]
+"""The order of the axes of pictures: (height, width, channels), or channels first."""
 _ON_ERROR: Final = get_args(OnError)
 _MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
@@ -158,10 +161,17 @@ def check_seconds(name: str, value: Any) -> float | None:
 
 
 def check_user_function(name: str, function: Any, given: str) -> Any:
-    if function is not None:
-        if not callable(function):
-            raise InvalidArgument(f"{name} must be callable; found {function!r}")
-        takes_rng(name, given, function)
+    if function is None:
+        return None
+    if not callable(function):
+        raise InvalidArgument(f"{name} must be callable; found {function!r}")
+    if type(function).__module__ == "torchvision.transforms.transforms":
+        raise InvalidArgument(
+            f"{name}: {type(function).__name__} of torchvision.transforms takes a picture, and not "
+            f"a {given}: write torchvision.transforms.v2.{type(function).__name__}"
+        )
+    function = as_transform(function)
+    takes_rng(name, given, function)
     return function
 
 
@@ -190,6 +200,7 @@ Collate = (
     | Mapping[str, CollateKind | Sizes]
     | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 )
+_LAYOUTS: Final = get_args(Layout)
 _START_METHODS: Final = ("zygote", "spawn", "thread")
 _MAX_WORKERS: Final = 1024
 """The maximum number of workers. A worker takes several file descriptors and 10 MB of memory."""
@@ -245,6 +256,7 @@ class LoaderOptions:
     reuse: bool = _option(one_of, (True, False))
     collate: Collation = _option(_check_collation)
     start_method: StartMethod = _option(one_of, _START_METHODS)
+    layout: Layout | None = _option(one_of, _LAYOUTS, default=lambda: None)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
@@ -363,6 +375,8 @@ def batch_spec_of(
         found = audio_schema(view.sample_schema(stored), media.sounds)
         options.collate.expand(image_schema(found, media.pictures))
     selection, tables = dataset.rows.row_list, view.tables().items()
+    pictures = _picture_fields(view, media)
+    transform, batch_transform, channels_first = _functions_for(options, pictures)
     return BatchSpec(
         source=dataset.worker_source,
         fields=media.fields,
@@ -370,8 +384,8 @@ def batch_spec_of(
         n_samples=len(view),
         is_full_shuffle=ORDERS[options.shuffle] is FullShuffle,
         seed=options.seed,
-        transform=options.transform,
-        batch_transform=options.batch_transform,
+        transform=transform,
+        batch_transform=batch_transform,
         collation=options.collate,
         skips=options.max_skips is not None,
         pictures=media.pictures,
@@ -379,4 +393,35 @@ def batch_spec_of(
         make_view=view.factory,
         tables={name: (table.array.dtype.str, len(table.array)) for name, table in tables},
         n_selected=None if selection is None else len(selection),
+        channels_first=pictures if channels_first else None,
     )
+
+
+def _picture_fields(view: SampleView, media: Media) -> frozenset[str]:
+    """Return the fields of pictures: decoded images and clips, and uint8 arrays of that shape."""
+    found, schema = set(media.pictures), view.dataset.schema
+    if isinstance(view, ClipView) and view.video in media.fields and view.clip.pixels == "rgb":
+        found.add(view.video)
+    arrays = ((name, schema[name].array) for name in media.fields)
+    return frozenset(found | {name for name, array in arrays if array and is_picture(array)})
+
+
+def _functions_for(
+    options: LoaderOptions, pictures: frozenset[str]
+) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None, bool]:
+    """Return the transforms of samples and batches, and True if batches permute pictures.
+
+    Tensors of pictures have the channels first. If the last function returns tensors, its results
+    are therefore permuted only for layout="HWC", and in the worker.
+    """
+    transform, batch_transform, layout = options.transform, options.batch_transform, options.layout
+    if isinstance(batch_transform, OnTensors):
+        is_first = isinstance(transform, OnTensors) and layout != "HWC"
+        batch_transform = batch_transform.for_batches(pictures, channels_first=is_first)
+    if layout == "HWC":
+        if isinstance(transform, OnTensors):
+            transform = transform.returning_arrays()
+        if isinstance(batch_transform, OnTensors):
+            batch_transform = batch_transform.returning_arrays()
+    uses_tensors = any(isinstance(each, OnTensors) for each in (transform, batch_transform))
+    return transform, batch_transform, layout == "CHW" and not uses_tensors

@@ -12,13 +12,23 @@ import numpy.typing as npt
 
 from shardio._base.classes import listed
 from shardio._base.html import format_shape, fragment, pictures, table
-from shardio.batch.layout import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
+from shardio.batch.layout import (
+    FILLED,
+    BlockLayout,
+    FixedSlot,
+    VaryingSlot,
+    WholeSlot,
+    missing_dtype,
+    to_channels_first,
+)
 from shardio.errors import ShardCorrupt
 from shardio.media.values import describe, thumbnail
 
 _N_PICTURES: Final = 5
 """The number of rows of which a notebook shows thumbnails."""
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
+Wrap = Callable[[Any, object, str | None], Any]
+"""The method `wrap` of a TensorAdapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ class Batch(Mapping[str, Any]):
         "_lists",
         "_paths",
         "_values",
+        "_wrap",
         "epoch",
         "n_rows",
         "skipped",
@@ -75,8 +86,10 @@ class Batch(Mapping[str, Any]):
         paths: Sequence[str] = (),
         column_paths: Mapping[str, Sequence[str]] = _NONE,
         skipped: tuple[Skipped, ...] = (),
+        wrap: Wrap | None = None,
     ) -> None:
         self._layout, self._block, self._values = layout, block, values
+        self._wrap = wrap  # converts the arrays in lists to tensors
         self._lists: dict[str, list[Any]] = {}
         # Used in errors: the paths of the dataset's shards and, for each column that was added to
         # the dataset later, the paths of the column's own shards.
@@ -113,7 +126,8 @@ class Batch(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         step = f"step {self.step} of epoch {self.epoch}: {self.n_rows} rows"
-        kinds = {name: f"list of {field!r}" for name, field in self._layout.schema.items()}
+        schema = self._layout.delivered_schema
+        kinds = {name: f"list of {field!r}" for name, field in schema.items()}
         kinds |= {name: f"{v.dtype} {tuple(v.shape)}" for name, v in self._values.items()}
         shown = (f"{name} {kind}" for name, kind in kinds.items())
         return f"Batch({listed((step, *shown), 193)})"
@@ -185,9 +199,13 @@ class Batch(Mapping[str, Any]):
         """The layout of the block, the block of the batch, and the number of used rows."""
         return self._layout, self._block, self.n_rows
 
-    def map_arrays(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
-        """Return a copy of the batch with `wrap` applied to each array; see `TensorAdapter`."""
+    def map_arrays(self, wrap: Wrap, wrap_items: Wrap | None) -> Batch:
+        """Return a copy of the batch with `wrap` applied to each array; see `TensorAdapter`.
+
+        `wrap_items` is applied to the arrays in lists.
+        """
         made, layout = copy(self), self._layout
+        made._wrap, made._lists = wrap_items, {}
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
         made._values = {
             slot.name: wrap(self._values[slot.name], self._block, slot.logical_dtype)
@@ -215,9 +233,21 @@ class Batch(Mapping[str, Any]):
                 values = field.decode_batch(records)
             except (ShardCorrupt, ValueError, RecursionError) as error:
                 raise self._record_error(slot.name, records, error) from error
+        is_array = array is not None or field.item is not None
+        if is_array and (self._wrap is not None or slot.name in layout.channels_first):
+            values = [self._delivered(slot.name, value) for value in values]
         for i in np.flatnonzero(~self.present(slot.name)).tolist():
             values[i] = None
         return values
+
+    def _delivered(self, name: str, value: Any) -> Any:
+        """Return an array of a list, or a list of arrays, as the output and the layout have it."""
+        if isinstance(value, list):
+            return [self._delivered(name, each) for each in value]
+        if self._wrap is not None:
+            field = self._layout.schema[name]
+            value = self._wrap(value, self._block, missing_dtype(field.array or field.item))
+        return to_channels_first(value) if name in self._layout.channels_first else value
 
     def _record_error(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
         """Return the error for the first row with an invalid value; decoding raised `error`."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from shardio.batch.collation import DEFAULT_COLLATION, Collation, JoinedField
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import Array
+from shardio.format.types import Array, Field
 
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
@@ -136,11 +136,25 @@ class BlockLayout:
     heap: int
     """The offset of the heap in the block."""
     inner: BlockLayout | None = None
+    channels_first: frozenset[str] = frozenset()
+    """Fields of pictures, (…, height, width, channels) in the block, that a batch delivers as
+    (…, channels, height, width)."""
 
     @property
     def has_heap(self) -> bool:
         """True if some values are in the heap; blocks then grow as needed."""
         return bool(self.varying or self.whole)
+
+    @property
+    def delivered_schema(self) -> Schema:
+        """The schema of batches as they are delivered: `schema`, with the channels first."""
+        fields: dict[str, Field] = dict(self.schema)
+        for name in self.channels_first:
+            if (array := self.schema[name].array) is not None:
+                *outer, height, width, channels = array.shape
+                if channels is None or 1 <= channels <= 4:
+                    fields[name] = replace(array, shape=(*outer, channels, height, width))
+        return Schema(fields)
 
     def origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
         """Return the origin table of a block."""
@@ -210,6 +224,18 @@ class BlockLayout:
         origins["status"][n_valid:] = PADDED
 
 
+def to_channels_first(value: Any) -> Any:
+    """Return a view of an array or tensor of pictures, with the channels before height and width.
+
+    A value without one to four channels in its last axis is returned as it is.
+    """
+    n = value.ndim
+    if n < 3 or not 1 <= value.shape[-1] <= 4:
+        return value
+    order = *range(n - 3), n - 1, n - 3, n - 2
+    return value.permute(*order) if hasattr(value, "permute") else value.transpose(*order)
+
+
 def is_fixed(schema: Schema, name: str) -> bool:
     """Return True if the field is an array of the same shape in every sample."""
     array = schema[name].array
@@ -275,7 +301,7 @@ def _assign_offsets(
     for name, field in schema.items():
         if name in whole and (array := field.array) is not None:
             n_dims = len(array.shape)
-            heads[name] = WholeSlot(name, offset, array.numpy, n_dims, _missing_dtype(array))
+            heads[name] = WholeSlot(name, offset, array.numpy, n_dims, missing_dtype(array))
             offset = _align(offset + (1 + n_dims) * 8)
         elif not is_fixed(schema, name):
             n_dims = 0 if field.array is None else len(field.array.shape)
@@ -288,7 +314,7 @@ def _assign_offsets(
         if array is not None and array.is_fixed and name not in whole:
             shape = tuple(d for d in array.shape if d is not None)
             row_bytes = array.row_bytes or 0
-            logical = _missing_dtype(array)
+            logical = missing_dtype(array)
             fixed.append(FixedSlot(name, offset, array.numpy, shape, row_bytes, logical))
             offset = _align(offset + n_rows * row_bytes)
     heap = -(-offset // PAGE) * PAGE
@@ -300,8 +326,9 @@ def _assign_offsets(
     return BlockLayout(schema, samples, n_rows, *parts, heap)
 
 
-def _missing_dtype(field: Array) -> str | None:
-    return field.dtype if field.dtype == "bfloat16" else None
+def missing_dtype(field: Array | None) -> str | None:
+    """Return the dtype of a field if NumPy lacks it ("bfloat16"), else None."""
+    return field.dtype if field is not None and field.dtype == "bfloat16" else None
 
 
 def _align(n_bytes: int) -> int:

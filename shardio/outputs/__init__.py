@@ -23,9 +23,11 @@ class TensorAdapter(Protocol):
     """A converter to tensors, from arrays that are views of a batch's block.
 
     If `aliases` is True, a tensor shares its array's memory: writes to the array change the tensor.
+    If `wraps_items` is False, the arrays in lists stay NumPy arrays.
     """
 
     aliases: bool
+    wraps_items: bool
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
         """Return an array as a tensor, or raise InvalidArgument if the framework lacks its dtype.

@@ -23,6 +23,7 @@ class JaxAdapter:
     """
 
     aliases = False
+    wraps_items = True
 
     def __init__(self, device: str | None = None) -> None:
         self._jax = import_extra("output='jax' needs JAX", "jax", "jax")

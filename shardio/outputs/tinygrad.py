@@ -57,6 +57,7 @@ class TinygradAdapter:
         self._devices = tuple(_open(name) for name in names)
         if not names or len(set(self._devices)) < len(names):
             raise InvalidArgument(f"device must name different devices; found {device!r}")
+        self.wraps_items = len(self._devices) == 1  # the items of a list cannot be sharded by rows
         self._waits = [find_synchronize(name) for name in self._devices]
         self._n_staged_bytes = 0
         self._view = find_view(self._devices[0]) if _kinds(self._devices) == ["CPU"] else None

@@ -1,16 +1,22 @@
-"""Convert arrays to torch tensors: shared memory on the CPU, copies on other devices.
+"""Convert arrays to torch tensors, in batches and for transforms.
 
-A tensor on the CPU, a view of it, or a NumPy array made from it keeps the block of memory alive.
+In a batch, tensors are shared memory on the CPU, and copies on other devices. A tensor on the CPU,
+a view of it, or a NumPy array made from it keeps the block of memory alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
 
 Ndarray = npt.NDArray[Any]
@@ -18,6 +24,8 @@ Ndarray = npt.NDArray[Any]
 
 class TorchAdapter:
     """An adapter for torch tensors on a device; the default is the CPU."""
+
+    wraps_items = True
 
     def __init__(self, device: str | None = None) -> None:
         self._torch = import_extra("output='torch' needs torch", "torch", "torch")
@@ -69,3 +77,112 @@ def _open(torch: Any, name: str) -> Any:
             f"({type(error).__name__}: {error}); device='cpu' works everywhere"
         ) from error
     return device
+
+
+class OnTensors:
+    """A transform that calls a function with torch tensors in place of NumPy arrays.
+
+    Pictures, uint8 of (height, width, 3), become `tv_tensors.Image` of (3, height, width), and
+    clips become `tv_tensors.Video` of (frames, 3, height, width); without torchvision, both are
+    plain tensors. Decoded media are not copied; stored arrays are, because they are read-only, and
+    torch does not know read-only tensors. Numbers, text and bytes stay as they are. The loader
+    takes pictures as the function returns them, in (channels, height, width), unless it has the
+    option layout="HWC".
+
+    A torch module, such as a transform of `torchvision.transforms.v2`, needs no OnTensors: a loader
+    calls it in the same way.
+
+    Args:
+        function: f(sample) or f(sample, rng), which returns a dict. As a `batch_transform`, it gets
+            the fields of a whole batch.
+
+    Raises:
+        InvalidArgument: `function` cannot be called in this way.
+        UnsupportedEnvironment: (in the call) torch is missing.
+    """
+
+    takes_writable = True
+    """Decoded arrays may be writable, because nothing else refers to them."""
+
+    def __init__(self, function: Callable[..., Mapping[str, Any]]) -> None:
+        if not callable(function):
+            raise InvalidArgument(f"OnTensors takes a function of a sample; found {function!r}")
+        self._function, self._draws = function, takes_rng("OnTensors", "sample", function)
+        self._pictures: frozenset[str] = frozenset()
+        self._n_leading = 0
+        self._gets_channels_first = self._returns_arrays = False
+
+    def __repr__(self) -> str:
+        return f"OnTensors({self._function!r})"
+
+    def returning_arrays(self) -> Self:
+        """Return a copy whose results are NumPy arrays, with pictures in (height, width, 3)."""
+        made = copy.copy(self)
+        made._returns_arrays = True
+        return made
+
+    def for_batches(self, pictures: frozenset[str], *, channels_first: bool) -> Self:
+        """Return a copy for batches, in which the fields `pictures` have pictures or clips.
+
+        `channels_first` is True if these fields have the shape (rows, …, 3, height, width).
+        """
+        made = copy.copy(self)
+        made._pictures, made._n_leading, made._gets_channels_first = pictures, 1, channels_first
+        return made
+
+    def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> Any:
+        """Convert a sample to tensors, and return the result of the function."""
+        given = {name: self._tensors(name, value) for name, value in sample.items()}
+        made = self._function(given, rng) if self._draws else self._function(given)
+        if not self._returns_arrays or not isinstance(made, Mapping):
+            return made
+        pictures = {name for name, value in sample.items() if self._is_picture(name, value)}
+        return {name: _channels_last(value, name in pictures) for name, value in made.items()}
+
+    def _tensors(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._tensors(name, each) for each in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        torch, tv_tensors = _packages()
+        tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
+        if not self._is_picture(name, value):
+            return tensor
+        if not self._gets_channels_first:
+            tensor = tensor.movedim(-1, -3)
+        if tv_tensors is None:
+            return tensor
+        is_clip = value.ndim - self._n_leading > 3
+        return (tv_tensors.Video if is_clip else tv_tensors.Image)(tensor)
+
+    def _is_picture(self, name: str, value: Any) -> bool:
+        if not isinstance(value, np.ndarray) or value.ndim - self._n_leading not in (3, 4):
+            return False
+        return name in self._pictures or (value.dtype == np.uint8 and value.shape[-1] == 3)
+
+
+def as_transform(function: Any) -> Any:
+    """Return a user's transform; a torch module becomes an OnTensors."""
+    torch = sys.modules.get("torch")
+    is_module = torch is not None and isinstance(function, torch.nn.Module)
+    return OnTensors(function) if is_module else function
+
+
+@functools.cache
+def _packages() -> tuple[Any, Any]:
+    """Return the modules torch and torchvision.tv_tensors, or None for the latter."""
+    torch = import_extra("a transform of tensors needs torch", "torch", "torch")
+    try:
+        return torch, importlib.import_module("torchvision.tv_tensors")
+    except ImportError:
+        return torch, None
+
+
+def _channels_last(value: Any, is_picture: bool) -> Any:  # noqa: FBT001
+    torch, tv_tensors = _packages()
+    if not isinstance(value, torch.Tensor):
+        return value
+    if tv_tensors is not None:
+        is_picture = is_picture or isinstance(value, tv_tensors.Image | tv_tensors.Video)
+    tensor = value.as_subclass(torch.Tensor)
+    return tensor.movedim(-3, -1) if is_picture and tensor.ndim >= 3 else tensor

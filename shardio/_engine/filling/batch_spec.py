@@ -16,7 +16,9 @@ from shardio.batch.layout import BlockLayout, layout_for_batches, layout_for_sam
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import ShardPaths
 from shardio.dataset.selection import RowList
+from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
+from shardio.format.types import Array
 from shardio.order import EpochOrder, Order, Samples, Sequential
 from shardio.order.permutation import CHUNK
 from shardio.order.ranks import RankPartition
@@ -41,6 +43,8 @@ class BatchSpec:
         make_view: a function that creates the view from the dataset and the view's tables.
         tables: the dtype and the length of each table (an array of numbers) of the view.
         n_selected: the number of selected rows; None if the dataset is not a selection.
+        channels_first: the fields that have pictures, which batches deliver with the channels
+            before height and width; None for the order in which they are written.
     """
 
     source: DatasetSource | MixtureSpec
@@ -58,6 +62,7 @@ class BatchSpec:
     make_view: ViewFactory = partial(restored_view, RowView, ())
     tables: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     n_selected: int | None = None
+    channels_first: frozenset[str] | None = None
 
     @property
     def path(self) -> str:
@@ -88,9 +93,35 @@ class BatchSpec:
             # Decoded or transformed values are computed sample by sample. They are first written to
             # a block with the layout `inner`, and collated afterwards.
             layout = replace(layout, inner=layout_for_samples(samples, rows, stored=stored))
-        if schemas.batch is None:
-            return layout
-        return layout_for_batches(schemas.batch, schemas.whole, layout)
+        if schemas.batch is not None:
+            layout = layout_for_batches(schemas.batch, schemas.whole, layout)
+        return layout if self.channels_first is None else self._lay_channels_first(layout)
+
+    def _lay_channels_first(self, layout: BlockLayout) -> BlockLayout:
+        """Return the layout with the fields of pictures, and their masks, in `channels_first`."""
+        found, whole = set(), {slot.name for slot in layout.whole}
+        for name, field in layout.schema.items():
+            if (array := field.array) is not None:
+                n_dims = len(array.shape) - (name in whole)
+                is_known = name in (self.channels_first or ()) and n_dims in (3, 4)
+                if is_known or is_picture(array):
+                    found.add(name)
+        for slot in layout.joins + (layout.inner.joins if layout.inner else ()):
+            name, rule, field, _ = slot.join
+            if name not in (self.channels_first or ()) and not is_picture(field):
+                continue
+            if rule.kind == "ragged":
+                raise InvalidArgument(
+                    f"layout='CHW' and collate='ragged' of {name!r} exclude each other, because "
+                    "pictures are joined along their height: use 'list' or 'pad'"
+                )
+            found |= {slot.companion.name} if slot.companion else set()
+        return replace(layout, channels_first=frozenset(found))
+
+
+def is_picture(field: Array) -> bool:
+    """Return True for uint8 of (height, width, 3) or (frames, height, width, 3)."""
+    return field.dtype == "uint8" and len(field.shape) in (3, 4) and field.shape[-1] == 3
 
 
 class Schemas(NamedTuple):

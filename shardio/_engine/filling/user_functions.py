@@ -140,6 +140,7 @@ class TransformRunner:
         self._dataset, self._reader = view.dataset, reader
         self._transform: Any = (function := batch_spec.transform)
         self._takes_rng = function is not None and takes_rng("transform", "sample", function)
+        self._takes_writable = getattr(function, "takes_writable", False)
         self._generators = SampleGenerators(batch_spec.seed)
 
     def fill(self, batch: BatchRows) -> int:
@@ -178,7 +179,8 @@ class TransformRunner:
     def sample(self, chunk: IndexChunk, k: int) -> Any:
         """Run the transform on sample k of a chunk, with generators seeded for the sample."""
         sample, generators = self._reader.read(chunk, k), self._generators
-        _make_read_only(sample)
+        if not self._takes_writable:
+            _make_read_only(sample)
         key = generators.key(chunk.keys.epoch, chunk.positions[k])
         arguments = (sample, generators.from_key(key)) if self._takes_rng else (sample,)
         locate = functools.partial(self.location, chunk, k)

@@ -38,6 +38,7 @@ ELSEWHERE: Final = {
     "access": "the server opens the dataset",
     "start_method": "the server starts the workers",
     "reuse": "every received batch has its own memory",
+    "layout": "pictures arrive as (height, width, channels): permute them, x.movedim(-1, -3)",
 }
 """The options that a remote loader does not accept, and what decides them instead."""
 

@@ -322,7 +322,8 @@ class RemoteIteration:
         self._n_bytes += arrived.n_bytes
         self._n_skipped += len(batch.skipped)
         if self._adapter is not None:
-            batch = batch.map_arrays(self._adapter.wrap)
+            wrap = self._adapter.wrap
+            batch = batch.map_arrays(wrap, wrap if self._adapter.wraps_items else None)
         # Set the state last: from now on, the batch counts as taken.
         self.state = arrived.state
         return batch
