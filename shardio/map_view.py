@@ -42,9 +42,9 @@ class MapView(Closing):
     Args:
         dataset: a folder or its URL, an open dataset, or a view of one, such as
             `dataset.clips(frames=16)`; not a mixture.
-        options: `fields`, `transform`, `decode` and `layout` of ShardLoader. The seed of the transform's
-            random numbers is drawn from Python's global random generator, which DataLoader seeds
-            differently in each worker.
+        options: `fields`, `transform`, `decode` and `layout` of ShardLoader. The seed of the
+            transform's random numbers is drawn from Python's global random generator, which
+            DataLoader seeds differently in each worker.
 
     Raises:
         InvalidArgument: an option is invalid, or `dataset` is a mixture.

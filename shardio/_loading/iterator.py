@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 import warnings
@@ -76,7 +77,9 @@ class BatchAssembler:
                 for name, value in values.items()
             }
         epoch, wrap = iteration.plan.epoch, self._wrap_items
-        batch = Batch(layout, block, n_rows, values, epoch, step, *self._files, skipped, wrap)
+        batch = Batch.of_block(
+            layout, block, n_rows, values, epoch, step, *self._files, skipped, wrap
+        )
         # Do this last: from now on, the batch counts as consumed.
         iteration.next_loop_step = step + 1
         return batch
@@ -137,7 +140,11 @@ def _wrap_of_items(adapter: TensorAdapter, *, reuses: bool) -> Wrap | None:
     if adapter.aliases or not reuses:
         return adapter.wrap
     # The block will be overwritten, and the tensor may share its memory, although it must not.
-    return lambda array, owner, dtype: adapter.wrap(array.copy(), owner, dtype)
+    return functools.partial(_wrap_copy, adapter.wrap)
+
+
+def _wrap_copy(wrap: Wrap, array: npt.NDArray[Any], owner: object, dtype: str | None) -> Any:
+    return wrap(array.copy(), owner, dtype)
 
 
 class LoaderIterator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from shardio.batch.layout import (
     to_channels_first,
 )
 from shardio.errors import ShardCorrupt
+from shardio.format.types.array_values import is_of
 from shardio.media.values import describe, thumbnail
 
 _N_PICTURES: Final = 5
@@ -75,8 +77,36 @@ class Batch(Mapping[str, Any]):
         "step",
     )
 
-    def __init__(
-        self,
+    n_rows: int
+    """The number of rows, including padding."""
+    epoch: int
+    """The epoch, counted from 0."""
+    step: int
+    """The index of the batch in the epoch."""
+    skipped: tuple[Skipped, ...]
+    """The failed samples, which other samples replace in the batch."""
+
+    _layout: BlockLayout
+    _block: npt.NDArray[np.uint8]
+    _values: dict[str, Any]
+    _lists: dict[str, list[Any]]
+    _wrap: Wrap | None
+    """The function that converts the arrays in lists to tensors; None if they stay arrays."""
+    _paths: Sequence[str]
+    """The paths of the dataset's shards, for errors."""
+    _column_paths: Mapping[str, Sequence[str]]
+    """For each column that was added to the dataset later, the paths of its own shards."""
+
+    def __new__(cls, values: Mapping[str, Any] | None = None) -> Any:
+        """Return `values` as a dict, for libraries that rebuild a mapping as type(batch)(values).
+
+        Batches are made by `of_block`.
+        """
+        return object.__new__(cls) if values is None else dict(values)
+
+    @classmethod
+    def of_block(
+        cls,
         layout: BlockLayout,
         block: npt.NDArray[np.uint8],
         n_rows: int,
@@ -87,21 +117,14 @@ class Batch(Mapping[str, Any]):
         column_paths: Mapping[str, Sequence[str]] = _NONE,
         skipped: tuple[Skipped, ...] = (),
         wrap: Wrap | None = None,
-    ) -> None:
+    ) -> Batch:
+        """Return a batch of the first `n_rows` rows of a block."""
+        self: Batch = object.__new__(cls)
         self._layout, self._block, self._values = layout, block, values
-        self._wrap = wrap  # converts the arrays in lists to tensors
-        self._lists: dict[str, list[Any]] = {}
-        # Used in errors: the paths of the dataset's shards and, for each column that was added to
-        # the dataset later, the paths of the column's own shards.
+        self._wrap, self._lists = wrap, {}
         self._paths, self._column_paths = paths, column_paths
-        self.n_rows = n_rows
-        """The number of rows, including padding."""
-        self.epoch = epoch
-        """The epoch, counted from 0."""
-        self.step = step
-        """The index of the batch in the epoch."""
-        self.skipped = skipped
-        """The failed samples, which other samples replace in the batch."""
+        self.n_rows, self.epoch, self.step, self.skipped = n_rows, epoch, step, skipped
+        return self
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)
@@ -194,6 +217,23 @@ class Batch(Mapping[str, Any]):
                 return self._layout.present(self._block, slot)[: self.n_rows].copy()
         return np.ones(self.n_rows, np.bool_)
 
+    def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
+        """Return a copy of the batch whose torch tensors are on `device`; lists of tensors, too.
+
+        Values that are no tensors stay as they are. `non_blocking` is passed to `Tensor.to`.
+
+        Raises:
+            TypeError: the arrays of the batch are not torch tensors.
+        """
+        made = copy(self)
+        move = functools.partial(_moved, device=device, non_blocking=non_blocking)
+        made._values = {name: move(value) for name, value in self._values.items()}
+        schema = self._layout.schema
+        lists = (slot.name for slot in self._layout.varying)
+        arrays = (name for name in lists if schema[name].array or schema[name].item)
+        made._lists = {name: move(self[name]) for name in arrays}
+        return made
+
     @property
     def filled_block(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
         """The layout of the block, the block of the batch, and the number of used rows."""
@@ -265,3 +305,17 @@ class Batch(Mapping[str, Any]):
             path = paths[shard] if paths else f"shard number {shard}"
             return found.at(path=path, field=name, sample=row)
         return found.at(field=name)
+
+
+def _moved(value: Any, device: Any, *, non_blocking: bool) -> Any:
+    """Return a value with its torch tensors, also in lists, on another device."""
+    if isinstance(value, list):
+        return [_moved(each, device, non_blocking=non_blocking) for each in value]
+    if is_of(value, "torch", "Tensor"):
+        return value.to(device, non_blocking=non_blocking)
+    if hasattr(value, "shape"):
+        raise TypeError(
+            f"batch.to moves tensors of torch, and this batch has a {type(value).__name__}: pass "
+            'output="torch" to the loader'
+        )
+    return value

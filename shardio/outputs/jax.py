@@ -28,6 +28,11 @@ class JaxAdapter:
     def __init__(self, device: str | None = None) -> None:
         self._jax = import_extra("output='jax' needs JAX", "jax", "jax")
         self._device = None if device is None else _find_device(self._jax, device)
+        self._name = device
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Batches, which can be pickled, refer to their adapter.
+        return JaxAdapter, (self._name,)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
         """Return an array as a JAX array, which keeps `array` alive if they share memory."""

@@ -65,6 +65,10 @@ class TinygradAdapter:
         is_one_copy = not self.aliases and len(self._devices) == 1
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Batches, which can be pickled, refer to their adapter.
+        return TinygradAdapter, (self._devices,)
+
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
         """Return an array as a Tensor; each of several devices gets an equal share of the rows.
 

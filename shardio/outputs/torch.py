@@ -32,6 +32,10 @@ class TorchAdapter:
         self._device = _open(self._torch, device or "cpu")
         self.aliases: bool = self._device.type == "cpu"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Batches, which can be pickled, refer to their adapter.
+        return TorchAdapter, (str(self._device),)
+
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
         """Return an array as a tensor, which keeps the array alive on the CPU; a copy elsewhere."""
         tensor = self._cpu_tensor(array, dtype)

@@ -46,7 +46,7 @@ def make_batch(records: dict[str, list[bytes]] = RECORDS, n_rows: int = 3) -> Ba
                 layout.shapes(block, slot)[i] = (len(record) // 4, 2)
     (image,) = (layout.fixed_rows(block, slot, n_rows) for slot in layout.fixed)
     image[...] = np.arange(n_rows)[:, None, None]
-    return Batch(layout, block, n_rows, {"image": image}, epoch=2, step=7)
+    return Batch.of_block(layout, block, n_rows, {"image": image}, epoch=2, step=7)
 
 
 def test_fields_are_what_was_given_or_lists_of_values_made_once() -> None:

@@ -100,15 +100,15 @@ class BatchSpec:
     def _lay_channels_first(self, layout: BlockLayout) -> BlockLayout:
         """Return the layout with the fields of pictures, and their masks, in `channels_first`."""
         found, whole = set(), {slot.name for slot in layout.whole}
-        for name, field in layout.schema.items():
-            if (array := field.array) is not None:
+        for name, kind in layout.schema.items():
+            if (array := kind.array) is not None:
                 n_dims = len(array.shape) - (name in whole)
                 is_known = name in (self.channels_first or ()) and n_dims in (3, 4)
                 if is_known or is_picture(array):
                     found.add(name)
         for slot in layout.joins + (layout.inner.joins if layout.inner else ()):
-            name, rule, field, _ = slot.join
-            if name not in (self.channels_first or ()) and not is_picture(field):
+            name, rule, array, _ = slot.join
+            if name not in (self.channels_first or ()) and not is_picture(array):
                 continue
             if rule.kind == "ragged":
                 raise InvalidArgument(

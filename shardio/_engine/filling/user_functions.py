@@ -246,7 +246,7 @@ class BatchBuilder:
         batch.states[:] = _CLAIMED
         if not layout.joins:
             return self._write(batch, self._make(below))
-        rows = Batch(below.layout, below.memory.bytes, batch.n_rows, {}, 0, 0)
+        rows = Batch.of_block(below.layout, below.memory.bytes, batch.n_rows, {}, 0, 0)
         return self._join(batch, rows.__getitem__, copy_rows(below, batch))
 
     def _scratch(self, layout: BlockLayout) -> Scratch:
@@ -271,7 +271,7 @@ class BatchBuilder:
         epoch, start = rows.chunk.keys.epoch, rows.chunk.positions[rows.part.start]
         arrays = rows.layout.arrays(block, rows.n_rows)
         locate = functools.partial(self._batch_location, rows)
-        batch = Batch(rows.layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
+        batch = Batch.of_block(rows.layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
         made: Any = dict(batch)
         if (collate := batch_spec.collation.function) is not None:
             key = self._collation_keys.key(epoch, start)
