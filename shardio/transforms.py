@@ -21,8 +21,16 @@ import numpy.typing as npt
 from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment, install_hint
 from shardio.media import resize
+from shardio.outputs.torch import OnTensors, as_step
 
-__all__ = ["ColorJitter", "Compose", "HorizontalFlip", "Normalize", "RandomResizedCrop"]
+__all__ = [
+    "ColorJitter",
+    "Compose",
+    "HorizontalFlip",
+    "Normalize",
+    "OnTensors",
+    "RandomResizedCrop",
+]
 
 
 Pixels = npt.NDArray[np.uint8]
@@ -134,7 +142,8 @@ class Compose:
     """A chain of transforms, each called with the result of the previous one.
 
     Functions f(sample) or f(sample, rng) that return a dict are transforms too. All draw from the
-    same generator, one after another.
+    same generator, one after another. The results of torch modules and of OnTensors are converted
+    back to NumPy arrays, with pictures in (height, width, 3).
 
     Raises InvalidArgument if no transform is given, or one cannot be called in this way.
     """
@@ -145,7 +154,8 @@ class Compose:
         for transform in transforms:
             if not callable(transform):
                 raise InvalidArgument(f"Compose takes functions of a sample; found {transform!r}")
-        self._steps = [(t, takes_rng("each transform", "sample", t)) for t in transforms]
+        steps = [as_step(each) for each in transforms]
+        self._steps = [(t, takes_rng("each transform", "sample", t)) for t in steps]
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
         """Return the result of the last transform."""

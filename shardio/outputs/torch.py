@@ -141,7 +141,7 @@ class OnTensors:
         if not self._returns_arrays or not isinstance(made, Mapping):
             return made
         pictures = {name for name, value in sample.items() if self._is_picture(name, value)}
-        return {name: _channels_last(value, name in pictures) for name, value in made.items()}
+        return {name: _as_array(value, name in pictures) for name, value in made.items()}
 
     def _tensors(self, name: str, value: Any) -> Any:
         if isinstance(value, list):
@@ -172,6 +172,12 @@ def as_transform(function: Any) -> Any:
     return OnTensors(function) if is_module else function
 
 
+def as_step(function: Any) -> Any:
+    """Return a step of a chain of transforms, which takes and returns NumPy arrays."""
+    found = as_transform(function)
+    return found.returning_arrays() if isinstance(found, OnTensors) else found
+
+
 @functools.cache
 def _packages() -> tuple[Any, Any]:
     """Return the modules torch and torchvision.tv_tensors, or None for the latter."""
@@ -182,11 +188,20 @@ def _packages() -> tuple[Any, Any]:
         return torch, None
 
 
-def _channels_last(value: Any, is_picture: bool) -> Any:  # noqa: FBT001
+def _as_array(value: Any, is_picture: bool) -> Any:  # noqa: FBT001
+    """Return a tensor as an array, with the channels of pictures last; other values as they are.
+
+    A tensor that is no array of NumPy stays a tensor, which the loader converts or refuses.
+    """
     torch, tv_tensors = _packages()
     if not isinstance(value, torch.Tensor):
         return value
     if tv_tensors is not None:
         is_picture = is_picture or isinstance(value, tv_tensors.Image | tv_tensors.Video)
     tensor = value.as_subclass(torch.Tensor)
-    return tensor.movedim(-3, -1) if is_picture and tensor.ndim >= 3 else tensor
+    if is_picture and tensor.ndim >= 3:
+        tensor = tensor.movedim(-3, -1)
+    is_array = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not is_array or tensor.dtype is torch.bfloat16:
+        return tensor
+    return tensor.numpy(force=True)

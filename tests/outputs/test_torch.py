@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardio import Array, Schema, ShardLoader, Text
+from shardio import Array, List, Schema, ShardLoader, Text
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.format.types import DTYPES
@@ -41,13 +42,14 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
     return ShardLoader(folder, 4, **{"num_workers": 0, "output": "torch", **options})
 
 
-def test_batches_are_tensors_of_the_dtypes_of_the_fields_and_lists_stay_lists(folder: str) -> None:
+def test_batches_are_tensors_of_the_dtypes_of_the_fields_also_in_lists(folder: str) -> None:
     with _loader(folder) as loader:
         for batch in loader:
             assert batch["x"].shape == (batch.n_rows, 5, 3)
             assert batch["x"][:, 0, 0].tolist() == batch.indices.tolist()
             assert batch["note"] == [f"note {i}" for i in batch.indices]
-            assert [type(run) for run in batch["run"]] == [np.ndarray] * batch.n_rows
+            assert [type(run) for run in batch["run"]] == [torch.Tensor] * batch.n_rows
+            assert [run.tolist() for run in batch["run"]] == [[i] * (i % 3) for i in batch.indices]
             for name in DTYPES:
                 assert batch[f"as_{name}"].dtype == getattr(torch, name)
             bits = batch["as_bfloat16"].view(torch.int16)[:, 0]
@@ -151,3 +153,86 @@ def test_a_dataset_is_one_for_the_workers_of_torchs_loader(folder: str, method: 
             dataset, 4, num_workers=1, collate_fn=_labels, multiprocessing_context=method
         )
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+NESTED = Schema(
+    {
+        "image": Array("uint8", (4, 6, 3)),
+        "varying": Array("uint8", (None, None, 3)),
+        "parts": List(Array("int32", (None,))),
+        "halves": Array("bfloat16", (None,)),
+        "maybe": Array("float32", (None,), optional=True),
+        "note": Text(),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> str:
+    samples = [
+        {
+            "image": np.full((4, 6, 3), i, np.uint8),
+            "varying": np.full((4 + i, 6, 3), i, np.uint8),
+            "parts": [np.full(i, i, np.int32)] * 2,
+            "halves": np.full(i, 0x3F80, np.uint16),  # 1.0
+            "maybe": None if i == 1 else np.full(2, i, np.float32),
+            "note": f"note {i}",
+        }
+        for i in range(4)
+    ]
+    return write_dataset(tmp_path_factory.mktemp("nested") / "set", 4, 1, NESTED, samples)
+
+
+def test_arrays_in_lists_are_tensors_over_the_memory_of_the_batch(nested: str) -> None:
+    with _loader(nested) as loader:
+        batch = next(iter(loader))
+    _, block, _ = batch.filled_block
+    begin, end = block.ctypes.data, block.ctypes.data + block.nbytes
+    assert [begin <= each.data_ptr() < end for each in batch["varying"]] == [True] * 4
+    assert [each.tolist() for each in batch["parts"][3]] == [[3, 3, 3]] * 2
+    assert batch["halves"][2].tolist() == [1.0, 1.0]
+    assert batch["halves"][2].dtype == torch.bfloat16
+    assert batch["maybe"][1] is None and batch["maybe"][2].tolist() == [2.0, 2.0]
+    assert batch["note"][3] == "note 3"
+
+
+def test_tensors_in_lists_stay_valid_while_later_batches_arrive(nested: str) -> None:
+    with ShardLoader(nested, 1, output="torch", num_workers=1) as loader:
+        held = [batch["varying"][0] for batch in loader]
+    assert [set(each.flatten().tolist()) for each in held] == [{0}, {1}, {2}, {3}]
+
+
+def test_pictures_with_the_channels_first_are_channels_last_in_memory(nested: str) -> None:
+    with _loader(nested, layout="CHW") as loader:
+        batch = next(iter(loader))
+    image = batch["image"]
+    assert image.shape == (4, 3, 4, 6)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert [tuple(each.shape) for each in batch["varying"]] == [(3, 4 + i, 6) for i in range(4)]
+
+
+def test_to_moves_tensors_also_in_lists_and_leaves_the_rest(nested: str) -> None:
+    with _loader(nested) as loader:
+        batch = next(iter(loader))
+    moved = batch.to("meta", non_blocking=True)
+    assert moved["image"].device.type == "meta"
+    assert {each.device.type for each in moved["varying"]} == {"meta"}
+    assert {each.device.type for parts in moved["parts"] for each in parts} == {"meta"}
+    assert moved["maybe"][1] is None and moved["maybe"][0].device.type == "meta"
+    assert moved["note"] == batch["note"]
+    assert moved.indices.tolist() == batch.indices.tolist() and moved.n_rows == 4
+    assert batch["image"].device.type == "cpu" and batch["varying"][0].device.type == "cpu"
+    assert batch.to(torch.device("cpu"))["image"] is batch["image"]
+
+
+def test_only_tensors_of_torch_can_be_moved(nested: str) -> None:
+    for fields in (["image"], ["varying"]):
+        with _loader(nested, fields=fields, output="numpy") as loader:
+            with pytest.raises(TypeError, match='has a ndarray: pass output="torch"'):
+                next(iter(loader)).to("cpu")
+
+
+def test_a_batch_is_pickled_with_its_lists_of_tensors(nested: str) -> None:
+    with _loader(nested) as loader:
+        batch = pickle.loads(pickle.dumps(next(iter(loader))))
+    assert batch["varying"][2].tolist() == torch.full((6, 6, 3), 2).tolist()

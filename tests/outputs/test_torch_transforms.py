@@ -1,0 +1,348 @@
+"""Transforms that are given tensors: modules of torch, torchvision's v2, and OnTensors."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, InvalidArgument, List, Schema, ShardLoader, Text
+from shardio.errors import TransformError
+from shardio.map_view import MapView
+from shardio.transforms import Compose, HorizontalFlip, OnTensors
+from tests.loading import write_dataset
+
+torch = pytest.importorskip("torch", reason="needs torch, which the extra dev does without")
+
+N, BATCH = 10, 4
+SCHEMA = Schema(
+    {
+        "label": Array("int64"),
+        "image": Array("uint8", (8, 10, 3)),
+        "boxes": Array("float32", (None, 4)),
+        "parts": List(Array("int32", (None,))),
+        "name": Text(),
+    }
+)
+
+
+def _image(i: int) -> Any:
+    return np.random.default_rng(i).integers(0, 256, (8, 10, 3), np.uint8)
+
+
+def _sample(i: int) -> dict[str, Any]:
+    boxes = np.tile(np.array([1, 2, 5, 6], np.float32), (i % 3, 1))
+    parts = [np.full(i, i, np.int32)]
+    return {"label": i, "image": _image(i), "boxes": boxes, "parts": parts, "name": f"n{i}"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("transforms") / "set"
+    return write_dataset(path, N, 2, SCHEMA, map(_sample, range(N)))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> str:
+    schema = Schema({"clip": Array("uint8", (5, 8, 10, 3))})
+    samples = [{"clip": np.stack([_image(i)] * 5)} for i in range(N)]
+    return write_dataset(tmp_path_factory.mktemp("clips") / "set", N, 1, schema, samples)
+
+
+def loader(folder: str, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, BATCH, **{"num_workers": 0, "output": "torch", **options})
+
+
+def epoch(folder: str, name: str = "image", **options: Any) -> Any:
+    with loader(folder, **options) as made:
+        return torch.cat([batch[name] for batch in made])
+
+
+class Record(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A module that keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[dict[str, Any]] = []
+
+    def forward(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.given.append(sample)
+        return sample
+
+
+def test_a_module_is_given_tensors_and_what_is_no_array_as_it_is(folder: str) -> None:
+    record = Record()
+    with loader(folder, transform=record) as made:
+        next(iter(made))
+    given = record.given[-1]
+    assert list(given) == list(SCHEMA) and type(given) is dict
+    image = given["image"]
+    assert isinstance(image, torch.Tensor) and image.shape == (3, 8, 10)
+    assert np.array_equal(image.numpy(), _image(3).transpose(2, 0, 1))
+    assert isinstance(given["boxes"], torch.Tensor) and given["boxes"].shape == (0, 4)
+    assert given["parts"][0].tolist() == [3, 3, 3]
+    assert given["label"] == 3 and not isinstance(given["label"], torch.Tensor)
+    assert given["name"] == "n3"
+
+
+def test_a_plain_function_is_given_arrays_unless_it_is_wrapped(folder: str) -> None:
+    def kinds(sample: Mapping[str, Any]) -> dict[str, Any]:
+        return {"shape": np.array(sample["image"].shape), "kind": type(sample["boxes"]).__name__}
+
+    with loader(folder, transform=kinds) as made:
+        batch = next(iter(made))
+    assert batch["shape"][0].tolist() == [8, 10, 3] and batch["kind"][0] == "ndarray"
+    with loader(folder, transform=OnTensors(kinds)) as made:
+        batch = next(iter(made))
+    assert batch["shape"][0].tolist() == [3, 8, 10] and batch["kind"][0] == "Tensor"
+
+
+def _halved(sample: Mapping[str, Any]) -> dict[str, Any]:
+    image = sample["image"]
+    assert isinstance(image, torch.Tensor)
+    return {"image": image[:, ::2].float(), "label": sample["label"]}
+
+
+def test_results_arrive_as_they_are_returned_unless_hwc_is_asked_for(folder: str) -> None:
+    expected = np.stack([_image(i)[::2] for i in range(N)]).astype(np.float32)
+    for layout in (None, "CHW"):
+        found = epoch(folder, transform=OnTensors(_halved), layout=layout)
+        assert np.array_equal(found, expected.transpose(0, 3, 1, 2))
+    found = epoch(folder, transform=OnTensors(_halved), layout="HWC")
+    assert np.array_equal(found, expected)
+
+
+def _drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    draws = [torch.rand(()).item(), rng.random(), *torch.randint(99, (2,)).tolist()]
+    return {"image": sample["image"], "draws": torch.tensor(draws)}
+
+
+@pytest.mark.parametrize("start_method", ["zygote", "spawn", "thread"])
+def test_draws_do_not_depend_on_the_workers_and_differ_by_epoch(
+    folder: str, start_method: str
+) -> None:
+    def draws(**options: Any) -> list[Any]:
+        with loader(folder, transform=OnTensors(_drawn), shuffle=True, **options) as made:
+            return [torch.cat([batch["draws"] for batch in made]).tolist() for _ in range(2)]
+
+    expected = draws(seed=1)
+    assert draws(seed=1, num_workers=2, start_method=start_method) == expected
+    rows = [tuple(row) for row in itertools.chain(*expected, *draws(seed=2))]
+    assert len(set(rows)) == 4 * N
+
+
+def test_stored_arrays_are_copied_so_that_a_function_may_write(folder: str) -> None:
+    def brighter(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["image"].add_(1)
+        sample["boxes"].mul_(2)
+        return {"image": sample["image"]}
+
+    for workers in (0, 1):
+        found = epoch(folder, transform=OnTensors(brighter), layout="HWC", num_workers=workers)
+        assert np.array_equal(found, np.stack([_image(i) + np.uint8(1) for i in range(N)]))
+    assert np.array_equal(epoch(folder), np.stack([_image(i) for i in range(N)]))
+
+
+def test_decoded_pictures_are_given_without_a_copy(tmp_path_factory: Any) -> None:
+    pytest.importorskip("simplejpeg", reason="pictures are decoded")
+    import shardio
+    from shardio.media import encode_jpeg, image
+
+    out = tmp_path_factory.mktemp("decoded") / "set"
+    with shardio.DatasetWriter(out, Schema({"image": shardio.Image()})) as writer:
+        writer.append({"image": encode_jpeg(_image(0))})
+    addresses, decode = [], image.decode_image
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        pixels = decode(*arguments, **options)
+        addresses.append(pixels.ctypes.data)
+        return pixels
+
+    record = Record()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardio.samples.decoding.decode_image", noted)
+        with loader(str(out), transform=record) as made:
+            next(iter(made))
+    assert [each["image"].data_ptr() for each in record.given] == addresses != []
+
+
+def test_errors_name_the_sample_and_what_to_write(folder: str) -> None:
+    def on_meta(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"image": sample["image"].to("meta")}
+
+    with pytest.raises(TransformError, match=r"(?s)tensor on the CPU.*x\.cpu\(\).*sample 0 of"):
+        epoch(folder, transform=OnTensors(on_meta))
+    with pytest.raises(InvalidArgument, match="OnTensors takes a function of a sample; found 3"):
+        OnTensors(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="OnTensors must take"):
+        OnTensors(lambda a, b, c: {})
+
+
+def test_bfloat16_arrives_as_bfloat16(folder: str) -> None:
+    def halves(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"image": sample["image"].to(torch.bfloat16)}
+
+    found = epoch(folder, transform=OnTensors(halves))
+    assert found.dtype == torch.bfloat16
+    assert np.array_equal(found.int().permute(0, 2, 3, 1), np.stack([_image(i) for i in range(N)]))
+
+
+def test_in_a_chain_pictures_are_arrays_before_and_after(folder: str) -> None:
+    flipped = OnTensors(lambda sample: {"image": sample["image"].flip(-1)})
+    chain = Compose(HorizontalFlip(1.0), flipped, HorizontalFlip(0.0))
+    found = epoch(folder, transform=chain)
+    assert np.array_equal(found, np.stack([_image(i) for i in range(N)]))
+    assert epoch(folder, transform=chain, layout="CHW").shape == (N, 3, 8, 10)
+    assert epoch(folder, transform=Compose(Record(), HorizontalFlip())).shape == (N, 8, 10, 3)
+
+
+def test_a_transform_of_tensors_can_be_pickled_and_shows_its_function() -> None:
+    made = pickle.loads(pickle.dumps(OnTensors(_halved)))
+    assert made({"image": _image(0), "label": 1}, np.random.default_rng())["label"] == 1
+    assert repr(made).startswith("OnTensors(<function _halved")
+
+
+@pytest.mark.parametrize("layout", [None, "HWC"])
+def test_functions_of_batches_are_given_tensors_of_the_batch(folder: str, layout: Any) -> None:
+    seen = []
+
+    def mixed(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        seen.append((tuple(batch["image"].shape), batch["label"].dtype))
+        return {"image": batch["image"].flip(0), "label": batch["label"]}
+
+    options: dict[str, Any] = {"batch_transform": OnTensors(mixed), "layout": layout}
+    for transform in (None, OnTensors(_halved)):
+        seen.clear()
+        found = epoch(folder, transform=transform, tail="drop", **options)
+        height = 8 if transform is None else 4
+        assert set(seen) == {((BATCH, 3, height, 10), torch.int64)}
+        expected = np.stack([_image(i)[:: 8 // height] for i in (3, 2, 1, 0)])
+        if layout is None:
+            expected = expected.transpose(0, 3, 1, 2)
+        assert np.array_equal(found[:BATCH], expected)
+
+
+NEEDS_TORCHVISION = "torchvision's transforms are tested where it is installed"
+
+
+def v2() -> Any:
+    return pytest.importorskip("torchvision.transforms.v2", reason=NEEDS_TORCHVISION)
+
+
+def test_pictures_are_images_and_clips_videos_of_torchvision(folder: str, clips: str) -> None:
+    v2()
+    from torchvision import tv_tensors
+
+    record = Record()
+    for path in (folder, clips):
+        with loader(path, transform=record) as made:
+            next(iter(made))
+    assert type(record.given[0]["image"]) is tv_tensors.Image
+    assert type(record.given[0]["boxes"]) is torch.Tensor
+    assert type(record.given[-1]["clip"]) is tv_tensors.Video
+    assert record.given[-1]["clip"].shape == (5, 3, 8, 10)
+
+
+def _usual(v2: Any) -> Any:
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(6, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2)),
+            v2.RandomErasing(),
+        ]
+    )
+
+
+@pytest.mark.parametrize("start_method", ["zygote", "spawn", "thread"])
+def test_torchvisions_transforms_give_the_same_for_any_workers(
+    folder: str, start_method: str
+) -> None:
+    options = {"transform": _usual(v2()), "shuffle": True, "fields": ["image", "label"]}
+    expected = epoch(folder, **options)
+    assert expected.shape == (N, 3, 6, 6) and expected.dtype == torch.float32
+    assert len({row.numpy().tobytes() for row in expected}) == N
+    found = epoch(folder, **options, num_workers=2, start_method=start_method)
+    assert torch.equal(found, expected)
+    assert not torch.equal(epoch(folder, **options, seed=1), expected)
+
+
+def test_the_result_is_that_of_torchvision_with_the_same_seed(folder: str) -> None:
+    from torchvision import tv_tensors
+
+    transform, states = _usual(v2()), []
+
+    def noted(sample: dict[str, Any]) -> dict[str, Any]:
+        states.append((int(sample["label"]), torch.get_rng_state()))
+        return transform(sample)  # type: ignore[no-any-return]
+
+    options: dict[str, Any] = {"shuffle": True, "fields": ["image", "label"], "seed": 5}
+    found = epoch(folder, transform=OnTensors(noted), **options)
+    with torch.random.fork_rng():
+        for row, (label, state) in zip(found, states[-N:], strict=True):
+            torch.set_rng_state(state)
+            picture = tv_tensors.Image(torch.from_numpy(_image(label)).permute(2, 0, 1))
+            assert torch.equal(row, transform({"image": picture})["image"])
+
+
+def test_every_frame_of_a_clip_is_changed_alike(clips: str) -> None:
+    found = epoch(clips, "clip", transform=_usual(v2()), num_workers=1)
+    assert found.shape == (N, 5, 3, 6, 6)
+    assert torch.equal(found, found[:, :1].expand_as(found))
+
+
+def test_boxes_move_with_their_picture(folder: str) -> None:
+    from torchvision import tv_tensors
+
+    def with_boxes(sample: dict[str, Any]) -> dict[str, Any]:
+        size = sample["image"].shape[-2:]
+        boxes = tv_tensors.BoundingBoxes(sample["boxes"], format="XYXY", canvas_size=size)
+        return {"image": sample["image"], "boxes": boxes}
+
+    flip = v2().Compose([with_boxes, v2().RandomHorizontalFlip(1.0)])
+    with loader(folder, transform=flip, num_workers=1) as made:
+        batch = next(iter(made))
+    assert [each.tolist() for each in batch["boxes"]] == [
+        [[5.0, 2.0, 9.0, 6.0]] * (i % 3) for i in range(BATCH)
+    ]
+    assert np.array_equal(batch["image"][2], _image(2)[:, ::-1].transpose(2, 0, 1))
+
+
+def test_cutmix_and_mixup_are_batch_transforms(folder: str) -> None:
+    v, fields = v2(), ["label", "image"]
+    for transform, mix in ((None, v.CutMix), (_usual(v), v.MixUp)):
+        mixed = mix(num_classes=N)
+        options: dict[str, Any] = {"fields": fields, "batch_transform": mixed}
+        with loader(folder, transform=transform, **options) as made:
+            batch = next(iter(made))
+        side = (8, 10) if transform is None else (6, 6)
+        assert batch["image"].shape == (BATCH, 3, *side)
+        assert batch["label"].shape == (BATCH, N)
+        assert torch.allclose(batch["label"].sum(1), torch.ones(BATCH))
+
+
+@pytest.mark.parametrize("taker", ["transform", "batch_transform"])
+def test_transforms_of_version_1_are_refused_with_what_to_write(folder: str, taker: str) -> None:
+    v2()
+    from torchvision import transforms
+
+    for made in (transforms.Compose([]), transforms.RandomCrop(3)):
+        with pytest.raises(InvalidArgument, match=r"write torchvision\.transforms\.v2\.(Com|Ran)"):
+            loader(folder, **{taker: made})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_map_view_gives_what_torchvision_makes(folder: str, num_workers: int) -> None:
+    from torch.utils.data import DataLoader
+
+    view = MapView(folder, transform=_usual(v2()), fields=["image", "label"])
+    with view:
+        batches = list(DataLoader(view, batch_size=5, num_workers=num_workers))
+    assert [batch["image"].shape for batch in batches] == [(5, 3, 6, 6)] * 2
+    assert torch.cat([batch["label"] for batch in batches]).tolist() == list(range(N))
