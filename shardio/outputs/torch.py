@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
 
 Ndarray = npt.NDArray[Any]
+
+_WORKER_MODULES: Final = ("torch", "torchvision.tv_tensors", "torchvision.transforms.v2")
 
 
 class TorchAdapter:
@@ -118,6 +120,14 @@ class OnTensors:
 
     def __repr__(self) -> str:
         return f"OnTensors({self._function!r})"
+
+    @property
+    def worker_modules(self) -> list[str]:
+        """The modules that workers need and this process has, to be imported before they fork.
+
+        torch takes seconds and 200 MB, which workers then share.
+        """
+        return [name for name in _WORKER_MODULES if name in sys.modules]
 
     def returning_arrays(self) -> Self:
         """Return a copy whose results are NumPy arrays, with pictures in (height, width, 3)."""

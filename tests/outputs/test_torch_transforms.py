@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, InvalidArgument, List, Schema, ShardLoader, Text
+from shardio._workers.processes.worker_pool import WorkerPool
 from shardio.errors import TransformError
 from shardio.map_view import MapView
 from shardio.transforms import Compose, HorizontalFlip, OnTensors
@@ -168,6 +169,25 @@ def test_decoded_pictures_are_given_without_a_copy(tmp_path_factory: Any) -> Non
         with loader(str(out), transform=record) as made:
             next(iter(made))
     assert [each["image"].data_ptr() for each in record.given] == addresses != []
+
+
+def test_torch_is_imported_before_workers_are_forked(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio._engine.dispatch import backends
+
+    preloaded: list[str] = []
+
+    def noted(*arguments: Any, preload: tuple[str, ...], **options: Any) -> Any:
+        preloaded.extend(preload)
+        return WorkerPool(*arguments, preload=preload, **options)
+
+    monkeypatch.setattr(backends, "WorkerPool", noted)
+    for transform in (None, _halved):
+        with loader(folder, transform=transform, num_workers=1):
+            assert "torch" not in preloaded
+    with loader(folder, transform=OnTensors(_halved), num_workers=1):
+        assert "torch" in preloaded
 
 
 def test_errors_name_the_sample_and_what_to_write(folder: str) -> None:

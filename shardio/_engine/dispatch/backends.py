@@ -171,7 +171,10 @@ class WorkerBackend:
             self._pool = ThreadWorkers(n_workers, batch_spec)
         else:
             target = functools.partial(work, batch_spec)
-            self._pool = WorkerPool(n_workers, target, preload=_PRELOAD, start=start_method)
+            functions = batch_spec.transform, batch_spec.batch_transform
+            modules = [name for f in functions for name in getattr(f, "worker_modules", ())]
+            preload = (*_PRELOAD, *modules)
+            self._pool = WorkerPool(n_workers, target, preload=preload, start=start_method)
         self._lineage = b""
         self._fds: Sequence[int] = ()
         self._tables: tuple[SharedArray, ...] = ()
