@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RANKS = {
     "shardio.errors": 0,
     "shardio._base": 1,  # knows of no other part
-    "shardio.outputs": 1,  # frameworks stop here
+    "shardio.outputs": 2,  # frameworks stop here
     "shardio.format": 2,  # bytes <-> values
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
     "shardio.storage": 3,  # local files

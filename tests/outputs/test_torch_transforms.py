@@ -65,7 +65,7 @@ def epoch(folder: str, name: str = "image", **options: Any) -> Any:
         return torch.cat([batch[name] for batch in made])
 
 
-class Record(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+class Record(torch.nn.Module):  # type: ignore[name-defined,misc]
     """A module that keeps what it was given."""
 
     def __init__(self) -> None:
