@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -103,3 +105,13 @@ def test_a_record_that_does_not_decode_is_named_by_its_sample(name: str, record:
     assert "shard number 1" in str(error)
     others: dict[str, Any] = {key: batch[key] for key in SCHEMA if key != name}
     assert len(others) == 4
+
+
+def test_libraries_that_rebuild_a_batch_get_a_dict() -> None:
+    batch = make_batch()
+    rebuilt = type(batch)({name: batch[name] for name in ("image", "note")})
+    assert type(rebuilt) is dict and rebuilt["note"] == batch["note"]
+    assert rebuilt["image"] is batch["image"]
+    for copied in (copy.copy(batch), pickle.loads(pickle.dumps(batch))):
+        assert type(copied) is Batch and copied["note"] == batch["note"]
+        assert (copied.epoch, copied.step, copied.n_rows) == (2, 7, 3)

@@ -42,6 +42,14 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
 
 
 @pytest.mark.parametrize("options", [{}, {"reuse": True}], ids=["leased", "reuse"])
+def test_held_arrays_of_lists_keep_values(folder: str, options: dict[str, Any]) -> None:
+    with _loader(folder, prefetch=0, **options) as loader:
+        held = [(i, run) for batch in loader for i, run in zip(batch.indices, batch["run"])]
+    for i, run in held:
+        assert isinstance(run, jax.Array) and run.tolist() == [i] * (i % 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"reuse": True}], ids=["leased", "reuse"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_held_arrays_keep_values(folder: str, num_workers: int, options: dict[str, Any]) -> None:
     with _loader(folder, num_workers=num_workers, prefetch=0, **options) as loader:
