@@ -44,7 +44,9 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
 @pytest.mark.parametrize("options", [{}, {"reuse": True}], ids=["leased", "reuse"])
 def test_held_arrays_of_lists_keep_values(folder: str, options: dict[str, Any]) -> None:
     with _loader(folder, prefetch=0, **options) as loader:
-        held = [(i, run) for batch in loader for i, run in zip(batch.indices, batch["run"])]
+        held = [
+            (i, run) for batch in loader for i, run in zip(batch.indices, batch["run"], strict=True)
+        ]
     for i, run in held:
         assert isinstance(run, jax.Array) and run.tolist() == [i] * (i % 3)
 
