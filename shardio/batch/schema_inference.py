@@ -52,6 +52,8 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
     if isinstance(value, list | tuple) and (value or (source and source.item)):
         if all(isinstance(each, np.ndarray | np.generic) for each in value):
             return _infer_list(name, value, source)
+    if isinstance(value, Mapping):
+        _check_no_arrays(name, value)
     if value is None or isinstance(value, Mapping | list | tuple):
         return Json()
     if isinstance(value, _NUMBERS):
@@ -60,6 +62,17 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
         "batch; return NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
     )
+
+
+def _check_no_arrays(name: str, value: Mapping[Any, Any]) -> None:
+    """Raise SchemaError for a dict with arrays or tensors, which cannot be JSON."""
+    for key, each in value.items():
+        if hasattr(each, "dtype") and hasattr(each, "shape") and not isinstance(each, np.generic):
+            raise SchemaError(
+                f"field {name!r}: a dict is stored as JSON, which has no {type(each).__name__}: "
+                f"return its arrays as fields of the sample, {name}.{key!s}; "
+                f"batch[{name!r}] is then a dict of them"
+            )
 
 
 def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:

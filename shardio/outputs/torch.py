@@ -176,10 +176,19 @@ class OnTensors:
 
 
 def as_transform(function: Any) -> Any:
-    """Return a user's transform; a torch module becomes an OnTensors."""
+    """Return a user's transform; a torch module becomes an OnTensors.
+
+    Raises InvalidArgument for a class of torch modules.
+    """
     torch = sys.modules.get("torch")
-    is_module = torch is not None and isinstance(function, torch.nn.Module)
-    return OnTensors(function) if is_module else function
+    if torch is None:
+        return function
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        raise InvalidArgument(
+            f"a transform is the class {function.__name__}; pass an instance, "
+            f"{function.__name__}(…)"
+        )
+    return OnTensors(function) if isinstance(function, torch.nn.Module) else function
 
 
 def as_step(function: Any) -> Any:

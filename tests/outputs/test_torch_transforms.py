@@ -199,10 +199,28 @@ def test_errors_name_the_sample_and_what_to_write(folder: str) -> None:
 
     with pytest.raises(TransformError, match=r"(?s)tensor on the CPU.*x\.cpu\(\).*sample 0 of"):
         epoch(folder, transform=OnTensors(on_meta))
+    with pytest.raises(InvalidArgument, match=r"the class Record; pass an instance, Record\("):
+        loader(folder, transform=Record)
     with pytest.raises(InvalidArgument, match="OnTensors takes a function of a sample; found 3"):
         OnTensors(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="OnTensors must take"):
         OnTensors(lambda a, b, c: {})
+
+
+def test_a_dict_of_tensors_is_refused_and_its_items_are_fields(folder: str) -> None:
+    def nested(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"target": {"boxes": sample["boxes"]}}
+
+    with pytest.raises(TransformError, match=r"'target'.* no Tensor: return .* target\.boxes; bat"):
+        epoch(folder, transform=OnTensors(nested))
+
+    def flat(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"target.boxes": sample["boxes"], "target.label": sample["label"]}
+
+    with loader(folder, transform=OnTensors(flat), collate="list") as made:
+        target = next(iter(made))["target"]
+    assert [len(boxes) for boxes in target["boxes"]] == [0, 1, 2, 0]
+    assert target["label"].tolist() == [0, 1, 2, 3]
 
 
 def test_bfloat16_arrives_as_bfloat16(folder: str) -> None:
