@@ -398,12 +398,15 @@ def batch_spec_of(
 
 
 def _picture_fields(view: SampleView, media: Media) -> frozenset[str]:
-    """Return the fields of pictures: decoded images and clips, and uint8 arrays of that shape."""
-    found, schema = set(media.pictures), view.dataset.schema
-    if isinstance(view, ClipView) and view.video in media.fields and view.clip.pixels == "rgb":
-        found.add(view.video)
-    arrays = ((name, schema[name].array) for name in media.fields)
-    return frozenset(found | {name for name, array in arrays if array and is_picture(array)})
+    """Return the fields of pictures: images and videos, and uint8 arrays of that shape."""
+    schema = view.dataset.schema
+    mediums = {"image"} if view.clip and view.clip.pixels != "rgb" else {"image", "video"}
+    fields = {name: schema[name] for name in media.fields}
+    return frozenset(
+        name
+        for name, field in fields.items()
+        if field.medium in mediums or (field.array and is_picture(field.array))
+    )
 
 
 def _functions_for(

@@ -206,3 +206,9 @@ def test_decoded_pictures_and_clips(tmp_path: Path) -> None:
     assert np.array_equal(chw["video"], hwc["video"].transpose(0, 1, 4, 2, 3))
     assert chw["video"].shape == (2, 4, 3, 24, 32)
     assert arrived["yuv420", "CHW"]["video"].shape == arrived["yuv420", "HWC"]["video"].shape
+    with shardio.open(tmp_path / "set") as dataset:
+        steps = dataset.windows({"video": [-1, 0]}, fps=25)
+        chw, hwc = (first(steps, layout=layout) for layout in ("CHW", "HWC"))
+    assert chw["video"].shape == (BATCH, 2, 3, 24, 32)
+    assert np.array_equal(chw["video"], hwc["video"].transpose(0, 1, 4, 2, 3))
+    assert np.array_equal(chw["video_mask"], hwc["video_mask"])
