@@ -6,11 +6,12 @@ a view of it, or a NumPy array made from it keeps the block of memory alive.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
 import numpy as np
@@ -147,7 +148,8 @@ class OnTensors:
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> Any:
         """Convert a sample to tensors, and return the result of the function."""
         given = {name: self._tensors(name, value) for name, value in sample.items()}
-        made = self._function(given, rng) if self._draws else self._function(given)
+        with _one_thread():
+            made = self._function(given, rng) if self._draws else self._function(given)
         if not self._returns_arrays or not isinstance(made, Mapping):
             return made
         pictures = {name for name, value in sample.items() if self._is_picture(name, value)}
@@ -195,6 +197,21 @@ def as_step(function: Any) -> Any:
     """Return a step of a chain of transforms, which takes and returns NumPy arrays."""
     found = as_transform(function)
     return found.returning_arrays() if isinstance(found, OnTensors) else found
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Make torch use one thread, as worker processes do: sums of floats depend on their number."""
+    torch, _ = _packages()
+    n_threads = torch.get_num_threads()
+    if n_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 @functools.cache

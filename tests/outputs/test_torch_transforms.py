@@ -138,6 +138,21 @@ def test_draws_do_not_depend_on_the_workers_and_differ_by_epoch(
     assert len(set(rows)) == 4 * N
 
 
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"start_method": "thread"}])
+def test_functions_run_in_one_thread_as_in_workers(folder: str, options: dict[str, Any]) -> None:
+    def counted(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"n": torch.get_num_threads()}
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        given = {"num_workers": 1, **options}
+        assert epoch(folder, "n", transform=OnTensors(counted), **given).tolist() == [1] * N
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_stored_arrays_are_copied_so_that_a_function_may_write(folder: str) -> None:
     def brighter(sample: dict[str, Any]) -> dict[str, Any]:
         sample["image"].add_(1)
