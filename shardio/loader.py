@@ -239,6 +239,7 @@ class ShardLoader(Closing):
             f"{order}, seed {asked.seed}",
             f"{asked.num_workers} worker{'s' * (asked.num_workers != 1)}",
             f"rank {asked.rank} of {asked.world_size}" if asked.world_size > 1 else "",
+            f"layout {asked.layout}" if asked.layout else "",
             f"{asked.output}{'' if asked.device is None else f' on {asked.device}'}",
             "" if latest is None else f"epoch {latest.plan.epoch}",
             "" if asked.transform is None else "fields before the transform:",

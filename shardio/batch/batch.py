@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -166,7 +166,7 @@ class Batch(Mapping[str, Any]):
         if value is not None:
             return name, type(value).__name__, value.dtype, format_shape(value.shape), ""
         try:
-            first = describe(self[name][0]) if self.n_rows else ""
+            first = describe(self._with_arrays(self._layout)[name][0]) if self.n_rows else ""
         except ShardCorrupt:
             first = "cannot be read"
         return (
@@ -183,13 +183,20 @@ class Batch(Mapping[str, Any]):
             self._layout.arrays(self._block, self.n_rows),
             self.indices[:_N_PICTURES].tolist(),
         )
+        stored = self._with_arrays(replace(self._layout, channels_first=frozenset()))
         for name, field in self._layout.schema.items():
             if field.array is None or field.array.dtype != "uint8" or len(field.array.shape) < 2:
                 continue
-            values = (arrays[name] if name in arrays else self[name])[:_N_PICTURES]
+            values = (arrays[name] if name in arrays else stored[name])[:_N_PICTURES]
             if found := pictures(zip(map(thumbnail, values), indices, strict=True)):
                 return found
         return ""
+
+    def _with_arrays(self, layout: BlockLayout) -> Batch:
+        """Return a copy with NumPy arrays in lists, in the order of the axes in `layout`."""
+        made = copy(self)
+        made._layout, made._wrap, made._lists = layout, None, {}
+        return made
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:

@@ -212,3 +212,13 @@ def test_decoded_pictures_and_clips(tmp_path: Path) -> None:
     assert chw["video"].shape == (BATCH, 2, 3, 24, 32)
     assert np.array_equal(chw["video"], hwc["video"].transpose(0, 1, 4, 2, 3))
     assert np.array_equal(chw["video_mask"], hwc["video_mask"])
+
+
+def test_notebooks_show_pictures_of_both_layouts_and_the_shapes_that_arrive(tmp_path: Path) -> None:
+    pytest.importorskip("simplejpeg", reason="thumbnails are encoded")
+    schema = Schema({"image": Array("uint8", (None, None, 3))})
+    samples = [{"image": np.zeros((30 + i, 40, 3), np.uint8)} for i in range(N)]
+    path = write_dataset(tmp_path / "set", N, 1, schema, samples)
+    for layout, shape in (("HWC", "30 × 40 × 3"), ("CHW", "3 × 30 × 40")):
+        html = first(path, layout=layout)._repr_html_()
+        assert html.count("<img") == BATCH and shape in html
