@@ -13,7 +13,6 @@ from shardio.conversion.append import PathName, load_base
 from shardio.conversion.classes import (
     apply_labels,
     read_labels,
-    warn_about_split,
     without_folder_classes,
 )
 from shardio.conversion.converter import Converter
@@ -29,6 +28,7 @@ from shardio.conversion.python_samples import (
     write_samples,
 )
 from shardio.conversion.report import ConversionReport, Progress
+from shardio.conversion.subsets import warn_about_split
 from shardio.conversion.upload import Upload
 from shardio.dataset.manifest import check_folder_name
 from shardio.errors import InvalidArgument

@@ -1,21 +1,16 @@
-"""Classes of inputs: labels from a file, and a warning about folders that are named like splits."""
+"""Classes of inputs: labels from a file instead of folders."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import posixpath
-import re
-import shlex
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from shardio._base.callers import caller_stacklevel
 from shardio._base.file_names import check_encodable
-from shardio.conversion.inputs import Listing, parse_pattern
+from shardio.conversion.inputs import Listing
 from shardio.errors import InvalidArgument
 
 LABEL_COLUMNS: Final = ("path", "label")
@@ -124,61 +119,3 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
     """Return the listing with the classes `classes`; every input has the label -1."""
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
-
-
-_SPLIT_NAMES: Final = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("eval", "evaluation"), "eval"),
-    **dict.fromkeys(("holdout", "heldout"), "holdout"),
-}
-"""Words in the names of folders, and the splits that they denote."""
-_NEUTRAL_WORDS: Final = frozenset(
-    "audio clean clips data files images img imgs other set split videos".split()
-)
-"""The words that the name of a split's folder may also contain, as in train_images or dev-clean."""
-_WORD: Final = re.compile(r"[^\W\d_]+")
-
-
-def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
-    """Warn if folders of a source are named like splits, because they all go into one dataset."""
-    if not (found := find_split(folders)):
-        return
-    root, stem = parse_pattern(source).root, out.rstrip("/")
-    commands = [
-        shlex.join(["shardio", "convert", os.path.join(root, path), f"{stem}-{name}"])
-        for name, path in found.items()
-    ]
-    warnings.warn(
-        f"{source}: the folders {' and '.join(found)} are named like splits; all their samples go "
-        f"into one dataset. To create a dataset of each, convert them separately: "
-        f"{'; '.join(commands)}",
-        stacklevel=caller_stacklevel(),
-    )
-
-
-def find_split(folders: Iterable[str]) -> dict[str, str]:
-    """Return a dict from the name to the path of each folder that is named like a split.
-
-    A folder counts only if a sibling is named like another split, and only at the least depth with
-    such siblings. If several parents have them, the paths are patterns, such as `*/train`.
-    """
-    paths = [tuple(folder.split("/")) for folder in folders]
-    for depth in range(max(map(len, paths), default=0)):
-        inside: dict[str, set[str]] = {}  # a parent -> the folders in it that are named like splits
-        for path in paths:
-            if len(path) > depth and _split_name(path[depth]):
-                inside.setdefault("/".join(path[:depth]), set()).add(path[depth])
-        parents = [one for one, names in inside.items() if len({*map(_split_name, names)}) > 1]
-        if parents:
-            parent = parents[0] if len(parents) == 1 else "/".join("*" * depth)
-            found = sorted(set().union(*(inside[one] for one in parents)))
-            return {name: posixpath.join(parent, name) for name in found}
-    return {}
-
-
-def _split_name(name: str) -> str:
-    """Return the name of the split that the name of a folder denotes; "" if it denotes none."""
-    words = [word for word in _WORD.findall(name.casefold()) if word not in _NEUTRAL_WORDS]
-    return _SPLIT_NAMES.get(words[0], "") if len(words) == 1 else ""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio.conversion.classes import find_split
+from shardio.conversion.subsets import find_split
 from shardio.media import encode_jpeg
 from shardio_tools import cli
 from tests.lines import write
