@@ -69,9 +69,7 @@ def split(
         DatasetNotFound, ShardCorrupt, …: the dataset or the field `group` cannot be read.
         DatasetConflict: another writer has published in the meantime. Nothing is changed.
     """
-    _check_parts(parts)
-    if type(seed) is not int or seed < 0:
-        raise InvalidArgument(f"seed must be an integer from 0 up; found {seed!r}")
+    check_split(parts, seed)
     with detect_conflict(folder), ShardDataset(folder) as dataset:
         if group is not None and group not in dataset.schema:
             known = ", ".join(dataset.schema)
@@ -79,23 +77,16 @@ def split(
         previous = load_generation(folder, dataset.generation)
         groups, counts = _groups(dataset, group)
         subset_of_group = _assign_groups(groups, counts, list(parts.values()), seed)
-    group_masks = dict(zip(parts, [subset_of_group == k for k in range(len(parts))], strict=True))
+    group_masks = {name: subset_of_group == k for k, name in enumerate(parts)}
     row_masks = {name: mask[groups] for name, mask in group_masks.items()}
-    if empty := [name for name, mask in row_masks.items() if not mask.any()]:
-        raise InvalidArgument(
-            f"{os.fspath(folder)}: {', '.join(map(repr, empty))} would have no sample: there are "
-            f"{len(groups)} samples in {len(counts)} groups"
-        )
+    _refuse_empty(row_masks, folder, f"{len(groups)} samples in {len(counts)} groups")
     stats = {key: value for key, value in previous.stats.items() if key != "subsets"}
     generation = publish_next(
         folder,
         previous,
         subsets={name: RowRuns.from_mask(mask) for name, mask in row_masks.items()},
         stats=stats,
-        operation={
-            "name": "split",
-            "options": {"parts": dict(parts), "group": group, "seed": seed},
-        },
+        operation=split_operation(parts, seed, group),
     )
     return SplitReport(
         Path(folder),
@@ -105,7 +96,48 @@ def split(
     )
 
 
-def _check_parts(parts: Any) -> None:
+def split_operation(
+    parts: Mapping[str, float], seed: int, group: str | None = None
+) -> dict[str, Any]:
+    """Return the operation that a generation records for a split."""
+    return {"name": "split", "options": {"parts": dict(parts), "group": group, "seed": seed}}
+
+
+def random_subsets(
+    n_rows: int, parts: Mapping[str, float], seed: int, folder: str | os.PathLike[str]
+) -> dict[str, RowRuns]:
+    """Assign rows to subsets at random, as `split` does; rows may be left if shares are below 1.
+
+    `folder` is the dataset, for the message if a subset would be empty.
+    """
+    shares = [*parts.values()]
+    if (rest := 1 - math.fsum(shares)) > _TOLERANCE:
+        shares.append(rest)
+    rows = np.arange(n_rows, dtype=np.intp)
+    subset_of_row = _assign_groups(rows, np.ones(n_rows, np.int64), shares, seed)
+    masks = {name: subset_of_row == k for k, name in enumerate(parts)}
+    _refuse_empty(masks, folder, f"{n_rows} samples")
+    return {name: RowRuns.from_mask(mask) for name, mask in masks.items()}
+
+
+def _refuse_empty(
+    masks: Mapping[str, npt.NDArray[np.bool_]], folder: str | os.PathLike[str], there_are: str
+) -> None:
+    if empty := [name for name, mask in masks.items() if not mask.any()]:
+        raise InvalidArgument(
+            f"{os.fspath(folder)}: {', '.join(map(repr, empty))} would have no sample: there are "
+            f"{there_are}"
+        )
+
+
+def check_split(parts: Any, seed: Any, *, is_whole: bool = True) -> None:
+    """Check the shares of subsets, and the seed; the shares must add up to 1 if `is_whole`."""
+    _check_parts(parts, is_whole=is_whole)
+    if type(seed) is not int or seed < 0:
+        raise InvalidArgument(f"seed must be an integer from 0 up; found {seed!r}")
+
+
+def _check_parts(parts: Any, *, is_whole: bool) -> None:
     if not isinstance(parts, Mapping) or not parts:
         raise InvalidArgument(f"parts must be names and their shares; found {parts!r}")
     for name, share in parts.items():
@@ -121,8 +153,9 @@ def _check_parts(parts: Any) -> None:
                 f"part {name!r}: a share must be above 0 and at most 1; found {share!r}"
             )
     total = math.fsum(parts.values())
-    if abs(total - 1) > _TOLERANCE:
-        raise InvalidArgument(f"the shares of all parts must add up to 1; found {total:g}")
+    if total > 1 + _TOLERANCE or (is_whole and total < 1 - _TOLERANCE):
+        wanted = "1" if is_whole else "1 or less"
+        raise InvalidArgument(f"the shares of all parts must add up to {wanted}; found {total:g}")
 
 
 def _groups(
