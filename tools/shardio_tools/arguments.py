@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import shardio
+from shardio_tools.output import utf8_name
 
 
 def add_output_arguments(
@@ -99,3 +100,19 @@ def refuse_urls(options: argparse.Namespace) -> None:
                     f"{each}: shardio {options.command} needs a local folder: copy the dataset "
                     "first, for example with `aws s3 sync` or `gcloud storage rsync`"
                 )
+
+
+def parse_shares(text: str) -> dict[str, float]:
+    """Parse subsets such as "train=0.9,val=0.1"."""
+    parts: dict[str, float] = {}
+    for entry in utf8_name(text).split(","):
+        name, _, share = entry.rpartition("=")
+        if name in parts:
+            raise argparse.ArgumentTypeError(f"{name!r} is given twice")
+        try:
+            parts[name] = float(share)
+        except ValueError:
+            name = ""
+        if not name:
+            raise argparse.ArgumentTypeError(f"expected NAME=SHARE, as in train=0.9: {entry!r}")
+    return parts

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Iterator
 
 from shardio.maintenance import SplitReport, split
-from shardio_tools.arguments import add_output_arguments
+from shardio_tools.arguments import add_output_arguments, parse_shares
 from shardio_tools.output import (
     escaped,
     format_count,
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="DATASET", help="the dataset to split")
     add(
         "--parts",
-        type=_parts,
+        type=parse_shares,
         required=True,
         metavar="NAME=SHARE,…",
         help="the subsets, and the share of samples for each; the sum is 1",
@@ -45,22 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=int, metavar="N", default=0, help="random seed (default: 0)")
     add_output_arguments(add)
-
-
-def _parts(text: str) -> dict[str, float]:
-    """Parse subsets such as "train=0.9,val=0.1"."""
-    parts: dict[str, float] = {}
-    for entry in utf8_name(text).split(","):
-        name, _, share = entry.rpartition("=")
-        if name in parts:
-            raise argparse.ArgumentTypeError(f"{name!r} is given twice")
-        try:
-            parts[name] = float(share)
-        except ValueError:
-            name = ""
-        if not name:
-            raise argparse.ArgumentTypeError(f"expected NAME=SHARE, as in train=0.9: {entry!r}")
-    return parts
 
 
 def run(options: argparse.Namespace) -> int:
