@@ -28,8 +28,10 @@ from shardio.conversion.python_samples import (
     write_samples,
 )
 from shardio.conversion.report import ConversionReport, Progress
-from shardio.conversion.subsets import warn_about_split
+from shardio.conversion.staging import Staging
+from shardio.conversion.subsets import split_listing, uses_split_folders
 from shardio.conversion.upload import Upload
+from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import check_folder_name
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -53,6 +55,9 @@ def convert(
     overwrite: bool = False,
     append: bool = False,
     labels: PathName | None = None,
+    split: Mapping[str, float] | None = None,
+    seed: int = 0,
+    split_folders: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: EngineName = "local",
     address: str | None = None,
@@ -102,6 +107,15 @@ def convert(
             file.
         labels: a CSV or JSON Lines file with the columns `path` (relative to `src`) and `label`
             (the name of the class). By default, the folder of a file is its class.
+        split: maps the names of subsets to their shares of the samples, such as
+            `{"train": 0.9, "val": 0.1}`. Samples are assigned at random, as by
+            `shardio.maintenance.split`. If the shares add up to less than 1, the other samples are
+            in no subset.
+        seed: the seed of `split`.
+        split_folders: whether folders named like splits, such as `train`, `val` and `test`, become
+            subsets, which share the classes in them. By default, they do if two or more lie side
+            by side. With True, one is enough. With False, they are classes like other folders. An
+            append does as the conversion of the dataset did.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
             uploaded as soon as it is finished. The cache folder on this machine holds the shards
             that are not uploaded yet, and the state that is needed to resume the conversion.
@@ -137,8 +151,12 @@ def convert(
         overwrite=overwrite,
         append=append,
         labels=labels,
+        split=split,
+        seed=seed,
+        split_folders=split_folders,
         engine=Engine(engine, address),
     )
+    options_given.check_split()
 
     def convert_into(folder: PathName, options: ConvertOptions) -> ConversionReport:
         check_folder_name(folder)
@@ -147,7 +165,7 @@ def convert(
         if names is not None:
             raise InvalidArgument("names: only for samples that are tuples, not for files")
         options.check_for_inputs(schema)
-        return _convert_files(folder, replace(options, source=os.fspath(src)), os.fspath(out))
+        return _convert_files(folder, replace(options, source=os.fspath(src)))
 
     if not (isinstance(out, str) and is_url(out)):
         return convert_into(out, options_given)
@@ -156,18 +174,27 @@ def convert(
         return upload.publish(report) if report.generation else upload.discard(report)
 
 
-def _convert_files(out: PathName, options: ConvertOptions, out_name: str) -> ConversionReport:
-    """Convert files into a local folder; `out_name` is the argument `out` of `convert`."""
+def _convert_files(out: PathName, options: ConvertOptions) -> ConversionReport:
+    """Convert files into a local folder."""
     src = options.source
     base = load_base(out) if options.append else None
     staging = options.make_staging(out)
     listing = list_inputs(src, exclude=str(staging.out))
     # Validate the options before any file is created: an error then leaves no files in `out`.
     source, listing = options.fit_source(base, listing, out)
-    if options.labels is None:
-        warn_about_split(listing.classes, src, out_name)
+    wanted = uses_split_folders(base, wanted=options.split_folders)
+    listing = split_listing(listing, source, wanted=wanted, appends=base is not None)
+    if listing.subsets and options.split is not None:
+        named = ", ".join(sorted({*listing.subsets.values()}))
+        raise InvalidArgument(
+            f"{src}: the folders {named} are subsets already; leave split (--split) out, or take "
+            "them as classes: split_folders=False (--no-split-folders)"
+        )
     listing = _labelled(listing, source, options.labels)
-    return convert_inputs(listing, staging, options.make_job(source, base, staging), options)
+    options = replace(options, split_folders=bool(wanted if base else listing.subsets))
+    drops_label = _drops_label(listing, source, base, staging)
+    job = options.make_job(source, base, staging, drops_label=drops_label)
+    return convert_inputs(listing, staging, job, options)
 
 
 def _convert_object(
@@ -192,7 +219,7 @@ def _convert_object(
         return write_samples(
             rows, os.fspath(out), schema, options.shard_bytes, append=options.append
         )
-    options.refuse(("kind", "labels"), "only for files")
+    options.refuse(("kind", "labels", "split_folders"), "only for files")
     if samples is not None:
         return convert_items(src, samples, _function_name(samples), out, options, schema, names)
     items, name = index_runs(len(src)), type(src).__qualname__
@@ -225,7 +252,7 @@ def _check_object(
 
 _OPTIONS_OF_INPUTS: Final = (
     *("kind", "workers", "on_error", "keep_partial", "progress"),
-    *("resume", "overwrite", "labels", "engine"),
+    *("resume", "overwrite", "labels", "split_folders", "engine"),
 )
 
 
@@ -242,6 +269,28 @@ def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> L
             "labels out"
         )
     return without_folder_classes(listing, tuple(classes))
+
+
+def _drops_label(
+    listing: Listing, source: Converter, base: Generation | None, staging: Staging
+) -> bool:
+    """Return True if samples have no field `label`, because there are no classes.
+
+    An append keeps the field if the dataset has it; without the field, it must not add classes.
+    """
+    if source.class_names() is not None:
+        return False
+    if base is None:
+        return not listing.classes
+    if "label" in base.schema:
+        return False
+    if listing.classes:
+        raise InvalidArgument(
+            f"{staging.out}: its samples have no field 'label', while the source has the classes "
+            f"{', '.join(map(repr, listing.classes[:3]))}; convert all files again (--overwrite), "
+            "or into a separate folder"
+        )
+    return True
 
 
 def _function_name(function: Callable[[Any], Any]) -> str:

@@ -29,6 +29,9 @@ from shardio.storage.remote.object_store import run_parallel
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")
 """The options that are recorded but do not affect samples. An append may use other values."""
 
+_NOT_CONVERTER: Final = ("keep_partial", "split_folders")
+"""The recorded options that affect samples, but are not options of the converter."""
+
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
 
@@ -81,8 +84,15 @@ def inherit_options(
     if kind != name or name is None:
         return kind, dict(options)
     recorded = base.converter.get("options", {}).items()
-    own = {key: value for key, value in recorded if key not in (*RUN_OPTIONS, "keep_partial")}
-    return kind, {**own, **options}
+    own = {key: value for key, value in recorded if key not in (*RUN_OPTIONS, *_NOT_CONVERTER)}
+    order = {name: position for position, name in enumerate(base.schema)}
+    return kind, {
+        # Generations sort the keys of mappings. Restore the order of fields.
+        key: dict(sorted(value.items(), key=lambda each: order.get(each[0], len(order))))
+        if isinstance(value, Mapping)
+        else value
+        for key, value in {**own, **options}.items()
+    }
 
 
 def check_same_samples(
@@ -188,7 +198,7 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
     inputs = (
         replace(one, label=numbers[one.label]) if one.label >= 0 else one for one in listing.inputs
     )
-    return Listing(tuple(inputs), classes)
+    return replace(listing, inputs=tuple(inputs), classes=classes)
 
 
 def rebase(base: Generation, out: Path) -> Generation:

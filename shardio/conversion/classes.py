@@ -113,9 +113,10 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
         replace(source, label=numbers[labels[source.name]] if source.name in labels else -1)
         for source in listing.inputs
     )
-    return Listing(tuple(inputs), tuple(classes))
+    return replace(listing, inputs=tuple(inputs), classes=tuple(classes))
 
 
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
     """Return the listing with the classes `classes`; every input has the label -1."""
-    return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
+    inputs = tuple(replace(one, label=-1) for one in listing.inputs)
+    return replace(listing, inputs=inputs, classes=classes)

@@ -142,6 +142,14 @@ class Converter(ABC):
         """
         return {}
 
+    def subset_folders(self, inputs: Sequence[Input]) -> Mapping[str, str]:
+        """Return a dict from the names of subsets to the folders that hold their inputs.
+
+        The folders are relative to the source. If the dict is empty, folders are recognized as
+        subsets by their names.
+        """
+        return {}
+
     def class_names(self) -> Sequence[str] | None:
         """Return the names of the classes if the labels come from the content of the inputs.
 
@@ -177,7 +185,7 @@ PARAMETERS: Final = frozenset(
     (
         *("src", "out", "kind", "samples", "names", "schema", "workers", "on_error"),
         *("keep_partial", "progress", "shard_bytes", "resume", "overwrite", "append", "labels"),
-        *("storage_options", "engine", "address"),
+        *("storage_options", "engine", "address", "split", "seed", "split_folders"),
     )
 )
 """The parameters of `convert`. No option of a converter may have the same name."""

@@ -41,12 +41,14 @@ from shardio.conversion.journal import UnitEvent, conversion_settings, cut_units
 from shardio.conversion.report import ConversionReport, InputReport, Progress, check_any_of_kind
 from shardio.conversion.scheduler import ConversionState, run_in_workers, run_on_ray
 from shardio.conversion.staging import Staging
+from shardio.conversion.subsets import SPLIT_FOLDERS, random_split_details, subset_details
 from shardio.conversion.upload import ShardUploader
 from shardio.conversion.worker import ConversionJob, convert_unit
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
+from shardio.maintenance.splitting import check_split
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder
@@ -70,6 +72,9 @@ class ConvertOptions:
     overwrite: bool = False
     append: bool = False
     labels: PathName | None = None
+    split: Mapping[str, float] | None = None
+    seed: int = 0
+    split_folders: bool | None = None
     engine: Engine = LOCAL
     uploader: ShardUploader | None = None
     source: str = ""
@@ -105,6 +110,19 @@ class ConvertOptions:
         if self.engine.is_ray and self.workers == 0:
             raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 
+    def check_split(self) -> None:
+        """Check the options of the random split."""
+        if self.split is None:
+            if self.seed != 0:
+                raise InvalidArgument("seed: only together with split")
+            return
+        check_split(self.split, self.seed, is_whole=False)
+        if self.append:
+            raise InvalidArgument(
+                "split and append are mutually exclusive: append first, and then assign all "
+                "samples again with shardio.maintenance.split (shardio split)"
+            )
+
     def make_staging(self, out: PathName) -> Staging:
         """Return the work folder in `out`, in which the conversion writes its shards."""
         return Staging(
@@ -135,7 +153,12 @@ class ConvertOptions:
             raise
 
     def make_job(
-        self, source: Converter, base: Generation | None, staging: Staging
+        self,
+        source: Converter,
+        base: Generation | None,
+        staging: Staging,
+        *,
+        drops_label: bool = False,
     ) -> ConversionJob:
         """Return the settings for the workers; `base` is the generation to append to."""
         recorded = {} if base is None else base.converter.get("options", {})
@@ -145,6 +168,7 @@ class ConvertOptions:
             shard_bytes=self.shard_bytes,
             keep_partial=self.keep_partial or bool(recorded.get("keep_partial")),
             stop_at_broken=self.on_error == "stop",
+            drops_label=drops_label,
         )
 
 
@@ -185,7 +209,7 @@ def _append(run: _Run) -> ConversionReport:
         # them now, because another writer may have published a later generation since then.
         base = load_base(staging.out)
         check_not_repaired(base, staging.out)
-        check_same_samples(base, run.converter, run.job.source.schema(), staging.out)
+        check_same_samples(base, run.converter, run.job.schema, staging.out)
         additions, others = classify_inputs(listing, base, run.options.n_workers, staging.out)
         run.begin(additions)
         reports = run.convert(others)
@@ -216,6 +240,7 @@ class _Run:
                 "keep_partial": job.keep_partial,
                 "on_error": "stop" if job.stop_at_broken else "skip",
                 "shard_bytes": job.shard_bytes,
+                **({SPLIT_FOLDERS: True} if options.split_folders else {}),
             },
         }
         """The name, version and options of the converter, as a generation records them."""
@@ -288,13 +313,23 @@ class _Run:
         self.staging.link_shards([(path, shard.name) for path, shard in placed if is_local])
         return publish(
             self.staging.out,
-            schema=source.schema(),
+            schema=self.job.schema,
             shards=[shard for _, shard in placed],
             classes=self.state.listing.classes,
             inputs=[report.as_json() for report in reports],
             converter=self.converter,
             versions=source.libraries(),
             view=source.view(),
+            **self._subsets(reports, placed),
+        )
+
+    def _subsets(
+        self, reports: Sequence[InputReport], placed: Sequence[tuple[str, ShardSummary]]
+    ) -> dict[str, Any]:
+        """Return the attributes of a new dataset that concern its subsets."""
+        n_samples = sum(shard.n_samples for _, shard in placed)
+        return subset_details(self.listing, reports, None) or random_split_details(
+            self.options.split, self.options.seed, n_samples, self.staging.out
         )
 
     def publish_next(
@@ -304,9 +339,10 @@ class _Run:
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
-        changed = generation_changes(
-            latest, shards, self.state.listing.classes, self.state.reports()
-        )
+        reports = self.state.reports()
+        changed = generation_changes(latest, shards, self.state.listing.classes, reports)
+        if subsets := subset_details(self.state.listing, reports, latest):
+            changed |= {**subsets, "stats": {}}
         staging.link_shards([(path, names[shard.name]) for path, shard in placed])
         return publish_next(
             staging.out,
@@ -340,6 +376,7 @@ class _Run:
             generation=found.number if found else 0,
             n_samples_before=found.n_samples - n_samples if found else 0,
             view=found.view if found else self.job.source.view(),
+            subsets={name: len(rows) for name, rows in found.subsets.items()} if found else {},
         )
 
 
@@ -392,7 +429,7 @@ def _merge_shards(
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)
-    with ShardWriter(os.path.join(folder, name), job.source.schema()) as writer:
+    with ShardWriter(os.path.join(folder, name), job.schema) as writer:
         for path, _ in members:
             with ShardReader(os.path.join(job.folder, path)) as reader:
                 for sample in reader:

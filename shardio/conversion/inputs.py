@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
@@ -18,10 +18,14 @@ from shardio.format.checksum import Hasher, hash_bytes
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The inputs of a source, and its classes. The label of an input is an index of `classes`."""
+    """The inputs of a source, and its classes. The label of an input is an index of `classes`.
+
+    `subsets` has the subset of each input in a folder that is a split, by the input's name.
+    """
 
     inputs: tuple[Input, ...]
     classes: tuple[str, ...]
+    subsets: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_inputs(source: str, exclude: str = "") -> Listing:

@@ -97,7 +97,7 @@ class ConversionReport:
     and nothing was published. `stopped` is True if the conversion ended early at a broken input.
     `stats_dropped` is True if an append removed statistics of the whole dataset, because they lack
     the new samples. `view` is the dataset's default view: what a loader reads as one
-    sample.
+    sample. `subsets` maps the names of the dataset's subsets to the numbers of their samples.
     """
 
     dataset: Path | str
@@ -112,6 +112,7 @@ class ConversionReport:
     n_samples_before: int = 0
     stats_dropped: bool = False
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
+    subsets: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         published = f"generation {self.generation}" if self.generation else "nothing published"

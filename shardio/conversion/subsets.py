@@ -1,17 +1,136 @@
-"""Folders of inputs that are named like splits."""
+"""Subsets of a new dataset: folders that are splits, such as `train` and `val`, or random ones."""
 
 from __future__ import annotations
 
 import os
 import posixpath
 import re
-import shlex
-import warnings
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from shardio._base.callers import caller_stacklevel
-from shardio.conversion.inputs import parse_pattern
+import numpy as np
+
+from shardio.conversion.converter import Converter
+from shardio.conversion.inputs import Listing
+from shardio.conversion.report import InputReport
+from shardio.dataset.generation import Generation
+from shardio.dataset.selection import RowRuns
+from shardio.errors import InvalidArgument
+from shardio.maintenance.splitting import random_subsets, split_operation
+
+SPLIT_FOLDERS: Final = "split_folders"
+"""The name under which a dataset records, among the options, that folders are subsets."""
+
+
+def uses_split_folders(base: Generation | None, *, wanted: bool | None) -> bool | None:
+    """Return whether folders are subsets; None if that depends on the names of the folders.
+
+    An append does as the conversion of the dataset did, unless `wanted` differs.
+    """
+    if base is None or wanted is not None:
+        return wanted
+    return bool(base.converter.get("options", {}).get(SPLIT_FOLDERS))
+
+
+def split_listing(
+    listing: Listing, source: Converter, *, wanted: bool | None, appends: bool
+) -> Listing:
+    """Return the listing with the subsets of its inputs, and classes shared by all subsets.
+
+    With `wanted`, a single folder that is named like a split counts too.
+    """
+    if wanted is False:
+        return listing
+    found = dict(source.subset_folders(listing.inputs)) or find_split(
+        listing.classes, 1 if wanted else 2
+    )
+    if not found:
+        if wanted and not appends:
+            raise InvalidArgument(
+                "split_folders: no folder of the source is named like a split, such as train, val "
+                "or test; rename the folders, or leave the option out"
+            )
+        return listing
+    patterns = {name: tuple(path.split("/")) for name, path in found.items()}
+    is_inside = all(_subset_of(folder, patterns)[0] for folder in listing.classes)
+    class_of = {
+        folder: _class_in_subset(folder, patterns, keep_parent=not is_inside)
+        for folder in listing.classes
+    }
+    classes = tuple(sorted({*class_of.values()} - {""}))
+    labels = {"": -1} | {name: label for label, name in enumerate(classes)}
+    numbers = [*(labels[class_of[folder]] for folder in listing.classes), -1]
+    subsets = {
+        one.name: name
+        for one in listing.inputs
+        if (name := _subset_of(posixpath.dirname(one.name), patterns)[0])
+    }
+    inputs = tuple(replace(one, label=numbers[one.label]) for one in listing.inputs)
+    return Listing(inputs, classes, subsets)
+
+
+Patterns = Mapping[str, tuple[str, ...]]
+
+
+def _subset_of(folder: str, patterns: Patterns) -> tuple[str, int]:
+    """Return the subset that a folder belongs to, and the depth of its folder; "" if none."""
+    parts = folder.split("/")
+    for name, pattern in patterns.items():
+        pairs = zip(pattern, parts, strict=False)
+        if len(parts) >= len(pattern) and all(one in ("*", part) for one, part in pairs):
+            return name, len(pattern)
+    return "", 0
+
+
+def _class_in_subset(folder: str, patterns: Patterns, *, keep_parent: bool) -> str:
+    """Return the class of a folder: its path without the folder of the split.
+
+    The parent of the split is left out too, unless several parents have splits or `keep_parent`.
+    """
+    name, depth = _subset_of(folder, patterns)
+    parts = folder.split("/")
+    if not name:
+        return folder
+    above = parts[: depth - 1] if keep_parent or "*" in patterns[name] else []
+    return "/".join(above + parts[depth:])
+
+
+def subset_details(
+    listing: Listing, reports: Sequence[InputReport], previous: Generation | None
+) -> dict[str, Any]:
+    """Return the attributes of the next generation that say which samples are in which subset.
+
+    `reports` are those of the new samples, in their order, which follow those of `previous`.
+    """
+    if not listing.subsets:
+        return {}
+    n_before = previous.n_samples if previous else 0
+    counts = [report.n_samples for report in reports]
+    found = dict(previous.subsets) if previous else {}
+    for subset in sorted({*listing.subsets.values()}):
+        is_in = [listing.subsets.get(report.name) == subset for report in reports]
+        rows = np.repeat(is_in, counts)
+        if not rows.any():
+            continue
+        before = np.zeros(n_before, np.bool_)
+        if subset in found:
+            before[found[subset].all_rows()] = True
+        found[subset] = RowRuns.from_mask(np.concatenate([before, rows]))
+    return {"subsets": found}
+
+
+def random_split_details(
+    split: Mapping[str, float] | None, seed: int, n_samples: int, out: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """Return the attributes of a new generation whose samples are assigned at random."""
+    if split is None:
+        return {}
+    return {
+        "subsets": random_subsets(n_samples, split, seed, out),
+        "operation": split_operation(split, seed),
+    }
+
 
 _SPLIT_NAMES: Final = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -28,28 +147,12 @@ _NEUTRAL_WORDS: Final = frozenset(
 _WORD: Final = re.compile(r"[^\W\d_]+")
 
 
-def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
-    """Warn if folders of a source are named like splits, because they all go into one dataset."""
-    if not (found := find_split(folders)):
-        return
-    root, stem = parse_pattern(source).root, out.rstrip("/")
-    commands = [
-        shlex.join(["shardio", "convert", os.path.join(root, path), f"{stem}-{name}"])
-        for name, path in found.items()
-    ]
-    warnings.warn(
-        f"{source}: the folders {' and '.join(found)} are named like splits; all their samples go "
-        f"into one dataset. To create a dataset of each, convert them separately: "
-        f"{'; '.join(commands)}",
-        stacklevel=caller_stacklevel(),
-    )
-
-
-def find_split(folders: Iterable[str]) -> dict[str, str]:
+def find_split(folders: Iterable[str], n_least: int = 2) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
-    A folder counts only if a sibling is named like another split, and only at the least depth with
-    such siblings. If several parents have them, the paths are patterns, such as `*/train`.
+    A folder counts only if it and its siblings are named like at least `n_least` splits, and only
+    at the least depth with such siblings. If several parents have them, the paths are patterns,
+    such as `*/train`.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
@@ -57,7 +160,9 @@ def find_split(folders: Iterable[str]) -> dict[str, str]:
         for path in paths:
             if len(path) > depth and _split_name(path[depth]):
                 inside.setdefault("/".join(path[:depth]), set()).add(path[depth])
-        parents = [one for one, names in inside.items() if len({*map(_split_name, names)}) > 1]
+        parents = [
+            one for one, names in inside.items() if len({*map(_split_name, names)}) >= n_least
+        ]
         if parents:
             parent = parents[0] if len(parents) == 1 else "/".join("*" * depth)
             found = sorted(set().union(*(inside[one] for one in parents)))
@@ -67,5 +172,7 @@ def find_split(folders: Iterable[str]) -> dict[str, str]:
 
 def _split_name(name: str) -> str:
     """Return the name of the split that the name of a folder denotes; "" if it denotes none."""
+    if not name.isprintable():
+        return ""
     words = [word for word in _WORD.findall(name.casefold()) if word not in _NEUTRAL_WORDS]
     return _SPLIT_NAMES.get(words[0], "") if len(words) == 1 else ""

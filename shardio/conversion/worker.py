@@ -46,9 +46,15 @@ _MACHINE_ERRNOS: Final = frozenset(
 """The errors whose cause is the machine, not the file that is being read."""
 
 
+LABEL: Final = "label"
+
+
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """The settings that all units share; `step_s` is the converter's, or None without workers."""
+    """The settings that all units share; `step_s` is the converter's, or None without workers.
+
+    With `drops_label`, the field `label` of samples is not stored, because there are no classes.
+    """
 
     source: Converter
     folder: str
@@ -56,6 +62,15 @@ class ConversionJob:
     keep_partial: bool
     stop_at_broken: bool
     step_s: float | None = None
+    drops_label: bool = False
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the stored samples."""
+        schema = self.source.schema()
+        if not self.drops_label:
+            return schema
+        return Schema({name: field for name, field in schema.items() if name != LABEL})
 
 
 def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
@@ -202,7 +217,7 @@ class _RollingShardWriter:
 
     def __init__(self, folder: str, job: ConversionJob) -> None:
         self._folder, self._shard_bytes = folder, job.shard_bytes
-        self._schema: Schema = job.source.schema()
+        self._schema, self._drops_label = job.schema, job.drops_label
         self._writer: ShardWriter | None = None
         self._finished: list[ShardSummary] = []
 
@@ -211,6 +226,8 @@ class _RollingShardWriter:
             if self._writer is None:
                 name = f"{len(self._finished):03d}.shard"
                 self._writer = ShardWriter(os.path.join(self._folder, name), self._schema)
+            if self._drops_label:
+                sample = {name: value for name, value in sample.items() if name != LABEL}
             self._writer.append(sample)
             if self._writer.n_bytes >= self._shard_bytes:
                 self.finish()

@@ -126,7 +126,7 @@ def _refuse_empty(
     if empty := [name for name, mask in masks.items() if not mask.any()]:
         raise InvalidArgument(
             f"{os.fspath(folder)}: {', '.join(map(repr, empty))} would have no sample: there are "
-            f"{there_are}"
+            f"{there_are}; give larger shares"
         )
 
 

@@ -26,6 +26,7 @@ from shardio_tools.arguments import (
     add_shard_bytes_argument,
     engine_options,
     is_url,
+    parse_shares,
 )
 from shardio_tools.convert_report import describe_report, no_samples_line, report_as_json
 from shardio_tools.converter_options import add_converter_options, given_options
@@ -74,6 +75,21 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
         ),
     )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
+    add(
+        "--split",
+        type=parse_shares,
+        metavar="NAME=SHARE,…",
+        help="assign samples to subsets at random, for example train=0.9,val=0.1",
+    )
+    add("--seed", type=int, metavar="N", default=0, help="random seed of --split (default: 0)")
+    add(
+        "--split-folders",
+        action=argparse.BooleanOptionalAction,
+        help=(
+            "folders named train, val, test and the like are subsets, and not part of a class "
+            "(default: if two or more lie side by side)"
+        ),
+    )
     add(
         "--overwrite",
         action="store_true",
@@ -136,6 +152,9 @@ def run(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             append=options.append,
             labels=options.labels,
+            split=options.split,
+            seed=options.seed,
+            split_folders=options.split_folders,
             **engine_options(options),
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
@@ -152,7 +171,13 @@ def run(options: argparse.Namespace) -> int:
         print_json(report_as_json(report, stored))
     else:
         has_labels = options.labels is not None
-        lines = describe_report(report, stored, has_label_file=has_labels, appends=options.append)
+        lines = describe_report(
+            report,
+            stored,
+            has_label_file=has_labels,
+            has_split=options.split is not None,
+            appends=options.append,
+        )
         print_out("\n".join(lines))
     return code
 

@@ -43,6 +43,7 @@ def report_as_json(report: shardio.ConversionReport, stored: StoredReport | None
         "dropped_frames": _n_dropped(report),
         "stopped": report.stopped,
         "classes": _samples_by_class(report),
+        "subsets": dict(report.subsets),
         "inputs": [{**source.as_json(), "bytes": source.n_bytes} for source in report.inputs],
         "source_bytes": n_bytes,
     }
@@ -59,7 +60,9 @@ def no_samples_line(report: shardio.ConversionReport) -> str:
     """Return the line of a report for a conversion without a sample."""
     n_files = format_count(len(report.inputs), "file")
     place = escaped(str(report.dataset))
-    return f"{n_files} gave no sample: nothing was published, {place} is unchanged"
+    counts = (f"{n:,} {_outcome_words(report, each)}" for each, n in sorted(report.counts.items()))
+    why = ", ".join(counts)
+    return f"{n_files} gave no sample ({why}): nothing was published, {place} is unchanged"
 
 
 def describe_report(
@@ -67,11 +70,12 @@ def describe_report(
     stored: StoredReport | None,
     *,
     has_label_file: bool,
+    has_split: bool,
     appends: bool,
 ) -> Iterator[str]:
     """Yield the lines of the report; `stored` has the measurements of the result, if any."""
     if report.n_samples or not appends:
-        yield from _describe_samples(report, has_label_file=has_label_file)
+        yield from _describe_samples(report, has_label_file=has_label_file, has_split=has_split)
     for outcome in LISTED:
         yield from _group(report, outcome)
     if report.modified:
@@ -158,16 +162,30 @@ def _psnr_text(psnr_db: Mapping[str, float]) -> str:
     return f"{text} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"
 
 
-def _describe_samples(report: shardio.ConversionReport, *, has_label_file: bool) -> Iterator[str]:
+def _describe_subsets(report: shardio.ConversionReport, *, is_random: bool) -> str:
+    sizes = ", ".join(f"{escaped(name)} {n:,}" for name, n in report.subsets.items())
+    line = f"{format_count(len(report.subsets), 'subset')}, with {_sample_noun(report)}s: {sizes}"
+    total = report.n_samples_before + report.n_samples
+    if n_left := total - sum(report.subsets.values()):
+        line += f"; in none: {n_left:,}"
+    how = "at random" if is_random else "from folders; --no-split-folders makes them classes"
+    return f"{line} ({how})"
+
+
+def _describe_samples(
+    report: shardio.ConversionReport, *, has_label_file: bool, has_split: bool
+) -> Iterator[str]:
     by_class, noun = _samples_by_class(report), _sample_noun(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
         rows = [[escaped(name), f"{n:,}"] for name, n in by_class.items()]
         yield f"{format_count(len(by_class), 'class', 'classes')}, with {noun}s:"
         yield format_list(format_table(rows).splitlines(), "shardio inspect lists them")
-    if n_unlabelled:
+    if by_class and n_unlabelled:
         why = "not in the file of labels" if has_label_file else "directly in SRC"
         yield f"{format_count(n_unlabelled, noun)} without a class (label -1): {why}"
+    if report.subsets:
+        yield _describe_subsets(report, is_random=has_split)
     if dropped := _n_dropped(report):
         n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
         yield (
@@ -184,17 +202,20 @@ def _describe_samples(report: shardio.ConversionReport, *, has_label_file: bool)
         yield line
 
 
+def _outcome_words(report: shardio.ConversionReport, outcome: str) -> str:
+    if outcome == "unsupported":
+        known = BUILT_IN.get(report.kind)
+        return known.unsupported if known else "of another kind"
+    if outcome == "empty" and report.kind not in MEDIA:
+        return "no sample"
+    return OUTCOMES[outcome]
+
+
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return
-    words = OUTCOMES[outcome]
-    if outcome == "unsupported":
-        known = BUILT_IN.get(report.kind)
-        words = known.unsupported if known else "of another kind"
-    if outcome == "empty" and report.kind not in MEDIA:
-        words = "no sample"
-    yield f"{words}: {format_count(len(group), 'file')}"
+    yield f"{_outcome_words(report, outcome)}: {format_count(len(group), 'file')}"
     if outcome == "part":
         return  # not listed: a Zarr store may have one such input per chunk
     lines = []
