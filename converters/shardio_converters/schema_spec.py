@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -145,21 +145,24 @@ STEP_S: Final = 120.0  # damaged files make some C libraries, such as HDF5, loop
 class InferringConverter(Converter):
     """A base of converters with an option `fields`: specs by name, or None to infer them.
 
-    Samples also have additional fields, except those whose names `fields` declares.
+    Samples also have additional fields, except those whose names `fields` declares. `keeps_order`
+    is True if the fields of a dataset have the order of `fields`, and not that of their names.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(
         default=None, metadata={"flag": "--schema"}
     )
     """JSON file with the field types (default: inferred from the files)."""
+    keeps_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Validate the fields, and sort them, so that a later append has the same order."""
+        """Validate the fields, and sort them by name, unless the files have an order."""
         if self.fields is None:
             return
         for name, field in parse_schema(self.fields).items():
             self.check_field(name, self.fields[name], field)
-        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+        fields = self.fields.items()
+        object.__setattr__(self, "fields", dict(fields if self.keeps_order else sorted(fields)))
 
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that files can provide a field; `word` is its spec."""
@@ -196,6 +199,10 @@ class InferringConverter(Converter):
         for name in self.fields or ():
             if name not in found and not schema[name].optional:
                 raise MediaError(f"{what} {name!r} is missing, found {', '.join(sorted(found))}")
+
+    def label_is_class(self) -> bool:
+        """Return True unless the files have a field `label`."""
+        return "label" in self.additional_fields()
 
     def class_names(self) -> Sequence[str] | None:
         """Return () if the files have labels; None to take the folders as classes."""

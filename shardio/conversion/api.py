@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -16,10 +16,17 @@ from shardio.conversion.classes import (
     without_folder_classes,
 )
 from shardio.conversion.converter import Converter
-from shardio.conversion.data_frames import FrameRows, is_data_frame
+from shardio.conversion.data_frames import (
+    FrameRows,
+    hugging_face_classes,
+    hugging_face_splits,
+    is_data_frame,
+    is_hugging_face_table,
+)
 from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.python_samples import (
+    SamplePart,
     as_mapping,
     convert_items,
     index_runs,
@@ -56,7 +63,7 @@ def convert(
     append: bool = False,
     labels: PathName | None = None,
     split: Mapping[str, float] | None = None,
-    seed: int = 0,
+    split_seed: int = 0,
     split_folders: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: EngineName = "local",
@@ -111,7 +118,7 @@ def convert(
             `{"train": 0.9, "val": 0.1}`. Samples are assigned at random, as by
             `shardio.maintenance.split`. If the shares add up to less than 1, the other samples are
             in no subset.
-        seed: the seed of `split`.
+        split_seed: the seed of `split`.
         split_folders: whether folders named like splits, such as `train`, `val` and `test`, become
             subsets, which share the classes in them. By default, they do if two or more lie side
             by side. With True, one is enough. With False, they are classes like other folders. An
@@ -152,7 +159,7 @@ def convert(
         append=append,
         labels=labels,
         split=split,
-        seed=seed,
+        split_seed=split_seed,
         split_folders=split_folders,
         engine=Engine(engine, address),
     )
@@ -206,24 +213,45 @@ def _convert_object(
     options: ConvertOptions,
 ) -> ConversionReport:
     _check_object(src, samples, names)
-    if samples is None and (is_data_frame(src) or not is_map_style(src, options.workers)):
-        options.refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
-        rows: Iterable[Mapping[str, Any]]
-        if not is_data_frame(src):
-            rows = (as_mapping(value, names) for value in src)
-        elif names is not None:
-            raise InvalidArgument("names: not for data frames; rename the columns instead")
-        else:
-            rows = frame = FrameRows(src)
-            schema = frame.schema if schema is None and not options.append else schema
-        return write_samples(
-            rows, os.fspath(out), schema, options.shard_bytes, append=options.append
-        )
+    if samples is None:
+        splits = hugging_face_splits(src)
+        if splits or _is_table(src, options.workers) or not is_map_style(src, options.workers):
+            options.refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
+            if splits and options.split is not None:
+                raise InvalidArgument(
+                    f"split: the source has the splits {', '.join(splits)} already; leave it out"
+                )
+            parts = [
+                _sample_part(one, subset, names, options)
+                for subset, one in (splits or {"": src}).items()
+            ]
+            return write_samples(parts, os.fspath(out), schema, options)
     options.refuse(("kind", "labels", "split_folders"), "only for files")
     if samples is not None:
         return convert_items(src, samples, _function_name(samples), out, options, schema, names)
     items, name = index_runs(len(src)), type(src).__qualname__
-    return convert_items(items, partial(samples_at, src), name, out, options, schema, names)
+    make = partial(samples_at, src)
+    classes = hugging_face_classes(src)
+    return convert_items(items, make, name, out, options, schema, names, classes)
+
+
+def _is_table(src: object, workers: int | None) -> bool:
+    """Return True if a source is read by columns, in this process."""
+    if isinstance(src, Mapping) or is_data_frame(src):
+        return True
+    return workers is None and is_hugging_face_table(src)
+
+
+def _sample_part(
+    src: Any, subset: str, names: Sequence[str] | None, options: ConvertOptions
+) -> SamplePart:
+    if not _is_table(src, options.workers):
+        rows = (as_mapping(value, names) for value in src)
+        return SamplePart(rows, None, hugging_face_classes(src), subset)
+    if names is not None:
+        raise InvalidArgument("names: not for data frames; rename the columns instead")
+    frame = FrameRows(src)
+    return SamplePart(frame, frame.schema, tuple(frame.classes), subset)
 
 
 def _check_object(
@@ -242,17 +270,17 @@ def _check_object(
         )
     readable = ("__iter__", "__getitem__", "__arrow_c_stream__")
     is_iterable = any(hasattr(type(src), name) for name in readable)
-    if not is_iterable or (samples is None and isinstance(src, Mapping)):
+    if not is_iterable:
         raise InvalidArgument(
             f"found a {type(src).__name__}; expected a path, an iterable of dicts, a map-style "
-            "data set, a data frame, or items together with samples=, a function that converts an "
-            "item to samples"
+            "data set, a data frame, a dict of arrays, or items together with samples=, a function "
+            "that converts an item to samples"
         )
 
 
 _OPTIONS_OF_INPUTS: Final = (
     *("kind", "workers", "on_error", "keep_partial", "progress"),
-    *("resume", "overwrite", "labels", "split_folders", "engine"),
+    *("resume", "labels", "split_folders", "engine"),
 )
 
 
@@ -278,7 +306,7 @@ def _drops_label(
 
     An append keeps the field if the dataset has it; without the field, it must not add classes.
     """
-    if source.class_names() is not None:
+    if not source.label_is_class():
         return False
     if base is None:
         return not listing.classes

@@ -150,6 +150,13 @@ class Converter(ABC):
         """
         return {}
 
+    def label_is_class(self) -> bool:
+        """Return True if the field `label` of a sample is always the label of its input.
+
+        A dataset without classes then has no field `label`.
+        """
+        return False
+
     def class_names(self) -> Sequence[str] | None:
         """Return the names of the classes if the labels come from the content of the inputs.
 
@@ -185,7 +192,7 @@ PARAMETERS: Final = frozenset(
     (
         *("src", "out", "kind", "samples", "names", "schema", "workers", "on_error"),
         *("keep_partial", "progress", "shard_bytes", "resume", "overwrite", "append", "labels"),
-        *("storage_options", "engine", "address", "split", "seed", "split_folders"),
+        *("storage_options", "engine", "address", "split", "split_seed", "split_folders"),
     )
 )
 """The parameters of `convert`. No option of a converter may have the same name."""

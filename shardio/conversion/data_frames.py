@@ -1,4 +1,4 @@
-"""Data frames as samples: each row becomes a sample, and each column becomes a field.
+"""Data frames and dicts of arrays as samples: each row is a sample, and each column is a field.
 
 Frames of pandas are read directly, because Arrow would turn their NaN into null. All other frames
 are read through Arrow's C stream interface. This module imports neither pandas nor polars.
@@ -6,6 +6,7 @@ are read through Arrow's C stream interface. This module imports neither pandas 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,7 @@ from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List,
 from shardio.format.types.array_values import is_of, refuse_masked
 
 _CHUNK_ROWS: Final = 4096  # the number of rows that are copied from a frame at a time
+_CHUNK_ROWS_OF_FILES: Final = 64  # the same, if the rows may have pictures or other files
 
 
 def is_data_frame(src: object) -> bool:
@@ -35,14 +37,25 @@ def is_data_frame(src: object) -> bool:
 
 
 class FrameRows:
-    """The rows of a data frame as dicts. `schema` is the schema that can store all rows."""
+    """The rows of a data frame, or of a dict of arrays, as dicts.
+
+    `schema` is the schema that can store all rows. `classes` are the class names of the column
+    `label`.
+    """
 
     def __init__(self, frame: Any) -> None:
         self._columns: Sequence[FrameColumn]
-        if is_of(frame, "pandas", "DataFrame"):
+        self._chunk_rows = _CHUNK_ROWS
+        if isinstance(frame, Mapping):
+            self._n_rows, self._columns = dict_columns(frame)
+        elif is_hugging_face_table(frame):
+            self._n_rows, self._columns = hugging_face_columns(frame)
+            self._chunk_rows = _CHUNK_ROWS_OF_FILES
+        elif is_of(frame, "pandas", "DataFrame"):
             self._n_rows, self._columns = len(frame), pandas_columns(frame)
         else:
             self._n_rows, self._columns = arrow_columns(frame)
+        self.classes = next((each.classes for each in self._columns if each.name == "label"), ())
         # In pandas, any hashable object can be the name of a column.
         names: list[Any] = [column.name for column in self._columns]
         for name in names:
@@ -59,8 +72,8 @@ class FrameRows:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = [column.name for column in self._columns]
-        for start in range(0, self._n_rows, _CHUNK_ROWS):
-            stop = min(start + _CHUNK_ROWS, self._n_rows)
+        for start in range(0, self._n_rows, self._chunk_rows):
+            stop = min(start + self._chunk_rows, self._n_rows)
             columns = [column.values(start, stop) for column in self._columns]
             for row in zip(*columns, strict=True):
                 yield dict(zip(names, row, strict=True))
@@ -72,6 +85,7 @@ class FrameColumn(NamedTuple):
     name: str
     field: Field
     values: Callable[[int, int], Sequence[Any]]
+    classes: tuple[str, ...] = ()
 
 
 def _with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
@@ -280,16 +294,20 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
 
 def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
     if values.dtype.name not in DTYPES:
-        raise InvalidArgument(
-            f"column {name!r}: unsupported dtype {values.dtype.name}; expected one of "
-            f"{', '.join(DTYPES)}, or text; convert the column first"
-        )
+        raise InvalidArgument(_unsupported_dtype(name, values.dtype.name))
     if nulls is None or not nulls.any():
         field = Array(values.dtype.name)
         return FrameColumn(name, field, lambda start, stop: values[start:stop])
     field = Array(values.dtype.name, optional=True)
     return FrameColumn(
         name, field, lambda start, stop: _with_nulls(values[start:stop], nulls[start:stop])
+    )
+
+
+def _unsupported_dtype(name: str, dtype: str) -> str:
+    return (
+        f"column {name!r}: unsupported dtype {dtype}; expected one of {', '.join(DTYPES)}, or "
+        "text; convert the column first"
     )
 
 
@@ -326,3 +344,85 @@ def _polars_columns(converter: Any, series: Any) -> Iterator[FrameColumn]:
     yield from (
         FrameColumn(*each) for each in converter.frame_columns(series.to_frame(), refused)[1]
     )
+
+
+def dict_columns(arrays: Mapping[str, Any]) -> tuple[int, list[FrameColumn]]:
+    """Return the number of rows and the columns of a dict of arrays, tensors or lists."""
+    if not arrays:
+        raise InvalidArgument("found an empty dict; expected a dict of arrays")
+    lengths: dict[str, int] = {}
+    for name, values in arrays.items():
+        is_rows = hasattr(type(values), "__len__") and hasattr(type(values), "__getitem__")
+        if not is_rows or isinstance(values, str | bytes | Mapping) or np.ndim(values) == 0:
+            raise InvalidArgument(
+                f"{name!r}: found a {type(values).__name__}; expected an array or list with a row "
+                "for each sample; for a single sample, pass a list: [sample]"
+            )
+        lengths[name] = len(values)
+    first = next(iter(lengths))
+    for name, n_rows in lengths.items():
+        if n_rows != lengths[first]:
+            raise InvalidArgument(
+                f"{first!r} has {lengths[first]:,} rows, {name!r} has {n_rows:,}; all arrays must "
+                "have the same number of rows, one for each sample"
+            )
+    return lengths[first], [_dict_column(name, values) for name, values in arrays.items()]
+
+
+def _dict_column(name: str, values: Any) -> FrameColumn:
+    refuse_masked(f"{name!r}", values)
+    if not isinstance(values, list | tuple):
+        is_bfloat16 = str(getattr(values, "dtype", "")).endswith("bfloat16")
+        values = _to_plain_value(name, 0, values)
+        if values.dtype.kind in "biufcmM":
+            dtype = "bfloat16" if is_bfloat16 else values.dtype.name
+            if dtype not in DTYPES:
+                raise InvalidArgument(_unsupported_dtype(name, dtype))
+            field = Array(dtype, tuple(n or None for n in values.shape[1:]))
+            return FrameColumn(name, field, lambda start, stop: values[start:stop])
+        values = values.tolist()
+    return object_column(name, lambda start, stop: values[start:stop], values)
+
+
+def is_hugging_face_table(src: object) -> bool:
+    """Return True for a Dataset of Hugging Face whose rows are those of its table."""
+    if not is_of(src, "datasets", "Dataset"):
+        return False
+    known: Any = src
+    return known.format["type"] in (None, "arrow", "pandas", "polars")
+
+
+def hugging_face_splits(src: object) -> dict[str, Any]:
+    """Return the splits of a dict of data sets of Hugging Face; {} for another source."""
+    if not isinstance(src, Mapping):
+        return {}
+    kinds = ("Dataset", "IterableDataset")
+    is_dict = all(any(is_of(each, "datasets", kind) for kind in kinds) for each in src.values())
+    return {str(name): each for name, each in src.items()} if is_dict else {}
+
+
+def hugging_face_classes(src: object) -> tuple[str, ...]:
+    """Return the class names of the feature `label`; () if there are none."""
+    features = getattr(src, "features", None)
+    label: Any = features.get("label") if isinstance(features, Mapping) else None
+    return tuple(label.names) if is_of(label, "datasets", "ClassLabel") else ()
+
+
+def hugging_face_columns(dataset: Any) -> tuple[int, list[FrameColumn]]:
+    """Return the number of rows and the columns of a Dataset of Hugging Face.
+
+    The files of pictures, sound and videos are stored as they are, without decoding them.
+    """
+    names = dataset.format["columns"]
+    metadata = dataset.features.arrow_schema.metadata
+    rows = dataset.with_format("arrow", columns=names)
+
+    def read(name: str, start: int, stop: int) -> Any:
+        found = rows.select_columns([name])[start:stop].replace_schema_metadata(metadata)
+        # Files may be given by path only. The module is loaded, because the data set uses it.
+        return sys.modules["datasets.table"].embed_table_storage(found)
+
+    converter: Any = converter_class("arrow")
+    table = dataset.data.table.select(names).replace_schema_metadata(metadata)
+    _, columns = converter.frame_columns(table, "the data set cannot be read", read)
+    return len(dataset), [FrameColumn(*each) for each in columns]

@@ -41,7 +41,13 @@ from shardio.conversion.journal import UnitEvent, conversion_settings, cut_units
 from shardio.conversion.report import ConversionReport, InputReport, Progress, check_any_of_kind
 from shardio.conversion.scheduler import ConversionState, run_in_workers, run_on_ray
 from shardio.conversion.staging import Staging
-from shardio.conversion.subsets import SPLIT_FOLDERS, random_split_details, subset_details
+from shardio.conversion.subsets import (
+    SPLIT_FOLDERS,
+    input_runs,
+    random_split_details,
+    subset_details,
+    subset_sizes,
+)
 from shardio.conversion.upload import ShardUploader
 from shardio.conversion.worker import ConversionJob, convert_unit
 from shardio.dataset.generation import Generation
@@ -73,7 +79,7 @@ class ConvertOptions:
     append: bool = False
     labels: PathName | None = None
     split: Mapping[str, float] | None = None
-    seed: int = 0
+    split_seed: int = 0
     split_folders: bool | None = None
     engine: Engine = LOCAL
     uploader: ShardUploader | None = None
@@ -113,10 +119,10 @@ class ConvertOptions:
     def check_split(self) -> None:
         """Check the options of the random split."""
         if self.split is None:
-            if self.seed != 0:
-                raise InvalidArgument("seed: only together with split")
+            if self.split_seed != 0:
+                raise InvalidArgument("split_seed (--split-seed): only together with split")
             return
-        check_split(self.split, self.seed, is_whole=False)
+        check_split(self.split, self.split_seed, is_whole=False)
         if self.append:
             raise InvalidArgument(
                 "split and append are mutually exclusive: append first, and then assign all "
@@ -328,8 +334,8 @@ class _Run:
     ) -> dict[str, Any]:
         """Return the attributes of a new dataset that concern its subsets."""
         n_samples = sum(shard.n_samples for _, shard in placed)
-        return subset_details(self.listing, reports, None) or random_split_details(
-            self.options.split, self.options.seed, n_samples, self.staging.out
+        return subset_details(input_runs(self.listing, reports), None) or random_split_details(
+            self.options.split, self.options.split_seed, n_samples, self.staging.out
         )
 
     def publish_next(
@@ -341,8 +347,7 @@ class _Run:
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
         reports = self.state.reports()
         changed = generation_changes(latest, shards, self.state.listing.classes, reports)
-        if subsets := subset_details(self.state.listing, reports, latest):
-            changed |= {**subsets, "stats": {}}
+        changed |= subset_details(input_runs(self.state.listing, reports), latest)
         staging.link_shards([(path, names[shard.name]) for path, shard in placed])
         return publish_next(
             staging.out,
@@ -376,7 +381,7 @@ class _Run:
             generation=found.number if found else 0,
             n_samples_before=found.n_samples - n_samples if found else 0,
             view=found.view if found else self.job.source.view(),
-            subsets={name: len(rows) for name, rows in found.subsets.items()} if found else {},
+            subsets=subset_sizes(found),
         )
 
 

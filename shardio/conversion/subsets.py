@@ -96,28 +96,35 @@ def _class_in_subset(folder: str, patterns: Patterns, *, keep_parent: bool) -> s
     return "/".join(above + parts[depth:])
 
 
-def subset_details(
-    listing: Listing, reports: Sequence[InputReport], previous: Generation | None
-) -> dict[str, Any]:
+def subset_details(runs: Sequence[tuple[str, int]], previous: Generation | None) -> dict[str, Any]:
     """Return the attributes of the next generation that say which samples are in which subset.
 
-    `reports` are those of the new samples, in their order, which follow those of `previous`.
+    Each item of `runs` has a subset, or "" for none, and the number of consecutive new samples in
+    it. New samples follow those of `previous`, whose statistics of subsets are dropped.
     """
-    if not listing.subsets:
-        return {}
-    n_before = previous.n_samples if previous else 0
-    counts = [report.n_samples for report in reports]
+    names = [name for name, _ in runs]
+    counts = [n for _, n in runs]
     found = dict(previous.subsets) if previous else {}
-    for subset in sorted({*listing.subsets.values()}):
-        is_in = [listing.subsets.get(report.name) == subset for report in reports]
-        rows = np.repeat(is_in, counts)
-        if not rows.any():
-            continue
-        before = np.zeros(n_before, np.bool_)
+    new = dict.fromkeys(name for name, n in runs if name and n)
+    for subset in new:
+        before = np.zeros(previous.n_samples if previous else 0, np.bool_)
         if subset in found:
             before[found[subset].all_rows()] = True
+        rows = np.repeat([name == subset for name in names], counts)
         found[subset] = RowRuns.from_mask(np.concatenate([before, rows]))
-    return {"subsets": found}
+    if not new:
+        return {}
+    return {"subsets": found, **({"stats": {}} if previous else {})}
+
+
+def input_runs(listing: Listing, reports: Sequence[InputReport]) -> list[tuple[str, int]]:
+    """Return the subset, or "", and the number of samples of each input, in order of `reports`."""
+    return [(listing.subsets.get(report.name, ""), report.n_samples) for report in reports]
+
+
+def subset_sizes(found: Generation | None) -> dict[str, int]:
+    """Return the number of samples of each subset of a generation."""
+    return {name: len(rows) for name, rows in found.subsets.items()} if found else {}
 
 
 def random_split_details(

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
         metavar="NAME=SHARE,…",
         help="assign samples to subsets at random, for example train=0.9,val=0.1",
     )
-    add("--seed", type=int, metavar="N", default=0, help="random seed of --split (default: 0)")
+    add("--split-seed", type=int, metavar="N", default=0, help="random seed (default: 0)")
     add(
         "--split-folders",
         action=argparse.BooleanOptionalAction,
@@ -153,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
             append=options.append,
             labels=options.labels,
             split=options.split,
-            seed=options.seed,
+            split_seed=options.split_seed,
             split_folders=options.split_folders,
             **engine_options(options),
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),

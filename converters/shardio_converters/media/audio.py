@@ -38,6 +38,10 @@ class AudioFiles(Converter):
         """Return the fields of a sample."""
         return Schema({"audio": Audio(), "label": Array("int64"), "source": Text()})
 
+    def label_is_class(self) -> bool:
+        """Return True: labels are only those of inputs."""
+        return True
+
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of PyAV and FFmpeg."""
         return media.library_versions()

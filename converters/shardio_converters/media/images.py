@@ -55,6 +55,10 @@ class Images(Converter):
         image = Array("uint8", (self.size, self.size, 3)) if self.store == "raw" else Image()
         return Schema({"image": image, "label": Array("int64"), "source": Text()})
 
+    def label_is_class(self) -> bool:
+        """Return True: labels are only those of inputs."""
+        return True
+
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of the libraries that decode images."""
         return {name: version(name) for name in ("pillow", "simplejpeg")}

@@ -206,6 +206,10 @@ class Videos(Converter):
             }
         )
 
+    def label_is_class(self) -> bool:
+        """Return True: labels are only those of inputs."""
+        return True
+
     def view(self) -> Mapping[str, Any]:
         """Return the default view: clips, or rows if each row is a clip already."""
         if self.store == "raw":

@@ -60,6 +60,10 @@ class TokenFiles(Converter):
         tokens = Array(str(self.dtype), (None,))
         return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
 
+    def label_is_class(self) -> bool:
+        """Return True: labels are only those of inputs."""
+        return True
+
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a file."""
         if not source.name.lower().endswith(SUFFIX):

@@ -16,7 +16,7 @@ from shardio_converters.tabular.tables import row_samples
 
 if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
-    from shardio_converters.tabular.arrow_inference import FrameColumn
+    from shardio_converters.tabular.arrow_inference import FrameColumn, ReadRows
 
 # Files that Hugging Face's `datasets` saves beside the tables
 _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
@@ -31,6 +31,7 @@ class Arrow(InferringConverter):
 
     kind: ClassVar[str] = "arrow"
     version: ClassVar[str] = "1"
+    keeps_order: ClassVar[bool] = True
     step_s: ClassVar[float] = STEP_S
 
     columns: Sequence[str] | None = field(
@@ -70,12 +71,29 @@ class Arrow(InferringConverter):
         )
 
     @staticmethod
-    def frame_columns(frame: Any, refused: str) -> tuple[int, list[FrameColumn]]:
-        """Return the number of rows and the columns of a frame; `refused` is the error's text."""
+    def frame_columns(
+        frame: Any, refused: str, read: ReadRows | None = None
+    ) -> tuple[int, list[FrameColumn]]:
+        """Return the number of rows and the columns of a frame; `refused` is the error's text.
+
+        Values come from `read`, if it is given, instead of the frame.
+        """
         from shardio_converters.tabular.arrow_inference import frame_columns, read_frame
 
         table = read_frame(frame, refused)
-        return table.num_rows, [*frame_columns(table)]
+        return table.num_rows, [*frame_columns(table, read)]
+
+    def subset_folders(self, inputs: Sequence[Input]) -> Mapping[str, str]:
+        """Return the folders of the splits that each `dataset_dict.json` lists."""
+        from shardio_converters.tabular.arrow_files import SPLITS, listed_splits
+
+        found: dict[str, str] = {}
+        for one in inputs:
+            folder, name = os.path.split(one.name)
+            if name == SPLITS:
+                for split in listed_splits(one.path):
+                    found[split] = os.path.join(folder, split)
+        return found
 
     def class_names(self) -> Sequence[str] | None:
         """Return the classes of a column `label`; None if labels come from folders."""

@@ -59,7 +59,7 @@ def columns_of(
     names = list(schema.names)
     if missing := [name for name in only or () if name not in names]:
         raise MediaError(f"column {missing[0]!r} is missing, found {', '.join(names)}")
-    features = _features_of(schema)
+    features = features_of(schema)
     found: list[ArrowColumn] = []
     for field in schema:
         if only is None or field.name in only:
@@ -227,7 +227,8 @@ def _holds_files(type_: pa.DataType) -> bool:
     return types.is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}
 
 
-def _features_of(schema: pa.Schema) -> dict[str, Any]:
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """Return Hugging Face's features of a table by column; {} if the table has none."""
     try:
         metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = metadata.get("info", {}).get("features", {})

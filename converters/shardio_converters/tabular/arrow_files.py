@@ -20,6 +20,7 @@ PARQUET: Final = (".parquet", ".pq")
 SUFFIXES: Final = (*PARQUET, ".arrow", ".arrows", ".feather", ".ipc")
 
 STATE: Final = "state.json"  # Hugging Face's list of the tables in a folder
+SPLITS: Final = "dataset_dict.json"  # Hugging Face's list of the splits in a folder
 
 _MAX_STATE_BYTES: Final = 64 << 20
 _N_ROWS: Final = 4096  # the maximum number of rows of a batch
@@ -138,6 +139,16 @@ def refuse_missing_tables(source: Input) -> None:
         there = map(data_name, os.listdir(os.path.dirname(source.path)))
         if missing := sorted((_listed(source.path) or frozenset()).difference(there)):
             raise MediaError(f"{missing[0]!r}, which it lists, is missing")
+
+
+def listed_splits(path: str) -> list[str]:
+    """Return the splits that a dataset_dict.json lists; [] if it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            names = json.loads(file.read(_MAX_STATE_BYTES))["splits"]
+        return [name for name in names if isinstance(name, str) and name.isprintable()]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
 
 
 def _listed(path: str) -> frozenset[str] | None:

@@ -19,6 +19,7 @@ from shardio_converters.tabular.arrow_columns import (
     check_json,
     columns_of_type,
     dims_of,
+    features_of,
     has_nulls_inside,
     is_list,
     values_of,
@@ -136,9 +137,11 @@ def refuse_other_unit_or_classes(
         )
 
 
-FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]]]
-"""A column of a data frame: its name, its field, and a function of (start, stop) that returns the
-values of these rows."""
+FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]], tuple[str, ...]]
+"""A column of a data frame: its name, its field, a function of (start, stop) that returns the
+values of these rows, and its class names."""
+ReadRows = Callable[[str, int, int], pa.Table]
+"""A function that returns a column, given by name, of the rows from `start` to `stop`."""
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:
@@ -149,18 +152,22 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
         raise InvalidArgument(refused) from error
 
 
-def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
+def frame_columns(table: pa.Table, read: ReadRows | None = None) -> Iterator[FrameColumn]:
     """Yield the columns of a table; members of structs have dotted names.
 
+    Values come from `read`, if it is given: its rows may be fewer than those of the table, or have
+    another order.
     Lists of times are refused, as units would be lost. Lists of arrays of several dimensions and
     varying shapes become JSON, because their rows may be ragged.
     """
+    features = features_of(table.schema)
     for place, (name, type_) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
         of_column = table.select([place])
+        rows = partial(_slice, of_column) if read is None else partial(read, name)
         try:
-            for column in columns_of_type(name, type_):
+            for column in columns_of_type(name, type_, about=features.get(name)):
                 kind = _field_of(of_column, column)
-                yield column.name, kind, partial(_rows, of_column, column, kind)
+                yield column.name, kind, partial(_rows, rows, column, kind), column.classes
         except MediaError as error:
             raise InvalidArgument(str(error)) from error
 
@@ -178,14 +185,29 @@ def _field_of(table: pa.Table, column: ArrowColumn) -> Field:
     if spec == UNKNOWN or is_deep or any(map(has_nulls_inside, arrays)):
         check_json(column.name, column.type)
         spec = "json"
-    is_optional = any(array.null_count for array in arrays)
+    is_optional = any(array.null_count or _lacks_file_and_path(array) for array in arrays)
     return parse_field(column.name, f"{spec}{'?' if is_optional else ''}")
 
 
+def _lacks_file_and_path(array: pa.Array) -> bool:
+    if not types.is_struct(array.type):
+        return False
+    parts = [pc.is_null(pc.struct_field(array, name)) for name in ("bytes", "path")]
+    return bool(pc.any(pc.and_(*parts)).as_py())
+
+
+def _slice(table: pa.Table, start: int, stop: int) -> pa.Table:
+    return table.slice(start, stop - start)
+
+
 def _rows(
-    table: pa.Table, column: ArrowColumn, field: Field, start: int, stop: int
+    rows: Callable[[int, int], pa.Table],
+    column: ArrowColumn,
+    field: Field,
+    start: int,
+    stop: int,
 ) -> Sequence[Any]:
-    (batch,) = table.slice(start, stop - start).combine_chunks().to_batches()
+    (batch,) = rows(start, stop).combine_chunks().to_batches()
     try:
         return values_of(batch, column, field, start)
     except MediaError as error:

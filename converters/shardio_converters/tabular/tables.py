@@ -34,6 +34,7 @@ class Tables(InferringConverter):
 
     kind: ClassVar[str] = "tables"
     version: ClassVar[str] = "1"
+    keeps_order: ClassVar[bool] = True
 
     references: Sequence[str] | None = field(
         default=None, metadata={"flag": "--reference", "metavar": "COLUMN"}
