@@ -26,15 +26,14 @@ from shardio.conversion.data_frames import (
 from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.python_samples import (
-    SamplePart,
     as_mapping,
     convert_items,
     index_runs,
     is_map_style,
     samples_at,
-    write_samples,
 )
 from shardio.conversion.report import ConversionReport, Progress
+from shardio.conversion.sample_writing import SamplePart, write_samples
 from shardio.conversion.staging import Staging
 from shardio.conversion.subsets import split_listing, uses_split_folders
 from shardio.conversion.upload import Upload

@@ -106,6 +106,18 @@ def check_same_samples(
     check_same_schema(base.schema, schema, out, differences)
 
 
+def known_classes(
+    base: Generation | None, classes: tuple[str, ...], out: str | os.PathLike[str]
+) -> tuple[str, ...]:
+    """Return the class names of a new dataset; in an append, check those of the samples."""
+    if base is None or not classes or not base.classes or classes == base.classes:
+        return classes if base is None else base.classes
+    raise InvalidArgument(
+        f"{os.fspath(out)}: the samples have the classes {[*classes]}, the dataset has "
+        f"{[*base.classes]}; convert into a separate folder"
+    )
+
+
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:

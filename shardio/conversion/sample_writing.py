@@ -1,0 +1,190 @@
+"""Write samples of Python objects in this process: to a new dataset, or to an existing one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from shardio.conversion.append import check_same_schema, known_classes, load_base, rebase
+from shardio.conversion.execution import ConvertOptions
+from shardio.conversion.journal import conversion_settings
+from shardio.conversion.python_samples import infer_sample_schema, prepare_sample
+from shardio.conversion.report import ConversionReport
+from shardio.conversion.subsets import random_split_details, subset_details, subset_sizes
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import publish
+from shardio.dataset.writer import GenerationWriter
+from shardio.errors import InvalidArgument, SchemaError
+from shardio.format.schema import Schema
+from shardio.shard.writer import check_schema
+
+
+class SamplePart(NamedTuple):
+    """Samples of one subset; `subset` is "" for no subset.
+
+    `schema` can store them, or is None if it is not known before the first sample. `classes` are
+    the class names of the field `label`.
+    """
+
+    samples: Iterable[Mapping[str, Any]]
+    schema: Schema | None = None
+    classes: tuple[str, ...] = ()
+    subset: str = ""
+
+
+def write_samples(
+    parts: Sequence[SamplePart], out: str, schema: Schema | None, options: ConvertOptions
+) -> ConversionReport:
+    """Write samples to a new dataset at `out`, or append them; without any, publish nothing."""
+    start_s = time.monotonic()
+    base = load_base(out) if options.append else None
+    classes = known_classes(base, merge_classes(parts), out)
+    if base is not None:
+        if schema is not None:
+            check_same_schema(base.schema, schema, out)
+        schema = base.schema
+    elif schema is None:
+        schema = merge_schemas(parts)
+    rows: Iterable[tuple[str, Mapping[str, Any]]]
+    rows = ((part.subset, sample) for part in parts for sample in part.samples)
+    if schema is None:
+        rows = iter(rows)
+        if (first := next(rows, None)) is None:
+            raise InvalidArgument("no samples to infer the schema from; pass schema=")
+        try:
+            schema = infer_sample_schema(first[1])
+        except SchemaError as error:
+            raise SchemaError(f"sample 0: {error}") from error
+        rows = chain((first,), rows)
+    check_schema(schema)
+    classes = classes if "label" in schema else ()
+    run = _SampleRun(rows, schema, classes, base, options, out)
+    latest, found = run.replace_dataset() if options.overwrite else run.write(out)
+    shards = found.shards if found else ()
+    return ConversionReport(
+        dataset=Path(out),
+        kind="samples",
+        n_samples=run.n_samples,
+        n_bytes=sum(shard.n_bytes for shard in shards[len(latest.shards) if latest else 0 :]),
+        elapsed_s=time.monotonic() - start_s,
+        classes=found.classes if found else (),
+        generation=found.number if found else 0,
+        n_samples_before=latest.n_samples if latest else 0,
+        stats_dropped=bool(latest and found and found.stats != latest.stats),
+        subsets=subset_sizes(found),
+    )
+
+
+@dataclass
+class _SampleRun:
+    """One run that writes samples; `rows` has the subset and the sample of each row."""
+
+    rows: Iterable[tuple[str, Mapping[str, Any]]]
+    schema: Schema
+    classes: tuple[str, ...]
+    base: Generation | None
+    options: ConvertOptions
+    out: str
+    n_samples: int = 0
+
+    def write(self, folder: str | Path) -> tuple[Generation | None, Generation | None]:
+        """Write all samples to `folder`; return the generation before, and the published one."""
+        base, shard_bytes = self.base, self.options.shard_bytes
+        counts: Counter[str] = Counter()
+        with GenerationWriter(
+            folder, self.schema, shard_bytes=shard_bytes, previous=base
+        ) as output:
+            for subset, sample in self.rows:
+                output.append(_prepare(sample, self.schema, self.n_samples))
+                counts[subset] += 1
+                self.n_samples += 1
+            latest = None if base is None else rebase(base, Path(folder))
+            if not self.n_samples:
+                return latest, latest
+            details: dict[str, Any] = {"classes": self.classes}
+            if latest is not None:
+                output.set_previous(latest)
+                details = {
+                    "stats": {key: value for key, value in latest.stats.items() if key != "whole"},
+                    "operation": {"name": "append", "options": {"shard_bytes": shard_bytes}},
+                }
+            details |= subset_details([*counts.items()], latest)
+            details |= random_split_details(
+                self.options.split, self.options.split_seed, self.n_samples, self.out
+            )
+            return latest, output.publish(**details)
+
+    def replace_dataset(self) -> tuple[None, Generation | None]:
+        """Write a new dataset in the work folder, and put it in place of the one in `out`."""
+        with self.options.make_staging(self.out) as staging:
+            staging.begin(conversion_settings({"name": "samples"}, {}), [])
+            folder = staging.folder / _NEW_DATASET
+            _, new = self.write(folder)
+            if new is None:
+                return None, None
+            staging.link_shards([(f"{folder.name}/{one.name}", one.name) for one in new.shards])
+            found = publish(
+                staging.out,
+                schema=new.schema,
+                shards=list(new.shards),
+                classes=new.classes,
+                subsets=new.subsets,
+                operation=new.operation,
+            )
+            staging.finish()
+        return None, found
+
+
+_NEW_DATASET: Final = "0" * 16
+"""The name of the folder of a new dataset, in the work folder."""
+
+
+def merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
+    """Return the classes of all parts, which must be the same."""
+    classes = parts[0].classes
+    for part in parts:
+        if part.classes != classes:
+            raise InvalidArgument(
+                f"subset {part.subset!r}: found the classes {[*part.classes]}, expected "
+                f"{[*classes]} as in {parts[0].subset!r}; convert the subsets separately"
+            )
+    return classes
+
+
+def merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
+    """Return a schema that can store the samples of all parts; None if one is not known.
+
+    A field is optional if it is so in one of them.
+    """
+    merged: Schema | None = None
+    for part in parts:
+        if part.schema is None:
+            return None
+        if merged is None:
+            merged = part.schema
+            continue
+        of_part, known = part.schema, merged
+        optional = {name for s in (of_part, known) for name, field in s.items() if field.optional}
+        merged, found = (
+            Schema({name: field.as_optional(name in optional) for name, field in s.items()})
+            for s in (known, of_part)
+        )
+        if merged != found:
+            raise InvalidArgument(
+                f"subset {part.subset!r}: found {found}, expected {merged} as in "
+                f"{parts[0].subset!r}; convert the subsets separately, or pass schema="
+            )
+    return merged
+
+
+def _prepare(sample: Mapping[str, Any], schema: Schema, number: int) -> Mapping[str, Any]:
+    """Return a sample in the form that a writer accepts; an error names the sample and field."""
+    try:
+        return prepare_sample(sample, schema)
+    except SchemaError as error:
+        raise SchemaError(f"sample {number}: {error}") from error
