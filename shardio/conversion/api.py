@@ -162,7 +162,7 @@ def convert(
         split_folders=split_folders,
         engine=Engine(engine, address),
     )
-    options_given.check_split()
+    options_given.check()
 
     def convert_into(folder: PathName, options: ConvertOptions) -> ConversionReport:
         check_folder_name(folder)

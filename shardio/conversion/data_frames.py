@@ -349,14 +349,15 @@ def _polars_columns(converter: Any, series: Any) -> Iterator[FrameColumn]:
 def dict_columns(arrays: Mapping[str, Any]) -> tuple[int, list[FrameColumn]]:
     """Return the number of rows and the columns of a dict of arrays, tensors or lists."""
     if not arrays:
-        raise InvalidArgument("found an empty dict; expected a dict of arrays")
+        raise InvalidArgument("found an empty dict; expected arrays by the names of fields")
     lengths: dict[str, int] = {}
     for name, values in arrays.items():
         is_rows = hasattr(type(values), "__len__") and hasattr(type(values), "__getitem__")
-        if not is_rows or isinstance(values, str | bytes | Mapping) or np.ndim(values) == 0:
+        is_scalar = isinstance(values, str | bytes | Mapping) or getattr(values, "ndim", 1) == 0
+        if is_scalar or not is_rows:
             raise InvalidArgument(
-                f"{name!r}: found a {type(values).__name__}; expected an array or list with a row "
-                "for each sample; for a single sample, pass a list: [sample]"
+                f"column {name!r}: found {type(values).__name__}; expected an array or list with a "
+                "row for each sample; for a single sample, pass a list: [sample]"
             )
         lengths[name] = len(values)
     first = next(iter(lengths))
@@ -370,8 +371,10 @@ def dict_columns(arrays: Mapping[str, Any]) -> tuple[int, list[FrameColumn]]:
 
 
 def _dict_column(name: str, values: Any) -> FrameColumn:
-    refuse_masked(f"{name!r}", values)
-    if not isinstance(values, list | tuple):
+    refuse_masked(f"column {name!r}", values)
+    if not hasattr(values, "dtype"):
+        values = list(values)
+    else:
         is_bfloat16 = str(getattr(values, "dtype", "")).endswith("bfloat16")
         values = _to_plain_value(name, 0, values)
         if values.dtype.kind in "biufcmM":

@@ -108,16 +108,16 @@ class ConvertOptions:
             )
         if self.on_error not in ("skip", "stop"):
             raise InvalidArgument(f"on_error is {self.on_error!r}; it must be 'skip' or 'stop'")
-        if self.overwrite and (self.resume or self.append):
-            other = "resume" if self.resume else "append"
-            raise InvalidArgument(f"{other} and overwrite are mutually exclusive")
         if self.workers is not None and self.workers < 0:
             raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
         if self.engine.is_ray and self.workers == 0:
             raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 
-    def check_split(self) -> None:
-        """Check the options of the random split."""
+    def check(self) -> None:
+        """Check the options that files, items and samples share."""
+        if self.overwrite and (self.resume or self.append):
+            other = "resume" if self.resume else "append"
+            raise InvalidArgument(f"{other} and overwrite are mutually exclusive")
         if self.split is None:
             if self.split_seed != 0:
                 raise InvalidArgument("split_seed (--split-seed): only together with split")

@@ -15,9 +15,10 @@ from shardio.conversion.execution import ConvertOptions
 from shardio.conversion.journal import conversion_settings
 from shardio.conversion.python_samples import infer_sample_schema, prepare_sample
 from shardio.conversion.report import ConversionReport
+from shardio.conversion.staging import REPLACE_HINT
 from shardio.conversion.subsets import random_split_details, subset_details, subset_sizes
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import publish
+from shardio.dataset.manifest import holds_dataset, publish, refuse_existing
 from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
@@ -62,6 +63,8 @@ def write_samples(
             raise SchemaError(f"sample 0: {error}") from error
         rows = chain((first,), rows)
     check_schema(schema)
+    if base is None and not options.overwrite and holds_dataset(out):
+        refuse_existing(out, hint=REPLACE_HINT)
     classes = classes if "label" in schema else ()
     run = _SampleRun(rows, schema, classes, base, options, out)
     latest, found = run.replace_dataset() if options.overwrite else run.write(out)

@@ -70,6 +70,10 @@ _OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|published)\.json"
     r"|\.plan\.json\.[0-9a-f]+\.tmp"
 )
+REPLACE_HINT: Final = (
+    "overwrite=True (--overwrite) replaces it, append=True (--append) adds to it; or choose "
+    "another folder"
+)
 LOCK_TIMEOUT_S: Final = 2.0
 """The time to wait for a lock: workers of a killed conversion hold it until they have exited."""
 
@@ -218,7 +222,7 @@ class Staging:
             remove_leftovers(self.out)
             check_only_dataset(self.out, exclude=WORK_FOLDER)
         else:
-            refuse_existing(self.out, exclude=WORK_FOLDER)
+            refuse_existing(self.out, exclude=WORK_FOLDER, hint=REPLACE_HINT)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
         """Write a plan for units with the keys `units` to the journal; remove all other units.

@@ -78,12 +78,17 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
         raise InvalidArgument(f"out (OUT) is {text!r}, not a valid folder name")
 
 
-def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Raise DatasetExists if `folder` is a file, or has an entry other than `exclude`."""
+def refuse_existing(
+    folder: str | os.PathLike[str], *, exclude: str = "", hint: str = "choose another folder"
+) -> None:
+    """Raise DatasetExists if `folder` is a file, or has an entry other than `exclude`.
+
+    `hint` says what to do if the folder holds a dataset.
+    """
     path = Path(folder)
     if path.is_dir():
         if holds_dataset(path):
-            raise DatasetExists(f"{path}: already holds a dataset; choose another folder")
+            raise DatasetExists(f"{path}: already holds a dataset; {hint}")
         if found := sorted({*os.listdir(path)} - {exclude}):
             raise DatasetExists(
                 f"{path}: already holds data ({found[0]}, {len(found)} entries in all); "
