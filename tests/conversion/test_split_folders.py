@@ -1,10 +1,7 @@
-"""Folders named like splits give a warning with commands that keep them apart."""
+"""Folders named like splits become subsets with shared classes."""
 
 from __future__ import annotations
 
-import shlex
-import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,9 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio import InvalidArgument
 from shardio.conversion.subsets import find_split
+from shardio.maintenance import compute_stats
 from shardio.media import encode_jpeg
 from shardio_tools import cli
 from tests.lines import write
@@ -26,13 +25,15 @@ def make_pictures(root: Path, *folders: str) -> Path:
     return root
 
 
-def warned(source: Any, out: Path, **options: Any) -> str:
-    with pytest.warns(UserWarning, match="named like splits") as caught:
-        shardio.convert(source, out, workers=0, **options)
-    assert [one.filename for one in caught] == [__file__]
-    with pytest.warns(UserWarning, match="named like splits"):  # called by code without __name__
-        exec("convert()", {"convert": partial(shardio.convert, source, f"{out}2", **options)})
-    return str(caught[0].message)
+def sources(out: Path, subset: str) -> list[str]:
+    with shardio.open(out, subset=subset) as dataset:
+        return [sample["source"] for sample in dataset]
+
+
+def classes_by_source(out: Path) -> dict[str, str]:
+    with shardio.open(out) as dataset:
+        names = [*dataset.classes, ""]
+        return {sample["source"]: names[sample["label"]] for sample in dataset}
 
 
 @pytest.mark.parametrize(
@@ -53,57 +54,147 @@ def warned(source: Any, out: Path, **options: Any) -> str:
         (["cat/train", "dog/test"], ""),
         (["trains", "tests"], ""),
         (["train", "cat"], ""),
+        (["train\n/cat", "val/cat"], ""),
     ],
 )
 def test_splits_are_found(folders: list[str], splits: str) -> None:
     assert find_split(folders) == {path.rpartition("/")[2]: path for path in splits.split()}
 
 
-def test_commands_of_the_warning_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_pictures(Path("my pictures"), "train/cat", "train/dog", "val/cat", "val/dog")
-    text = warned("my pictures/", Path("out"))
-    assert text == (
-        "my pictures/: the folders train and val are named like splits; all their samples go into "
-        "one dataset. To create a dataset of each, convert them separately: "
-        "shardio convert 'my pictures/train' out-train; shardio convert 'my pictures/val' out-val"
-    )
-    with shardio.open("out") as dataset:
-        assert dataset.classes == ("train/cat", "train/dog", "val/cat", "val/dog")
-    for command in text.partition("separately: ")[2].split("; "):
-        name, *arguments = shlex.split(command)
-        assert name == "shardio" and cli.main([*arguments, "--workers=0", "--quiet"]) == 0
-    for name in ("train", "val"):
-        with shardio.open(f"out-{name}") as dataset:
-            assert dataset.classes == ("cat", "dog") and len(dataset) == 2
-
-
-def test_with_a_label_file_there_is_no_warning(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
-    write(tmp_path, {"labels.csv": "path,label\ntrain/cat/0.jpg,cat\nval/cat/1.jpg,cat\n"})
+@pytest.mark.parametrize(
+    ("folders", "classes", "subsets"),
+    [
+        # A class that some splits lack, and one of an empty folder
+        (["train/cat", "train/dog", "val/dog", "val/fox"], ["cat", "dog", "fox"], "train val"),
+        # Beside the splits: a class of its own, in no subset
+        (["train/cat", "val/cat", "dog"], ["cat", "dog"], "train val"),
+        # A folder around the splits is no part of a class, unless others lie beside it
+        (["set/train/cat", "set/test/cat"], ["cat"], "test train"),
+        (["set/train/cat", "set/test/cat", "more"], ["more", "set/cat"], "test train"),
+        # Splits in the folders of classes
+        (["cat/train", "cat/test", "dog/train", "dog/test"], ["cat", "dog"], "test train"),
+        # Nested classes; no classes
+        (["train/a/b", "validation/a/c"], ["a/b", "a/c"], "train validation"),
+        (["train", "valid"], [], "train valid"),
+    ],
+)
+def test_splits_become_subsets_with_shared_classes(
+    folders: list[str], classes: list[str], subsets: str, tmp_path: Path
+) -> None:
+    source = make_pictures(tmp_path / "in", *folders)
     out = tmp_path / "out"
-    shardio.convert(source, out, workers=0, labels=tmp_path / "labels.csv")  # warnings are errors
+    report = shardio.convert(source, out, workers=0)
+    assert [*report.classes] == classes and [*report.subsets] == subsets.split()
+    for subset in report.subsets:
+        found = sources(out, subset)
+        assert found == sorted(
+            f"{folder}/{k}.jpg" for k, folder in enumerate(folders) if subset in folder.split("/")
+        )
+        assert report.subsets[subset] == len(found)
     with shardio.open(out) as dataset:
-        assert dataset.classes == ("cat",) and len(dataset) == 2
+        assert ("label" in dataset.schema) == bool(classes)
+    if classes:
+        for name, label in classes_by_source(out).items():
+            parts = [part for part in name.split("/")[:-1] if part not in report.subsets]
+            assert "/".join(parts[-label.count("/") - 1 :]) == label
 
 
-def test_a_warning_raised_as_an_error_leaves_nothing(tmp_path: Path) -> None:
+def test_the_bytes_are_the_same_with_any_number_of_workers(tmp_path: Path) -> None:
+    source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "val/dog")
+    made = []
+    for n in (0, 2):
+        out = tmp_path / f"out{n}"
+        shardio.convert(source, out, workers=n)
+        made.append({f.name: f.read_bytes() for f in sorted(out.rglob("*")) if f.is_file()})
+    assert made[0] == made[1]
+
+
+def test_folders_are_classes_where_asked(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
-    with pytest.raises(UserWarning, match="named like splits"):
-        shardio.convert(source, tmp_path / "out", workers=0)
-    assert not (tmp_path / "out").exists()
+    report = shardio.convert(source, tmp_path / "out", workers=0, split_folders=False)
+    assert (report.classes, report.subsets) == (("train/cat", "val/cat"), {})
+    alone = make_pictures(tmp_path / "alone", "train/cat", "train/dog")
+    report = shardio.convert(alone, tmp_path / "a", workers=0)
+    assert (report.classes, report.subsets) == (("train/cat", "train/dog"), {})
+    report = shardio.convert(alone, tmp_path / "b", workers=0, split_folders=True)
+    assert (report.classes, report.subsets) == (("cat", "dog"), {"train": 2})
+    with pytest.raises(InvalidArgument, match="split_folders: no folder .* named like a split"):
+        shardio.convert(alone / "train", tmp_path / "c", workers=0, split_folders=True)
+    assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("option", ["--quiet", "--json", "--workers=0"])
-@pytest.mark.filterwarnings("default:.*named like splits:UserWarning")
-def test_warns_in_one_line(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_subset_whose_files_give_no_sample_is_left_out(tmp_path: Path) -> None:
+    source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
+    (source / "val" / "cat" / "1.jpg").write_bytes(b"none")
+    report = shardio.convert(source, tmp_path / "out", workers=0)
+    assert report.subsets == {"train": 1} and len(report.broken) == 1
+
+
+def test_labels_of_a_file_go_with_subsets(tmp_path: Path) -> None:
+    source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
+    write(tmp_path, {"labels.csv": "path,label\ntrain/cat/0.jpg,dog\nval/cat/1.jpg,cat\n"})
+    out = tmp_path / "out"
+    report = shardio.convert(source, out, workers=0, labels=tmp_path / "labels.csv")
+    assert report.subsets == {"train": 1, "val": 1}
+    assert classes_by_source(out) == {"train/cat/0.jpg": "dog", "val/cat/1.jpg": "cat"}
+
+
+def test_an_append_extends_the_subsets(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     out = tmp_path / "out"
-    assert cli.main(["convert", str(source), str(out), "--workers=0", option]) == 0
-    output = capsys.readouterr()
-    lines = [line for line in output.err.splitlines() if line.startswith("shardio: ")]
-    assert len(lines) == 1
-    assert lines[0].startswith(f"shardio: warning: {source}: the folders train and val ")
-    assert lines[0].endswith(f"shardio convert {source}/val {out}-val")
-    assert "warning" not in output.out
-    assert warnings.showwarning.__module__ != "shardio_tools.cli"
+    shardio.convert(source, out, workers=0)
+    compute_stats(out, subset="val")
+    # One split alone is enough now, and folders beside it are in no subset.
+    more = make_pictures(tmp_path / "more", "test/cat/x", "val/dog", "emu")
+    report = shardio.convert(more, out, workers=0, append=True)
+    assert report.subsets == {"test": 1, "train": 1, "val": 2} and report.stats_dropped
+    assert sources(out, "val") == ["val/cat/1.jpg", "val/dog/1.jpg"]
+    assert classes_by_source(out)["test/cat/x/0.jpg"] == "cat/x"
+    assert report.classes == ("cat", "cat/x", "dog", "emu")
+    make_pictures(tmp_path / "last", "emu", "emu", "train/cat")
+    report = shardio.convert(tmp_path / "last", out, workers=0, append=True)
+    assert report.subsets == {"test": 1, "train": 2, "val": 2}
+    with shardio.open(out) as dataset:
+        assert len(dataset) == 8
+    with pytest.raises(InvalidArgument, match="split_folders was True, is None"):
+        shardio.convert(source, out, workers=0, append=True, split_folders=False)
+
+
+def test_an_append_does_as_the_conversion_did(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shardio.convert(make_pictures(tmp_path / "in", "cat", "dog"), out, workers=0)
+    more = make_pictures(tmp_path / "more", "train/cat", "val/cat")
+    with pytest.raises(InvalidArgument, match="split_folders was None, is True"):
+        shardio.convert(more, out, workers=0, append=True, split_folders=True)
+    report = shardio.convert(more, out, workers=0, append=True)
+    assert (report.classes, report.subsets) == (("cat", "dog", "train/cat", "val/cat"), {})
+
+
+def test_the_command_says_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "val/cat", "emu")
+    command = ["convert", str(source), str(tmp_path / "out"), "--workers=0"]
+    assert cli.main(command) == 0
+    line = (
+        "2 subsets, with pictures: train 2, val 1; in none: 1 (from folders; --no-split-folders "
+        "makes them classes)"
+    )
+    assert line in capsys.readouterr().out.splitlines()
+    assert cli.main([*command, "--overwrite", "--no-split-folders"]) == 0
+    assert "subset" not in capsys.readouterr().out
+
+
+def refused(source: Any, out: Path, *flags: str) -> int:
+    return cli.main(["convert", str(source), str(out), "--workers=0", *flags])
+
+
+def test_split_folders_and_a_random_split_exclude_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
+    assert refused(source, tmp_path / "out", "--split", "a=0.5,b=0.5") == 2
+    assert "the folders train, val are subsets already; leave split" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    flags = ["--split", "a=0.5,b=0.5", "--no-split-folders"]
+    assert refused(source, tmp_path / "out", *flags) == 0

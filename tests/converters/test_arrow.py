@@ -14,7 +14,7 @@ import pytest
 
 import shardio
 from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, List, Text
-from shardio.media import decode_image
+from shardio.media import decode_image, encode_jpeg
 from tests.converters.helpers import check_refused, convert, plain, reasons, stored
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -102,7 +102,7 @@ def test_values_are_those_that_pyarrow_reads(name: str, tmp_path: Path) -> None:
         for sample, known in zip(dataset, table.to_pylist(), strict=True):
             group = known.pop("group")
             known |= {"group.a": group["a"], "group.b.c": (group["b"] or {"c": None})["c"]}
-            assert plain(dict(sample)) == known | {"label": -1, "source": name}
+            assert plain(dict(sample)) == known | {"source": name}
 
 
 def test_times_are_whole_numbers_in_the_unit_of_the_file(root: Path, tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ def test_lists_are_whole_where_batches_are_cut(name: str, tmp_path: Path) -> Non
 
 def test_a_data_set_that_was_saved_to_disk_is_as_its_own_library_reads_it(tmp_path: Path) -> None:
     known = json.loads((MADE / "values.json").read_text(encoding="utf-8"))
-    with pytest.warns(UserWarning, match="test and train are named like splits"):
-        report = convert(MADE / "saved", tmp_path / "out")
+    report = convert(MADE / "saved", tmp_path / "out")
     assert report.counts == {"converted": 3, "part": 5}
+    assert report.subsets == {name: len(known[name]) for name in ("test", "train")}
     assert report.classes == ("cat", "\u00e9l\u00e9phant")
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["image"] == Image() and dataset.schema["sound"] == Audio()
@@ -222,6 +222,53 @@ def test_a_data_set_that_was_saved_to_disk_is_as_its_own_library_reads_it(tmp_pa
             assert sample["sound"].n_frames == 160
             for name in row.keys() - {"image", "sound"}:
                 assert plain(sample[name]) == row[name], name
+
+
+def test_splits_of_any_name_are_subsets(tmp_path: Path) -> None:
+    shutil.copytree(MADE / "saved", tmp_path / "in")
+    (tmp_path / "in" / "train").rename(tmp_path / "in" / "unsupervised")
+    (tmp_path / "in" / "dataset_dict.json").write_text('{"splits": ["test", "unsupervised"]}')
+    report = convert(tmp_path / "in", tmp_path / "out")
+    assert [*report.subsets] == ["test", "unsupervised"]
+    for damage in ("{", "[]", '{"splits": [1]}'):
+        (tmp_path / "in" / "dataset_dict.json").write_text(damage)
+        assert convert(tmp_path / "in", tmp_path / damage).subsets == {}
+
+
+def test_parquet_with_the_metadata_of_hugging_face(tmp_path: Path) -> None:
+    features = {
+        "words": {"dtype": "string", "_type": "Value"},
+        "image": {"_type": "Image"},
+        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    }
+    pictures = [encode_jpeg(np.full((8, 8, 3), n, np.uint8)) for n in range(3)]
+    columns = {
+        "words": ["a", "b", None],
+        "image": [{"bytes": data, "path": f"{n}.jpg"} for n, data in enumerate(pictures)],
+        "label": [1, 0, 1],
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table(columns).replace_schema_metadata(metadata)
+    pq.write_table(table, tmp_path / "x.parquet")
+    convert(tmp_path / "x.parquet", tmp_path / "file")
+    shardio.convert(table, tmp_path / "table")
+    for name, others in (("file", ["source"]), ("table", [])):
+        with shardio.open(tmp_path / name) as dataset:
+            assert [*dataset.schema] == ["words", "image", "label", *others]
+            assert dataset.schema["image"] == Image() and dataset.classes == ("cat", "dog")
+            assert [bytes(sample["image"]) for sample in dataset] == pictures
+            assert [int(sample["label"]) for sample in dataset] == [1, 0, 1]
+            assert [sample["words"] for sample in dataset] == ["a", "b", None]
+
+
+def test_columns_keep_their_order_also_in_an_append(root: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"z": [1], "a": ["x"], "m": [0.5]}), root / "1.parquet")
+    convert(root, tmp_path / "out")
+    pq.write_table(pa.table({"m": [1.5], "z": [2], "a": ["y"]}), root / "2.parquet")
+    assert convert(root, tmp_path / "out", append=True).n_samples == 1
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [*dataset.schema] == ["z", "a", "m", "source"]
+        assert [(one["z"], one["a"], one["m"]) for one in dataset] == [(1, "x", 0.5), (2, "y", 1.5)]
 
 
 ARRAYS: dict[str, dict[str, Any]] = {
@@ -410,7 +457,7 @@ def test_columns_can_be_left_out(tmp_path: Path) -> None:
         WRITERS[name](table, tmp_path / name)
         convert(tmp_path / name, tmp_path / f"out {name}", columns=["x"])
         with shardio.open(tmp_path / f"out {name}") as dataset:
-            assert [*dataset.schema] == ["x", "label", "source"]
+            assert [*dataset.schema] == ["x", "source"]
             assert [plain(one["x"]) for one in dataset] == [1, 2]
     with pytest.raises(InvalidArgument, match="column 'z' is missing, found x, map"):
         convert(tmp_path / "x.parquet", tmp_path / "none", columns=["z"])

@@ -135,10 +135,10 @@ def test_the_command_says(suffix: str, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("suffix", "flags", "sample"),
     [
-        ("npz", ["--no-rows"], "x int64[4], y int64[4], label int64, source text"),
-        ("parquet", ["--column", "y", "--column", "x"], "x int64, y int64, label"),
-        ("parquet", ["--column", "y"], "y int64, label"),
-        ("tfrecord", ["--records", "bytes"], "record bytes, label"),
+        ("npz", ["--no-rows"], "x int64[4], y int64[4], source text"),
+        ("parquet", ["--column", "y", "--column", "x"], "x int64, y int64, source text"),
+        ("parquet", ["--column", "y"], "y int64, source text"),
+        ("tfrecord", ["--records", "bytes"], "record bytes, source text"),
     ],
 )
 def test_the_options_of_converters_are_flags(

@@ -77,7 +77,7 @@ def check_samples(out: Path) -> None:
                 assert np.array(expected, sample[name].dtype).tolist() == sample[name].tolist()
             said = {str(n): tasks[str(n)] for n in known["task_index"][first : first + length]}
             assert (sample["task"], sample["tasks"]) == (tasks["0"], said)
-            assert sample["label"] == -1
+            assert "label" not in sample
             for camera in CAMERAS:
                 video = sample[camera]
                 assert video.n_frames == len(video.packets) == length
@@ -131,7 +131,7 @@ def test_some_features_are_enough(arm: Path, tmp_path: Path) -> None:
     assert report.n_samples == 3
     with shardio.open(tmp_path / "out") as dataset:
         names = {*dataset.schema}
-    assert names == {"action", CAMERAS[0], "label", "source", "task", "tasks", "timestamp"} | {
+    assert names == {"action", CAMERAS[0], "source", "task", "tasks", "timestamp"} | {
         f"{what}_index" for what in ("frame", "episode", "task")
     } | {"index"}
     with pytest.raises(InvalidArgument, match="feature 'arms' is missing"):

@@ -42,7 +42,38 @@ def test_rows_of_csv_are_those_that_csv_reads(root: Path, tmp_path: Path) -> Non
         assert dataset.schema["x"] == Array("float64") and dataset.schema["ok"] == Array("bool")
         for sample, row in zip(dataset, rows, strict=True):
             assert {name: sample[name] for name in row} == row
-            assert sample["label"] == -1 and sample["source"] == "a.csv"
+            assert [*sample] == [*row, "source"] and sample["source"] == "a.csv"
+
+
+def test_columns_keep_their_order_whatever_an_append_has(root: Path, tmp_path: Path) -> None:
+    write(root, {"1.csv": "z.b,m,z.a\n1,x,2\n", "2.jsonl": '{"m": "y", "z": {"a": 4, "b": 3}}\n'})
+    convert(root, tmp_path / "out")
+    write(root, {"3.csv": "m,z.a,z.b\nw,6,5\n"})
+    fields = {"m": "text", "z.a": "int64", "z.b": "int64"}
+    assert convert(root, tmp_path / "out", append=True, fields=fields).n_samples == 1
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [*dataset.schema] == ["z.b", "m", "z.a", "source"]
+        assert [[*sample.values()][:3] for sample in dataset] == [
+            [1, "x", 2],
+            [3, "y", 4],
+            [5, "w", 6],
+        ]
+    convert(root / "1.csv", tmp_path / "given", fields=fields)
+    with shardio.open(tmp_path / "given") as dataset:
+        assert [*dataset.schema] == ["m", "z.a", "z.b", "source"]
+
+
+def test_a_dataset_without_labels_takes_no_classes(root: Path, tmp_path: Path) -> None:
+    write(root, {"1.csv": "x\n1\n"})
+    convert(root, tmp_path / "out")
+    write(root, {"cat/2.csv": "x\n2\n"})
+    with pytest.raises(InvalidArgument, match="no field 'label', while .* the classes 'cat'; "):
+        convert(root, tmp_path / "out", append=True)
+    convert(root, tmp_path / "out", overwrite=True)
+    write(root, {"3.csv": "x\n3\n"})
+    convert(root, tmp_path / "out", append=True)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [(int(one["x"]), int(one["label"])) for one in dataset] == [(1, -1), (2, 0), (3, -1)]
 
 
 def test_rows_of_json_lines_are_those_that_json_reads(root: Path, tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def test_members_of_a_key_are_a_sample(suffix: str, form: int, root: Path, tmp_p
     with shardio.open(tmp_path / "out") as dataset:
         assert dict(dataset.schema) == {
             "key": Text(),
-            "label": Array("int64"),
             "source": Text(),
             "bin": Bytes(),
             "cls": Array("int64"),
