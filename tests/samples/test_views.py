@@ -189,7 +189,7 @@ def test_a_path_stands_for_the_view_that_it_was_converted_for(tmp_path: Path) ->
     convert(tmp_path / "in", tmp_path / "out", workers=0, store="h264", frames=5, size=16)
     with ShardLoader(tmp_path / "out", 4, num_workers=0, output="numpy") as loader:
         assert repr(loader.view).startswith("ClipView(4 clips of 5 frames, stride 1, of 'frames'")
-    with ShardLoader(tmp_path / "out", 4, fields=["label"], num_workers=0) as loader:
+    with ShardLoader(tmp_path / "out", 4, fields=["source"], num_workers=0) as loader:
         assert isinstance(loader.view, RowView)
 
 

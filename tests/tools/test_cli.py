@@ -141,7 +141,7 @@ def test_arguments_that_do_not_parse_end_with_code_2(arguments: list[str], capsy
     [
         (["convrt"], "; did you mean convert?"),
         (["--verison"], "; did you mean --version?\n"),
-        (["convert", "a", "b", "--split"], "unrecognized arguments: --split\n"),
+        (["convert", "a", "b", "--deal"], "unrecognized arguments: --deal\n"),
         (["verify", "x", "--wrkers=2"], "arguments: --wrkers=2; did you mean --workers?"),
         (["verify", "x", "y"], "shardio verify: error: unrecognized arguments: y\n"),
         (["convert", "a", "b", "--franes", "8"], "; did you mean --frames?"),
