@@ -118,7 +118,8 @@ class ConversionReport:
         published = f"generation {self.generation}" if self.generation else "nothing published"
         counts = {"inputs": len(self.inputs), **self.counts, "converted": 0}
         time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
-        return one_line(self, [self.dataset], published, time, **counts)
+        sizes = (f"{name!r} {n:,}" for name, n in self.subsets.items())
+        return one_line(self, [self.dataset], published, time, *sizes, **counts)
 
     def _repr_html_(self) -> str:
         published = f"generation {self.generation}" if self.generation else "nothing published"

@@ -97,7 +97,7 @@ def test_the_command_splits(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["convert", str(tables), str(tmp_path / "out"), "--workers=0"]
-    assert cli.main([*command, "--split", "train=0.9,val=0.1", "--split-seed=7"]) == 0
+    assert cli.main([*command, "--split", "train=0.9, val=0.1", "--split-seed=7"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert "2 subsets, with samples: train 36, val 4 (at random)" in said
     assert cli.main(["inspect", str(tmp_path / "out")]) == 0

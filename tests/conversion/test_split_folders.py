@@ -10,6 +10,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument
+from shardio.conversion import Progress, journal
 from shardio.conversion.subsets import find_split
 from shardio.maintenance import compute_stats
 from shardio.media import encode_jpeg
@@ -23,6 +24,10 @@ def make_pictures(root: Path, *folders: str) -> Path:
         picture = encode_jpeg(np.full((8, 8, 3), 9 * k, np.uint8))
         (root / folder / f"{k}.jpg").write_bytes(picture)
     return root
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()}
 
 
 def sources(out: Path, subset: str) -> list[str]:
@@ -105,8 +110,28 @@ def test_the_bytes_are_the_same_with_any_number_of_workers(tmp_path: Path) -> No
     for n in (0, 2):
         out = tmp_path / f"out{n}"
         shardio.convert(source, out, workers=n)
-        made.append({f.name: f.read_bytes() for f in sorted(out.rglob("*")) if f.is_file()})
+        made.append(contents(out))
     assert made[0] == made[1]
+
+
+def test_a_resumed_conversion_has_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MIN_UNIT_BYTES", "MIN_INPUT_BYTES"):
+        monkeypatch.setattr(journal, name, 1)  # a unit for each file
+    source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "val/dog")
+
+    def stop(state: Progress) -> None:
+        if state.n_inputs_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shardio.convert(source, tmp_path / "out", workers=0, progress=stop)
+    report = shardio.convert(source, tmp_path / "out", workers=0, resume=True)
+    assert report.subsets == {"train": 2, "val": 1}
+    assert "'train' 2" in repr(report) and "'val' 1" in repr(report)
+    shardio.convert(source, tmp_path / "whole", workers=0)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_folders_are_classes_where_asked(tmp_path: Path) -> None:

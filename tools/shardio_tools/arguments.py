@@ -107,6 +107,7 @@ def parse_shares(text: str) -> dict[str, float]:
     parts: dict[str, float] = {}
     for entry in utf8_name(text).split(","):
         name, _, share = entry.rpartition("=")
+        name = name.strip()
         if name in parts:
             raise argparse.ArgumentTypeError(f"{name!r} is given twice")
         try:
