@@ -143,10 +143,9 @@ class Converter(ABC):
         return {}
 
     def subset_folders(self, inputs: Sequence[Input]) -> Mapping[str, str]:
-        """Return a dict from the names of subsets to the folders that hold their inputs.
+        """Return a dict from folders, relative to the source, to the names of their subsets.
 
-        The folders are relative to the source. If the dict is empty, folders are recognized as
-        subsets by their names.
+        If the dict is empty, folders are recognized as subsets by their names.
         """
         return {}
 

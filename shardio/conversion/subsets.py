@@ -42,9 +42,8 @@ def split_listing(
     """
     if wanted is False:
         return listing
-    found = dict(source.subset_folders(listing.inputs)) or find_split(
-        listing.classes, 1 if wanted else 2
-    )
+    named = find_split(listing.classes, 1 if wanted else 2)
+    found = source.subset_folders(listing.inputs) or {path: name for name, path in named.items()}
     if not found:
         if wanted and not appends:
             raise InvalidArgument(
@@ -52,48 +51,29 @@ def split_listing(
                 "or test; rename the folders, or leave the option out"
             )
         return listing
-    patterns = {name: tuple(path.split("/")) for name, path in found.items()}
-    is_inside = all(_subset_of(folder, patterns)[0] for folder in listing.classes)
-    class_of = {
-        folder: _class_in_subset(folder, patterns, keep_parent=not is_inside)
-        for folder in listing.classes
-    }
+    patterns = {tuple(path.split("/")): name for path, name in found.items()}
+    class_of = {folder: _split_folder(folder, patterns)[1] for folder in listing.classes}
     classes = tuple(sorted({*class_of.values()} - {""}))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
     numbers = [*(labels[class_of[folder]] for folder in listing.classes), -1]
     subsets = {
-        one.name: name
+        one.name: subset
         for one in listing.inputs
-        if (name := _subset_of(posixpath.dirname(one.name), patterns)[0])
+        if (subset := _split_folder(posixpath.dirname(one.name), patterns)[0])
     }
     inputs = tuple(replace(one, label=numbers[one.label]) for one in listing.inputs)
     return Listing(inputs, classes, subsets)
 
 
-Patterns = Mapping[str, tuple[str, ...]]
-
-
-def _subset_of(folder: str, patterns: Patterns) -> tuple[str, int]:
-    """Return the subset that a folder belongs to, and the depth of its folder; "" if none."""
+def _split_folder(folder: str, patterns: Mapping[tuple[str, ...], str]) -> tuple[str, str]:
+    """Return the subset of a folder, "" if none, and its path without the folder of the split."""
     parts = folder.split("/")
-    for name, pattern in patterns.items():
+    for pattern, subset in patterns.items():
+        depth = len(pattern)
         pairs = zip(pattern, parts, strict=False)
-        if len(parts) >= len(pattern) and all(one in ("*", part) for one, part in pairs):
-            return name, len(pattern)
-    return "", 0
-
-
-def _class_in_subset(folder: str, patterns: Patterns, *, keep_parent: bool) -> str:
-    """Return the class of a folder: its path without the folder of the split.
-
-    The parent of the split is left out too, unless several parents have splits or `keep_parent`.
-    """
-    name, depth = _subset_of(folder, patterns)
-    parts = folder.split("/")
-    if not name:
-        return folder
-    above = parts[: depth - 1] if keep_parent or "*" in patterns[name] else []
-    return "/".join(above + parts[depth:])
+        if len(parts) >= depth and all(one in ("*", part) for one, part in pairs):
+            return subset, "/".join(parts[: depth - 1] + parts[depth:])
+    return "", folder
 
 
 def subset_details(runs: Sequence[tuple[str, int]], previous: Generation | None) -> dict[str, Any]:

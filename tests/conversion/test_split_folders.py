@@ -73,8 +73,7 @@ def test_splits_are_found(folders: list[str], splits: str) -> None:
         (["train/cat", "train/dog", "val/dog", "val/fox"], ["cat", "dog", "fox"], "train val"),
         # Beside the splits: a class of its own, in no subset
         (["train/cat", "val/cat", "dog"], ["cat", "dog"], "train val"),
-        # A folder around the splits is no part of a class, unless others lie beside it
-        (["set/train/cat", "set/test/cat"], ["cat"], "test train"),
+        # A folder around the splits is a part of the class
         (["set/train/cat", "set/test/cat", "more"], ["more", "set/cat"], "test train"),
         # Splits in the folders of classes
         (["cat/train", "cat/test", "dog/train", "dog/test"], ["cat", "dog"], "test train"),

@@ -230,6 +230,11 @@ def test_splits_of_any_name_are_subsets(tmp_path: Path) -> None:
     (tmp_path / "in" / "dataset_dict.json").write_text('{"splits": ["test", "unsupervised"]}')
     report = convert(tmp_path / "in", tmp_path / "out")
     assert [*report.subsets] == ["test", "unsupervised"]
+    shutil.copytree(tmp_path / "in", tmp_path / "both" / "more")
+    (tmp_path / "in").rename(tmp_path / "both" / "in")
+    twice = convert(tmp_path / "both", tmp_path / "out of both").subsets
+    assert twice == {name: 2 * n for name, n in report.subsets.items()}
+    (tmp_path / "both" / "in").rename(tmp_path / "in")
     for damage in ("{", "[]", '{"splits": [1]}'):
         (tmp_path / "in" / "dataset_dict.json").write_text(damage)
         assert convert(tmp_path / "in", tmp_path / damage).subsets == {}

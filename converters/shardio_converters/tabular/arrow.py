@@ -92,7 +92,7 @@ class Arrow(InferringConverter):
             folder, name = os.path.split(one.name)
             if name == SPLITS:
                 for split in listed_splits(one.path):
-                    found[split] = os.path.join(folder, split)
+                    found[os.path.join(folder, split)] = split
         return found
 
     def class_names(self) -> Sequence[str] | None:
