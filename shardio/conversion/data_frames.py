@@ -416,7 +416,8 @@ def hugging_face_columns(dataset: Any) -> tuple[int, list[FrameColumn]]:
 
     The files of pictures, sound and videos are stored as they are, without decoding them.
     """
-    names = dataset.format["columns"]
+    known = dataset.format
+    names = dataset.column_names if known["output_all_columns"] else known["columns"]
     metadata = dataset.features.arrow_schema.metadata
     rows = dataset.with_format("arrow", columns=names)
 

@@ -113,6 +113,11 @@ def test_formats_and_transforms_are_what_is_stored(tmp_path: Path) -> None:
     with shardio.open(tmp_path / "numpy") as dataset:
         assert dataset.schema["image"] == Array("uint8", (8, 8, 3))
         assert dataset.classes == ("cat", "dog")
+    for every, names in ((True, ["words", "image", "label"]), (False, ["label"])):
+        few = known.with_format(columns=["label"], output_all_columns=every)
+        shardio.convert(few, tmp_path / f"few{every}")
+        with shardio.open(tmp_path / f"few{every}") as dataset:
+            assert [*dataset.schema] == names
     changed = known.with_transform(lambda rows: {"n": [len(word) for word in rows["words"]]})
     shardio.convert(changed, tmp_path / "changed")
     with shardio.open(tmp_path / "changed") as dataset:
