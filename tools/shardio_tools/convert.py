@@ -76,25 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
     )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add(
-        "--split",
-        type=parse_shares,
-        metavar="NAME=SHARE,…",
-        help="assign samples to subsets at random, for example train=0.9,val=0.1",
-    )
-    add("--split-seed", type=int, metavar="N", default=0, help="random seed (default: 0)")
-    add(
-        "--split-folders",
-        action=argparse.BooleanOptionalAction,
-        help=(
-            "folders named train, val, test and the like are subsets, and not part of a class "
-            "(default: if two or more lie side by side)"
-        ),
-    )
-    add(
         "--overwrite",
         action="store_true",
         help="start again; a dataset in OUT is replaced once the new one is complete",
     )
+    _add_subsets(parser.add_argument_group("subsets"))
     _add_ends(parser.add_argument_group("new, broken and interrupted files"))
     add = parser.add_argument_group("size of files, and machines").add_argument
     add_shard_bytes_argument(add)
@@ -113,6 +99,25 @@ def _kind_in(arguments: Sequence[str]) -> str | None:
     except argparse.ArgumentError:  # reported by the parser of the command
         return None
     return kind if kind in known_kinds() else None
+
+
+def _add_subsets(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--split",
+        type=parse_shares,
+        metavar="NAME=SHARE,…",
+        help="assign samples to subsets at random, for example train=0.9,val=0.1",
+    )
+    add("--split-seed", type=int, metavar="N", default=0, help="random seed (default: 0)")
+    add(
+        "--split-folders",
+        action=argparse.BooleanOptionalAction,
+        help=(
+            "folders named train, val, test and the like are subsets, and not part of a class "
+            "(default: if two or more lie side by side)"
+        ),
+    )
 
 
 def _add_ends(group: argparse._ArgumentGroup) -> None:
