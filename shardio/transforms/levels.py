@@ -1,0 +1,165 @@
+"""Transforms of levels, the values of the channels of a pixel: colours and normalization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import InvalidArgument
+from shardio.transforms.base import Change, PictureTransform, Pixels, check_bounds
+
+Floats = npt.NDArray[np.floating[Any]]
+
+_GREY: Final = np.array([0.299, 0.587, 0.114])
+"""The weights of red, green and blue in luma, the grey level of a pixel (BT.601)."""
+_TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+_FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
+_CHUNK_PIXELS: Final = 8192
+"""The number of pixels to convert at once, whose floats fit into a core's cache. Converting a clip
+as a whole would take almost twice the time."""
+
+
+class ColorJitter(PictureTransform):
+    """Random changes of brightness, contrast, saturation and hue, as by torchvision's ColorJitter.
+
+    For a number x, the factor of brightness, contrast or saturation is drawn uniformly from
+    max(0, 1 - x) to 1 + x. The shift of the hue is drawn from -x to x, where 1 is a full turn. A
+    pair gives the bounds directly.
+
+    Brightness scales the levels (channel values) of all pixels. Contrast scales the distance of
+    levels from the mean grey of the picture or clip. Saturation scales the distance of levels from
+    the grey of their pixel. Hue rotates colours around the grey axis and keeps their luma, as in
+    NVIDIA DALI; torchvision's rotation in HSV takes much longer. All changes are applied as one
+    linear map, and the result is clipped once, so the order of the changes makes no difference.
+
+    Raises:
+        InvalidArgument: a parameter is not valid.
+    """
+
+    def __init__(
+        self,
+        brightness: float | Sequence[float] = 0.0,
+        contrast: float | Sequence[float] = 0.0,
+        saturation: float | Sequence[float] = 0.0,
+        hue: float | Sequence[float] = 0.0,
+        *,
+        fields: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(fields)
+        self._factors = [
+            _factor("brightness", brightness),
+            _factor("contrast", contrast),
+            _factor("saturation", saturation),
+        ]
+        if isinstance(hue, int | float):
+            hue = (-hue, hue)
+        self._hue = check_bounds("hue", hue, minimum=-0.5, maximum=0.5)
+
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        # Always draw four numbers. Otherwise, a change of one parameter would change the random
+        # numbers for the others.
+        brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
+        angle = 2 * math.pi * rng.uniform(*self._hue)
+        colours = brightness * contrast * _colour_map(saturation, angle)
+
+        def change(pixels: Pixels) -> Pixels:
+            grey = 0.0 if contrast == 1 else brightness * (1 - contrast) * _mean_grey(pixels)
+            return _map_levels(pixels, colours, grey)
+
+        return change
+
+
+class Normalize(PictureTransform):
+    """Conversion of levels to floats: (level / 255 - `mean`) / `std`, per channel.
+
+    Use Normalize as the last transform, because the others only accept uint8.
+
+    Args:
+        mean, std: three numbers, or one for all channels, for levels from 0 to 1 as in torchvision.
+        dtype: the dtype of the result.
+        fields: the names of the fields to change; by default all pictures and clips.
+
+    Raises:
+        InvalidArgument: a parameter is not valid.
+    """
+
+    def __init__(
+        self,
+        mean: float | Sequence[float],
+        std: float | Sequence[float],
+        *,
+        dtype: Literal["float32", "float16"] = "float32",
+        fields: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(fields)
+        if dtype not in ("float32", "float16"):
+            raise InvalidArgument(f"dtype must be 'float32' or 'float16'; found {dtype!r}")
+        means, deviations = _channels("mean", mean), _channels("std", std)
+        if not (deviations > 0).all():
+            raise InvalidArgument(f"std must be above 0; found {std!r}")
+        self._dtype = np.dtype(dtype)
+        self._scale = (1 / (255 * deviations)).astype(np.float32)
+        self._shift = (-means / deviations).astype(np.float32)
+
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        return self._normalized
+
+    def _normalized(self, pixels: Pixels) -> Floats:
+        # Multiply whole rows of a picture: NumPy is four times slower if it broadcasts an array of
+        # three numbers to all pixels.
+        width = pixels.shape[-2]
+        rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
+        made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
+        made += np.tile(self._shift, width)
+        return made.astype(self._dtype, copy=False).reshape(pixels.shape)
+
+
+def _colour_map(saturation: float, angle: float) -> Floats:
+    cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
+    turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # rotates red towards green
+    found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
+    return found
+
+
+def _mean_grey(pixels: Pixels) -> float:
+    width = pixels.shape[-2]
+    columns = pixels.reshape(-1, width * 3).sum(axis=0, dtype=np.uint64)
+    means = columns.reshape(width, 3).sum(axis=0) * (3 / pixels.size)
+    return float(means @ _GREY)
+
+
+def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
+    given = np.ascontiguousarray(pixels).reshape(-1, 3)
+    made = np.empty_like(given)
+    of_rgb = colours.T.astype(np.float32)
+    for start in range(0, len(given), _CHUNK_PIXELS):
+        levels = given[start : start + _CHUNK_PIXELS].astype(np.float32) @ of_rgb
+        levels += np.float32(grey + 0.5)
+        np.maximum(levels, 0, out=levels)
+        np.minimum(levels, 255, out=levels)
+        made[start : start + _CHUNK_PIXELS] = levels
+    return made.reshape(pixels.shape)
+
+
+def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
+    if isinstance(given, int | float):
+        if not given >= 0:
+            raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
+        given = (max(0.0, 1 - given), 1 + given)
+    return check_bounds(name, given, minimum=0.0, maximum=1e6)
+
+
+def _channels(name: str, given: float | Sequence[float]) -> Floats:
+    try:
+        found = np.broadcast_to(np.asarray(given, np.float64), 3)
+    except (TypeError, ValueError):
+        found = np.full(3, np.nan)
+    if not np.isfinite(found).all():
+        raise InvalidArgument(
+            f"{name} must be three numbers, one per channel, or one for all; found {given!r}"
+        )
+    return found
