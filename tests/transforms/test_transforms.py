@@ -14,31 +14,15 @@ from shardio import Array, Schema, ShardLoader
 from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment
 from shardio.transforms import ColorJitter, Compose, HorizontalFlip, Normalize, RandomResizedCrop
 from tests.loading import write_dataset
+from tests.transforms.pictures import Pixels, changed, clip, generator, picture
 
-Pixels = npt.NDArray[np.uint8]
 N_DRAWS = 4000
-
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def picture(height: int = 40, width: int = 60, seed: int = 0) -> Pixels:
-    return generator(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def clip(n_frames: int = 4) -> Pixels:
-    return np.stack([picture(seed=i) for i in range(n_frames)])
 
 
 def gradient(height: int, width: int) -> Pixels:
     """Each pixel says where it lies: its column in red, its row in green."""
     y, x = np.mgrid[0:height, 0:width]
     return np.stack([x, y, 0 * x], axis=-1).astype(np.uint8)
-
-
-def changed(transform: Any, pixels: Pixels, seed: int = 0) -> Any:
-    return transform({"image": pixels}, generator(seed))["image"]
 
 
 def unevenness(drawn: npt.ArrayLike, low: float, high: float) -> float:
