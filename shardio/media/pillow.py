@@ -205,3 +205,16 @@ def resample(
     within = x, y, x + width, y + height
     small = np.asarray(picture.resize((size[1], size[0]), image.Resampling.BILINEAR, within))
     return to_output(small[..., np.newaxis] if grey else small, out)
+
+
+def rotate(
+    pixels: Pixels, degrees: float, interpolation: str, fill: tuple[int, int, int]
+) -> Pixels:
+    """Return RGB pixels, rotated counterclockwise around their centre; the size stays the same.
+
+    `interpolation` is "nearest" or "bilinear"; `fill` is the colour of pixels from outside.
+    """
+    image = pillow_image()
+    kernel = image.Resampling[interpolation.upper()]
+    picture = image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(picture.rotate(degrees, kernel, fillcolor=fill))

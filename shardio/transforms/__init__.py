@@ -1,4 +1,4 @@
-"""Ready-made random transforms for pictures and clips.
+"""Ready-made transforms for pictures and clips.
 
     transform = Compose(RandomResizedCrop(112), HorizontalFlip(), Normalize(mean, std))
     loader = shardio.ShardLoader("out/", batch_size=32, transform=transform)
@@ -9,14 +9,27 @@ A transform draws its parameters once per sample, from a generator seeded for th
 
 from shardio.outputs.torch import OnTensors
 from shardio.transforms.base import Compose
-from shardio.transforms.geometry import HorizontalFlip, RandomResizedCrop
-from shardio.transforms.levels import ColorJitter, Normalize
+from shardio.transforms.geometry import (
+    CenterCrop,
+    HorizontalFlip,
+    RandomErasing,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+)
+from shardio.transforms.levels import ColorJitter, Normalize, RandomGrayscale, ToFloat
 
 __all__ = [
+    "CenterCrop",
     "ColorJitter",
     "Compose",
     "HorizontalFlip",
     "Normalize",
     "OnTensors",
+    "RandomErasing",
+    "RandomGrayscale",
     "RandomResizedCrop",
+    "RandomRotation",
+    "Resize",
+    "ToFloat",
 ]

@@ -4,33 +4,79 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import takes_rng
+from shardio._base.classes import listed
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.outputs.torch import as_step
 
 Pixels = npt.NDArray[np.uint8]
-Change = Callable[[Pixels], npt.NDArray[Any]]
+Change = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
 class PictureTransform(ABC):
-    """A transform of the pictures and clips of a sample, with the same parameters for all of them.
+    """A transform of the pictures and clips of a sample.
 
     Called as f(sample, rng), it returns a new sample in which the named `fields`, by default all
     pictures and clips, are changed.
 
     Raises:
         InvalidArgument: (from the constructor) a parameter is invalid.
-        SchemaError: (from the call) the sample has no picture or clip, lacks one of `fields`, has
-            another kind of value in one of them, or has pictures or clips of different sizes.
+        SchemaError: (from the call) the sample has no picture or clip, lacks one of `fields`, or
+            has another kind of value in one of them.
     """
 
-    def __init__(self, fields: str | Sequence[str] | None) -> None:
+    takes_floats: ClassVar[bool] = False
+    """True if pictures may be floats. Those count only if a sample has none of uint8."""
+
+    def __init__(self, fields: str | Sequence[str] | None, **options: Any) -> None:
+        """Set the fields; `options` are the arguments of the constructor, for `repr`."""
         self._fields = None if fields is None else _names(fields)
+        self._options = options if fields is None else options | {"fields": self._fields}
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={_brief(value)}" for name, value in self._options.items())
+        return f"{type(self).__name__}({listed(shown, 160)})"
+
+    @abstractmethod
+    def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Return a copy of the sample with its pictures and clips changed."""
+
+    def _pictures(self, sample: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        dtypes = "uint8 or floats" if self.takes_floats else "uint8"
+        expected = f"{dtypes} of (height, width, 3) or (frames, height, width, 3)"
+        if self._fields is None:
+            for kind in "uf" if self.takes_floats else "u":
+                found = {name: each for name, each in sample.items() if _is_picture(each, kind)}
+                if found:
+                    return found
+            raise SchemaError(
+                f"{type(self).__name__} found no picture in a sample of {_describe(sample)}: "
+                f"expected {expected}"
+            )
+        kinds = "uf" if self.takes_floats else "u"
+        for name in self._fields:
+            if name not in sample:
+                raise SchemaError(
+                    f"{type(self).__name__}: no field {name!r} in a sample of {_describe(sample)}"
+                )
+            if sample[name] is not None and not _is_picture(sample[name], kinds):
+                raise SchemaError(
+                    f"field {name!r}: {type(self).__name__} expects {expected}; "
+                    f"found {_describe({name: sample[name]})}"
+                )
+        return {name: sample[name] for name in self._fields if sample[name] is not None}
+
+
+class RandomTransform(PictureTransform):
+    """A transform with random parameters, which are the same for all pictures of a sample.
+
+    Raises SchemaError (from the call) if the pictures and clips have different sizes.
+    """
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Draw parameters; return a copy of the sample with its pictures and clips changed."""
@@ -48,28 +94,7 @@ class PictureTransform(ABC):
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         """Draw parameters; return a function that changes a picture or clip of this size."""
 
-    def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:
-        if self._fields is None:
-            found = {name: value for name, value in sample.items() if _is_picture(value)}
-            if not found:
-                raise SchemaError(
-                    f"{type(self).__name__} found no picture in a sample of {_describe(sample)}: "
-                    "expected uint8 of (height, width, 3) or (frames, height, width, 3)"
-                )
-            return found
-        for name in self._fields:
-            if name not in sample:
-                raise SchemaError(
-                    f"{type(self).__name__}: no field {name!r} in a sample of {_describe(sample)}"
-                )
-            if sample[name] is not None and not _is_picture(sample[name]):
-                raise SchemaError(
-                    f"field {name!r}: {type(self).__name__} expects uint8 of (height, width, 3) or "
-                    f"(frames, height, width, 3); found {_describe({name: sample[name]})}"
-                )
-        return {name: sample[name] for name in self._fields if sample[name] is not None}
-
-    def _size(self, pictures: Mapping[str, Pixels]) -> tuple[int, int]:
+    def _size(self, pictures: Mapping[str, npt.NDArray[Any]]) -> tuple[int, int]:
         sizes = {pixels.shape[-3:-1] for pixels in pictures.values()}
         if len(sizes) > 1:
             raise SchemaError(
@@ -79,6 +104,21 @@ class PictureTransform(ABC):
             )
         ((height, width),) = sizes
         return int(height), int(width)
+
+
+class FixedTransform(PictureTransform):
+    """A transform without random parameters. The pictures of a sample may have different sizes."""
+
+    def __call__(
+        self, sample: Mapping[str, Any], rng: np.random.Generator | None = None
+    ) -> dict[str, Any]:
+        """Return a copy of the sample with its pictures and clips changed."""
+        pictures = self._pictures(sample)
+        return {**sample, **{name: self._change(pixels) for name, pixels in pictures.items()}}
+
+    @abstractmethod
+    def _change(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the changed picture or clip."""
 
 
 def _names(fields: Any) -> tuple[str, ...]:
@@ -103,10 +143,48 @@ def check_bounds(name: str, given: Any, *, minimum: float, maximum: float) -> tu
     return low, high
 
 
-def _is_picture(value: Any) -> bool:
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+def check_channels(
+    name: str, given: Any, *, maximum: float | None = None
+) -> npt.NDArray[np.float64]:
+    """Return three numbers, one for each channel; raise InvalidArgument unless they are finite.
+
+    With `maximum`, the numbers must be from 0 to `maximum`.
+    """
+    try:
+        found = np.broadcast_to(np.asarray(given, np.float64), 3)
+    except (TypeError, ValueError):
+        found = np.full(3, np.nan)
+    is_inside = maximum is None or ((found >= 0) & (found <= maximum)).all()
+    if not np.isfinite(found).all() or not is_inside:
+        within = "" if maximum is None else f" from 0 to {maximum:g}"
+        raise InvalidArgument(
+            f"{name} must be three numbers{within}, one per channel, or one for all; "
+            f"found {given!r}"
+        )
+    return found
+
+
+def check_probability(p: Any) -> float:
+    """Return `p`; raise InvalidArgument unless it is a number from 0 to 1."""
+    if not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise InvalidArgument(f"p must be a probability, from 0 to 1; found {p!r}")
+    return p
+
+
+def _is_picture(value: Any, kinds: str) -> bool:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
+        return False
+    if value.dtype.kind == "u" and value.dtype != np.uint8:
         return False
     return value.ndim in (3, 4) and value.shape[-1] == 3 and value.size > 0
+
+
+def _brief(value: Any) -> str:
+    """Return the repr of an option; sequences and arrays are shown as tuples."""
+    if isinstance(value, str) or np.ndim(value) == 0:
+        return f"{value:.6g}" if isinstance(value, float) else repr(value)
+    parts = [_brief(each) for each in np.asarray(value).tolist()]
+    return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
 
 
 def _describe(sample: Mapping[str, Any]) -> str:
@@ -136,6 +214,10 @@ class Compose:
                 raise InvalidArgument(f"Compose takes functions of a sample; found {transform!r}")
         steps = [as_step(each) for each in transforms]
         self._steps = [(t, takes_rng("each transform", "sample", t)) for t in steps]
+
+    def __repr__(self) -> str:
+        names = (getattr(t, "__name__", None) or " ".join(repr(t).split()) for t, _ in self._steps)
+        return f"Compose({listed(names, 1000)})"
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
         """Return the result of the last transform."""

@@ -10,9 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
-from shardio.transforms.base import Change, PictureTransform, Pixels, check_bounds
+from shardio.transforms.base import (
+    Change,
+    FixedTransform,
+    Pixels,
+    RandomTransform,
+    check_bounds,
+    check_channels,
+    check_probability,
+)
 
 Floats = npt.NDArray[np.floating[Any]]
+FloatType = Literal["float32", "float16"]
 
 _GREY: Final = np.array([0.299, 0.587, 0.114])
 """The weights of red, green and blue in luma, the grey level of a pixel (BT.601)."""
@@ -23,7 +32,7 @@ _CHUNK_PIXELS: Final = 8192
 as a whole would take almost twice the time."""
 
 
-class ColorJitter(PictureTransform):
+class ColorJitter(RandomTransform):
     """Random changes of brightness, contrast, saturation and hue, as by torchvision's ColorJitter.
 
     For a number x, the factor of brightness, contrast or saturation is drawn uniformly from
@@ -49,7 +58,8 @@ class ColorJitter(PictureTransform):
         *,
         fields: str | Sequence[str] | None = None,
     ) -> None:
-        super().__init__(fields)
+        given = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
+        super().__init__(fields, **given, hue=hue)
         self._factors = [
             _factor("brightness", brightness),
             _factor("contrast", contrast),
@@ -73,10 +83,50 @@ class ColorJitter(PictureTransform):
         return change
 
 
-class Normalize(PictureTransform):
-    """Conversion of levels to floats: (level / 255 - `mean`) / `std`, per channel.
+class RandomGrayscale(RandomTransform):
+    """A conversion to grey with probability `p`. All three channels become the luma of the pixel.
 
-    Use Normalize as the last transform, because the others only accept uint8.
+    Raises:
+        InvalidArgument: `p` is not from 0 to 1.
+    """
+
+    def __init__(self, p: float = 0.1, *, fields: str | Sequence[str] | None = None) -> None:
+        super().__init__(fields, p=p)
+        self._p = check_probability(p)
+
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        return _greyed if rng.random() < self._p else lambda pixels: pixels
+
+
+class ToFloat(FixedTransform):
+    """Conversion of levels to floats from 0 to 1: level / 255. Normalize includes it.
+
+    Args:
+        dtype: the dtype of the result.
+        fields: the names of the fields to change; by default all pictures and clips.
+
+    Raises:
+        InvalidArgument: a parameter is not valid.
+    """
+
+    def __init__(
+        self, dtype: FloatType = "float32", *, fields: str | Sequence[str] | None = None
+    ) -> None:
+        super().__init__(fields, dtype=dtype)
+        self._dtype = _float_type(dtype)
+
+    def _change(self, pixels: npt.NDArray[Any]) -> Floats:
+        made = np.divide(pixels, np.float32(255), dtype=np.float32)
+        found: Floats = made.astype(self._dtype, copy=False)
+        return found
+
+
+class Normalize(FixedTransform):
+    """Conversion of levels to normalized floats: (level / 255 - `mean`) / `std`, per channel.
+
+    Floats, such as those of ToFloat, are not divided by 255. Normalize belongs behind the
+    transforms that only accept uint8, which are all others but RandomErasing. `Normalize.of` takes
+    the statistics of a dataset.
 
     Args:
         mean, std: three numbers, or one for all channels, for levels from 0 to 1 as in torchvision.
@@ -87,35 +137,55 @@ class Normalize(PictureTransform):
         InvalidArgument: a parameter is not valid.
     """
 
+    takes_floats = True
+
     def __init__(
         self,
         mean: float | Sequence[float],
         std: float | Sequence[float],
         *,
-        dtype: Literal["float32", "float16"] = "float32",
+        dtype: FloatType = "float32",
         fields: str | Sequence[str] | None = None,
     ) -> None:
-        super().__init__(fields)
-        if dtype not in ("float32", "float16"):
-            raise InvalidArgument(f"dtype must be 'float32' or 'float16'; found {dtype!r}")
-        means, deviations = _channels("mean", mean), _channels("std", std)
+        super().__init__(fields, mean=mean, std=std, dtype=dtype)
+        self._dtype = _float_type(dtype)
+        means, deviations = check_channels("mean", mean), check_channels("std", std)
         if not (deviations > 0).all():
             raise InvalidArgument(f"std must be above 0; found {std!r}")
-        self._dtype = np.dtype(dtype)
-        self._scale = (1 / (255 * deviations)).astype(np.float32)
+        self._scale = (1 / deviations).astype(np.float32)
+        self._scale_of_levels = (1 / (255 * deviations)).astype(np.float32)
         self._shift = (-means / deviations).astype(np.float32)
 
-    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        return self._normalized
-
-    def _normalized(self, pixels: Pixels) -> Floats:
+    def _change(self, pixels: npt.NDArray[Any]) -> Floats:
         # Multiply whole rows of a picture: NumPy is four times slower if it broadcasts an array of
         # three numbers to all pixels.
         width = pixels.shape[-2]
         rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
-        made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
+        scale = self._scale_of_levels if pixels.dtype == np.uint8 else self._scale
+        made = np.multiply(rows, np.tile(scale, width), dtype=np.float32)
         made += np.tile(self._shift, width)
-        return made.astype(self._dtype, copy=False).reshape(pixels.shape)
+        found: Floats = made.astype(self._dtype, copy=False).reshape(pixels.shape)
+        return found
+
+
+def _float_type(dtype: FloatType) -> np.dtype[np.floating[Any]]:
+    if dtype not in ("float32", "float16"):
+        raise InvalidArgument(f"dtype must be 'float32' or 'float16'; found {dtype!r}")
+    return np.dtype(dtype)
+
+
+def _greyed(pixels: Pixels) -> Pixels:
+    given = np.ascontiguousarray(pixels).reshape(-1, 3)
+    made = np.empty_like(given)
+    weights = _GREY.astype(np.float32)
+    for start in range(0, len(given), _CHUNK_PIXELS):
+        levels = given[start : start + _CHUNK_PIXELS].astype(np.float32) @ weights
+        levels += np.float32(0.5)
+        grey = levels.astype(np.uint8)
+        # Assign to the channels one by one, which takes less than half of the time of broadcasting.
+        for channel in range(3):
+            made[start : start + _CHUNK_PIXELS, channel] = grey
+    return made.reshape(pixels.shape)
 
 
 def _colour_map(saturation: float, angle: float) -> Floats:
@@ -151,15 +221,3 @@ def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
             raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
         given = (max(0.0, 1 - given), 1 + given)
     return check_bounds(name, given, minimum=0.0, maximum=1e6)
-
-
-def _channels(name: str, given: float | Sequence[float]) -> Floats:
-    try:
-        found = np.broadcast_to(np.asarray(given, np.float64), 3)
-    except (TypeError, ValueError):
-        found = np.full(3, np.nan)
-    if not np.isfinite(found).all():
-        raise InvalidArgument(
-            f"{name} must be three numbers, one per channel, or one for all; found {given!r}"
-        )
-    return found

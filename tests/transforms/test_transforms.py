@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,19 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader
 from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment
-from shardio.transforms import ColorJitter, Compose, HorizontalFlip, Normalize, RandomResizedCrop
+from shardio.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandomErasing,
+    RandomGrayscale,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+    ToFloat,
+)
 from tests.loading import write_dataset
 from tests.transforms.pictures import Pixels, changed, clip, generator, picture
 
@@ -219,6 +232,21 @@ def test_what_one_parameter_is_does_not_change_the_other_draws() -> None:
     np.testing.assert_allclose(brighter, alone * 1.2, atol=1.2)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.2, 1.0])
+def test_the_share_of_grey_pictures_is_p(p: float) -> None:
+    turn, rng, pixels = RandomGrayscale(p), generator(6), muted()[:1, :1]
+    greys = [turn({"image": pixels}, rng)["image"] for _ in range(N_DRAWS)]
+    n_grey = sum((grey[..., 1:] == grey[..., :1]).all() for grey in greys)
+    assert abs(n_grey - p * N_DRAWS) <= 4 * np.sqrt(N_DRAWS * p * (1 - p))
+
+
+def test_grey_is_luma_in_all_channels() -> None:
+    found = changed(RandomGrayscale(1.0), clip())
+    close(found, np.repeat(grey_of(clip())[..., None], 3, axis=-1))
+    white = np.full((9000, 1, 3), 255, np.uint8)  # more pixels than are converted at once
+    np.testing.assert_array_equal(changed(RandomGrayscale(1.0), white), white)
+
+
 # --- floats ---------------------------------------------------------------------------------
 
 
@@ -235,12 +263,38 @@ def test_levels_become_floats_of_mean_0_and_deviation_1() -> None:
     np.testing.assert_array_equal(halves, found.astype(np.float16))
 
 
+def test_floats_are_normalized_as_they_are() -> None:
+    pixels, normalize = clip(), Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    levels = changed(normalize, pixels)
+    for dtype in (np.float32, np.float64):
+        found = changed(normalize, (pixels / 255).astype(dtype))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, levels, atol=1e-5)
+    np.testing.assert_allclose(changed(Compose(ToFloat(), normalize), pixels), levels, atol=1e-5)
+
+
+def test_levels_become_floats_from_0_to_1() -> None:
+    for dtype in ("float32", "float16"):
+        found = changed(ToFloat(dtype), clip())
+        np.testing.assert_array_equal(found, (clip() / np.float32(255)).astype(dtype))
+        assert found.dtype == dtype
+
+
+def test_floats_beside_pictures_stay_as_they_are() -> None:
+    points = np.ones((5, 2, 3), np.float32)
+    found = Normalize(0.5, 0.5)({"frames": clip(), "points": points})
+    assert found["points"] is points and found["frames"].dtype == np.float32
+
+
 # --- a sample and its fields ----------------------------------------------------------------
 
 DRAWING = [
     RandomResizedCrop(16, scale=(0.1, 0.4)),
     HorizontalFlip(),
     ColorJitter(0.5, 0.0, 0.5, 0.5),
+    RandomGrayscale(0.5),
+    RandomRotation(30),
+    RandomErasing(0.7, value="random"),
     Compose(RandomResizedCrop(16), HorizontalFlip(), ColorJitter(0.5, 0.5), Normalize(0, 1)),
 ]
 named = pytest.mark.parametrize("transform", DRAWING, ids=lambda t: type(t).__name__)
@@ -263,6 +317,15 @@ def test_the_same_generator_gives_the_same_and_another_one_another(transform: An
     found = [changed(transform, picture(), seed).tobytes() for seed in (0, 0, 1, 2, 3, 4)]
     assert found[0] == found[1]
     assert len(set(found)) > 1
+
+
+@pytest.mark.parametrize("transform", [Resize(16), CenterCrop(16), ToFloat(), Normalize(0, 1)])
+def test_fixed_transforms_change_all_frames_alike_and_draw_nothing(transform: Any) -> None:
+    frames, rng = np.stack([picture()] * 3), generator()
+    found = transform({"clip": frames, "image": picture()}, rng)
+    for frame in found["clip"]:
+        np.testing.assert_array_equal(frame, found["image"])
+    assert rng.random() == generator().random()
 
 
 @named
@@ -372,6 +435,8 @@ NONSENSE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (Normalize, (float("nan"), 1), {}, "mean must be"),
     (Normalize, (0, (1, 0, 1)), {}, "std must be above 0"),
     (Normalize, (0, 1), {"dtype": "float64"}, "dtype must be"),
+    (ToFloat, ("float64",), {}, "dtype must be"),
+    (RandomGrayscale, (-0.1,), {}, "p must be a probability"),
     (Compose, (), {}, "one or more transforms"),
     (Compose, ([HorizontalFlip()],), {}, "takes functions of a sample"),
     (Compose, (lambda a, b, c: a,), {}, r"must take \(sample\) or \(sample, rng\)"),
@@ -384,3 +449,40 @@ def test_a_constructor_refuses_nonsense(
 ) -> None:
     with pytest.raises(InvalidArgument, match=words):
         kind(*arguments, **options)
+
+
+# --- how they show themselves ---------------------------------------------------------------
+
+
+def test_a_transform_shows_its_options() -> None:
+    mean: Any = np.array([0.1, 1 / 3, 0.3])
+    function: Any = muted
+    for transform, shown in (
+        (HorizontalFlip(), "HorizontalFlip(p=0.5)"),
+        (Resize((8, 9), fields="a"), "Resize(size=(8, 9), fields=('a',))"),
+        (
+            RandomResizedCrop(112),
+            "RandomResizedCrop(size=112, scale=(0.08, 1), ratio=(0.75, 1.33333))",
+        ),
+        (
+            Normalize(mean, 1),
+            "Normalize(mean=(0.1, 0.333333, 0.3), std=1, dtype='float32')",
+        ),
+        (
+            RandomErasing(value="random"),
+            "RandomErasing(p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value='random')",
+        ),
+        (Compose(ToFloat(), function), "Compose(ToFloat(dtype='float32'), muted)"),
+    ):
+        assert repr(transform) == shown
+    many = [f"a field with a long name, number {i}" for i in range(999)]
+    assert len(repr(HorizontalFlip(fields=many))) <= 200
+
+
+def test_every_transform_shows_all_of_its_options() -> None:
+    for transform in (
+        *(RandomRotation(3), ColorJitter(), CenterCrop(3), Resize(3), ToFloat(), HorizontalFlip()),
+        *(RandomErasing(), RandomGrayscale(), RandomResizedCrop(3), Normalize(0, 1)),
+    ):
+        options = set(inspect.signature(type(transform)).parameters) - {"fields"}
+        assert all(f"{name}=" in repr(transform) for name in options)
