@@ -1,7 +1,8 @@
-"""Compute statistics of the numeric fields of a dataset, and count the samples of its classes."""
+"""Compute statistics of numbers and of decoded pixels, and count the samples of classes."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +16,35 @@ import numpy.typing as npt
 
 from shardio._base.classes import listed, one_line
 from shardio._base.html import fragment, listing, table
+from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
+from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types import Array
+from shardio.format.types.streams import EncodedStream
 from shardio.maintenance.jobs import Progress, run_for_shards
 from shardio.maintenance.resharding import LABEL, has_labels
+from shardio.media import ClipDecoder, decode_image
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 
 _CHUNK_ITEMS: Final = 1 << 20
 """The number of values that are processed at a time. Converted to float64, they take 8 MiB."""
+_FOLDED_ROWS: Final = 128
+"""The number of rows that are added as one: NumPy adds rows of a few values slowly."""
+_FRAME_BYTES: Final = 256 << 20
+"""The size of the frames of a video that are decoded at a time."""
+_MAX_CHANNELS: Final = 4
+_MAX_COMPONENTS: Final = 64
+"""The maximum sizes of a last dimension with statistics per channel or component."""
+_PICTURED: Final = ("image", "video")
+_PIXELS: Final = Array("uint8", (None, None, 3))
+
+Floats = npt.NDArray[np.float64]
+_Moments = tuple[Any, Any, Any]
+"""A count, a mean and a sum of squared deviations: numbers, or arrays with one per channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,14 @@ class StatsReport:
     * `count`, `mean`, `std`, `min`, `max` of all finite values,
     * `not_finite`: the number of values that are infinite or NaN,
     * `missing`: the number of samples without a value,
-    * `smallest`, `largest`: the smallest and the largest size of each dimension.
+    * `smallest`, `largest`: the smallest and the largest size of each dimension,
+    * `channels`: lists with the `mean` and `std` of each channel, for pictures, or of each
+      component, for vectors of floats; other arrays do not have this,
+    * `pictures`: for uint8 of (…, height, width, 3), the number of pictures.
+
+    Decoded images and videos are fields of pictures. `frames_per_video` is the maximum number of
+    frames that were decoded of each video; None for all. Labels with class names have no `mean` and
+    `std`.
 
     If the dataset has class names and labels, `stats["classes"]` has the number of samples of each
     class, and `stats["without_class"]` the number of all others.
@@ -82,6 +107,9 @@ def compute_stats(
     folder: str | os.PathLike[str],
     *,
     subset: str | None = None,
+    decode: bool = False,
+    frames: int | None = 8,
+    workers: int | None = None,
     progress: Progress | None = None,
     engine: EngineName = "local",
     address: str | None = None,
@@ -94,57 +122,102 @@ def compute_stats(
     Args:
         folder: the folder of the dataset.
         subset: the name of a subset; by default, the statistics are about all samples.
+        decode: True to decode images and videos for statistics of their pixels. Without it,
+            statistics of pixels that the current generation has are kept.
+        frames: the maximum number of frames to decode of each video, evenly spread; None for all.
+        workers: the number of processes; 0 to compute in the calling process. By default one per
+            CPU if `decode` is True, otherwise 0; on a cluster, one per CPU of the cluster.
         progress: called in the calling process, at the start and after every shard.
         engine, address: "local", or "ray" with the address of the cluster. The result is the same.
 
     Raises:
-        InvalidArgument: there is no such subset.
+        InvalidArgument: there is no such subset, or `frames` is below 1.
+        MediaError: an image or video cannot be decoded. Nothing is published.
         DatasetNotFound, ShardCorrupt, …: data cannot be read. Nothing is published.
         DatasetConflict: another writer has published in the meantime. Nothing is changed.
     """
+    if frames is not None and frames < 1:
+        raise InvalidArgument(f"frames must be 1 or more, or None for all; found {frames!r}")
     where = Engine(engine, address)
     with detect_conflict(folder), ShardDataset(folder, subset=subset) as dataset:
         previous = load_generation(folder, dataset.generation)
         previous.check_inputs()
-        found = _compute(dataset, where, progress)
-    kept = dict(previous.stats)
-    if subset is None:
-        kept["whole"] = found
-    else:
-        of_subsets = kept.get("subsets", {})
-        kept["subsets"] = {**(of_subsets if isinstance(of_subsets, dict) else {}), subset: found}
+        kept = dict(previous.stats)
+        of_subsets = kept.get("subsets")
+        of_subsets = of_subsets if isinstance(of_subsets, dict) else {}
+        if workers is None and decode and len(dataset.shards) > 1 and not where.is_ray:
+            workers = usable_cpus()
+        arrays = _counted_fields(dataset, decode=decode)
+        found = _compute(dataset, arrays, frames, where, workers, progress)
+        if not decode:
+            older = kept.get("whole") if subset is None else of_subsets.get(subset)
+            _keep_pixels(dataset, older, found)
+    kept |= {"whole": found} if subset is None else {"subsets": {**of_subsets, subset: found}}
     generation = previous
     if kept != previous.stats:
         generation = publish_next(folder, previous, stats=kept, operation={"name": "stats"})
     return StatsReport(Path(folder), generation.number, subset, found)
 
 
-def _compute(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
-    """Combine the statistics of the shards in their order, so that rounding is repeatable."""
-    arrays = {
-        name: array
-        for name, field in dataset.schema.items()
-        if (array := field.array or field.item)
+def _counted_fields(dataset: ShardDataset, *, decode: bool) -> dict[str, Array]:
+    """Return the type of the values that are counted, for each field that has any."""
+    found = {}
+    for name, field in dataset.schema.items():
+        array = _PIXELS if decode and field.medium in _PICTURED else field.array or field.item
+        if array is not None:
+            found[name] = array
+    return found
+
+
+def _keep_pixels(dataset: ShardDataset, older: Any, found: dict[str, Any]) -> None:
+    """Add the statistics of images and videos in `older`, which is from a file, to `found`."""
+    fields = older.get("fields") if isinstance(older, dict) else None
+    known = fields if isinstance(fields, dict) else {}
+    pixels = {
+        n: known[n] for n, f in dataset.schema.items() if f.medium in _PICTURED and n in known
     }
+    both = found["fields"] | pixels
+    found["fields"] = {name: both[name] for name in dataset.schema if name in both}
+
+
+def _compute(
+    dataset: ShardDataset,
+    arrays: Mapping[str, Array],
+    frames: int | None,
+    engine: Engine,
+    workers: int | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Combine the statistics of the shards in their order, so that rounding is repeatable."""
     ends = [0, *dataset.rows.shard_ends.tolist()]
     whole = _DatasetStatistics(dataset, arrays)
-    job = partial(_compute_shard, arrays, ends)
+    job = partial(_compute_shard, arrays, frames, ends)
     for found in run_for_shards(
-        job, dataset, "counting", progress, engine=engine, preload=__name__
+        job, dataset, "counting", progress, workers=workers, engine=engine, preload=__name__
     ):
         whole.merge(found)
-    return {"samples": len(dataset), **whole.as_json()}
+    fields = whole.as_json()
+    for name, statistics in fields["fields"].items():
+        if dataset.schema[name].medium == "video":
+            statistics["frames_per_video"] = frames
+    return {"samples": len(dataset), **fields}
 
 
 def _compute_shard(
-    arrays: Mapping[str, Array], ends: Sequence[int], dataset: ShardDataset, k: int
+    arrays: Mapping[str, Array],
+    frames: int | None,
+    ends: Sequence[int],
+    dataset: ShardDataset,
+    k: int,
 ) -> _DatasetStatistics:
     """Return statistics of the dataset's samples in shard k: `ends[k]` to `ends[k + 1] - 1`."""
     found = _DatasetStatistics(dataset, arrays)
     rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.shard_starts[k])
     for name, array in arrays.items() if len(rows) else ():
-        for values in _values(dataset.reader(k, name), name, array, rows):
-            found.add(name, values)
+        reader, medium = dataset.reader(k, name), dataset.schema[name].medium
+        values = _pixels(reader, name, rows, frames) if medium else None
+        for each in values or _values(reader, name, array, rows):
+            found.add(name, each)
     return found
 
 
@@ -175,6 +248,8 @@ class _DatasetStatistics:
             "fields": {name: statistics.as_json() for name, statistics in self._fields.items()}
         }
         if self._has_labels:
+            # A mean of the numbers of classes has no meaning.
+            found["fields"][LABEL] |= {"mean": None, "std": None}
             *counts, found["without_class"] = self._class_counts.tolist()
             found["classes"] = dict(zip(self._classes, counts, strict=True))
         return found
@@ -198,8 +273,45 @@ def _values(
         yield reader.column(name, rows[first : first + step])
 
 
+def _pixels(
+    reader: ShardReader, name: str, rows: Rows, frames: int | None
+) -> Iterator[npt.NDArray[np.uint8] | None]:
+    """Yield the pictures of a field of images or videos, (n, height, width, 3).
+
+    Yield None for a missing value. Of each video, decode at most `frames` frames: if the video were
+    cut into that many equal parts, the frame in the middle of each.
+    """
+    with ClipDecoder() as decoder:
+        for row, value in zip(rows.tolist(), reader.records.values(name, rows), strict=True):
+            try:
+                if value is None:
+                    yield None
+                elif not isinstance(value, EncodedStream):
+                    yield decode_image(value)[None]
+                else:
+                    n = min(value.n_frames, frames or value.n_frames)
+                    numbers = (np.arange(n) * value.n_frames + value.n_frames // 2) // n
+                    yield from _decoded(decoder, value, numbers)
+            except (MediaError, InvalidArgument) as error:
+                where = f"{reader.path}, field {name!r}, sample {row}"
+                raise MediaError(f"{where}: {error}") from error
+
+
+def _decoded(
+    decoder: ClipDecoder, video: EncodedStream, numbers: Rows
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield frames of a video, as many at a time as fit into _FRAME_BYTES."""
+    shape = video.height, video.width, 3
+    step = max(1, _FRAME_BYTES // math.prod(shape))
+    for first in range(0, len(numbers), step):
+        part = numbers[first : first + step]
+        made = np.empty((len(part), *shape), np.uint8)
+        decoder.decode(video, part, made)
+        yield made
+
+
 class _FieldStatistics:
-    """The running mean, standard deviation and range of the values of a field.
+    """The running mean, standard deviation and range of the values of a field, per channel.
 
     The means and sums of squares of two sets of values are combined as described in T. F. Chan,
     G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
@@ -207,9 +319,11 @@ class _FieldStatistics:
     """
 
     def __init__(self, field: Array) -> None:
-        self._dtype = field.dtype
-        self._n = self._n_not_finite = self._n_missing = 0
-        self._mean = self._squared_deviations = 0.0
+        self._dtype, self._n_channels = field.dtype, _n_channels(field)
+        self._has_pictures = field.dtype == "uint8" and self._n_channels == 3
+        self._n_pictures = self._n_not_finite = self._n_missing = 0
+        self._n = np.zeros(self._n_channels, np.int64)
+        self._mean, self._squared_deviations = np.zeros((2, self._n_channels))
         self._min: Any = None
         self._max: Any = None
         self._smallest: list[int] | None = None
@@ -220,13 +334,14 @@ class _FieldStatistics:
             self._n_missing += 1
             return
         self._update_shapes(values.shape[1:])
+        self._n_pictures += math.prod(values.shape[:-3]) if self._has_pictures else 0
         if values.dtype.kind == "b":
             values = values.view(np.uint8)
         if self._dtype == "bfloat16":  # the bits of a bfloat16 are the upper half of a float32
             values = (values.astype(np.uint32) << 16).view(np.float32)
-        flat = values.reshape(-1)
-        for first in range(0, len(flat), _CHUNK_ITEMS):
-            self._add_numbers(flat[first : first + _CHUNK_ITEMS])
+        by_channel, step = values.reshape(-1, self._n_channels), _CHUNK_ITEMS // self._n_channels
+        for first in range(0, len(by_channel), step):
+            self._add_numbers(by_channel[first : first + step])
 
     def _update_shapes(self, shape: tuple[int, ...]) -> None:
         if self._smallest is None:
@@ -236,43 +351,48 @@ class _FieldStatistics:
         self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
 
     def _add_numbers(self, numbers: npt.NDArray[Any]) -> None:
-        if numbers.dtype.kind == "f":
-            finite = np.isfinite(numbers)
-            if not finite.all():
-                self._n_not_finite += int((~finite).sum())
-                numbers = numbers[finite]
-        if not len(numbers):
+        """Add values, (n, channels)."""
+        n, wide = np.full(self._n_channels, len(numbers)), numbers.astype(np.float64)
+        not_finite = ~np.isfinite(numbers) if numbers.dtype.kind == "f" else np.False_
+        if not_finite.any():
+            n -= not_finite.sum(0)
+            self._n_not_finite += int(not_finite.sum())
+            numbers = numbers[~not_finite]
+        if not numbers.size:
             return
-        wide = numbers.astype(np.float64)
         with np.errstate(all="ignore"):  # sums of values near the largest float64 may overflow
-            n, mean = len(wide), float(wide.mean())
+            np.copyto(wide, 0, where=not_finite)
+            mean = _sums(wide) / np.maximum(n, 1)
             wide -= mean
-            self._combine(n, mean, float(wide @ wide), numbers.min().item(), numbers.max().item())
+            np.copyto(wide, 0, where=not_finite)
+            squares = _sums(np.square(wide, out=wide))
+            self._combine(n, mean, squares, numbers.min().item(), numbers.max().item())
 
-    def _combine(self, n: int, mean: float, squares: float, low: Any, high: Any) -> None:
+    def _combine(self, n: Rows, mean: Floats, squares: Floats, low: Any, high: Any) -> None:
         """Add n finite values, given their mean, sum of squared deviations, minimum and maximum."""
-        total, step = self._n + n, mean - self._mean
-        self._squared_deviations += squares + step * step * self._n * n / total
-        self._mean += step * n / total
-        self._min = min(self._min, low) if self._n else low
-        self._max = max(self._max, high) if self._n else high
-        self._n = total
+        low_high = (low, high) if not self._n.any() else (min(self._min, low), max(self._max, high))
+        self._min, self._max = low_high
+        self._n, self._mean, self._squared_deviations = _combined(
+            (self._n, self._mean, self._squared_deviations), (n, mean, squares)
+        )
 
     def merge(self, other: _FieldStatistics) -> None:
+        self._n_pictures += other._n_pictures
         self._n_not_finite += other._n_not_finite
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():
             self._update_shapes(tuple(shape or ()))
-        if other._n:
+        if other._n.any():
             self._combine(other._n, other._mean, other._squared_deviations, other._min, other._max)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict. A statistic that is unknown or infinite is None."""
-        deviation = math.sqrt(self._squared_deviations / self._n) if self._n else None
-        return {
-            "count": self._n,
-            "mean": _finite(self._mean) if self._n else None,
-            "std": _finite(deviation),
+        each = [*zip(self._n, self._mean, self._squared_deviations, strict=True)]
+        n, mean, squares = functools.reduce(_combined, each)
+        found = {
+            "count": int(n),
+            "mean": _finite(mean) if n else None,
+            "std": _finite(math.sqrt(squares / n)) if n else None,
             "min": self._min,
             "max": self._max,
             "not_finite": self._n_not_finite,
@@ -280,7 +400,41 @@ class _FieldStatistics:
             "smallest": self._smallest,
             "largest": self._largest if self._smallest is not None else None,
         }
+        if self._n_channels > 1:
+            found["channels"] = {
+                "mean": [_finite(mean) if n else None for n, mean, _ in each],
+                "std": [_finite(math.sqrt(squares / n)) if n else None for n, _, squares in each],
+            }
+        if self._has_pictures:
+            found["pictures"] = self._n_pictures
+        return found
 
 
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+def _n_channels(field: Array) -> int:
+    """Return the size of the last dimension if it has statistics of its own; otherwise 1."""
+    n = (field.shape[-1] if field.shape else None) or 1
+    if len(field.shape) >= 3:
+        return n if n <= _MAX_CHANNELS else 1
+    return n if "float" in field.dtype and n <= _MAX_COMPONENTS else 1
+
+
+def _combined(one: _Moments, other: _Moments) -> _Moments:
+    """Return the count, mean and sum of squared deviations of two sets of values together."""
+    (n, mean, squares), (n_more, mean_more, squares_more) = one, other
+    with np.errstate(all="ignore"):  # values near the largest float64 may overflow
+        total, step = n + n_more, mean_more - mean
+        share = n_more / np.maximum(total, 1)
+        return total, mean + step * share, squares + squares_more + step * step * n * share
+
+
+def _sums(values: Floats) -> Floats:
+    """Return the sum of each column of `values`."""
+    n_columns = values.shape[1]
+    n_whole = len(values) // _FOLDED_ROWS * _FOLDED_ROWS if n_columns > 1 else 0
+    folded = values[:n_whole].reshape(-1, _FOLDED_ROWS * n_columns).sum(0)
+    found: Floats = folded.reshape(-1, n_columns).sum(0) + values[n_whole:].sum(0)
+    return found
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None

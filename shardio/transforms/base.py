@@ -35,7 +35,7 @@ class PictureTransform(ABC):
 
     def __init__(self, fields: str | Sequence[str] | None, **options: Any) -> None:
         """Set the fields; `options` are the arguments of the constructor, for `repr`."""
-        self._fields = None if fields is None else _names(fields)
+        self._fields = None if fields is None else names_of(fields)
         self._options = options if fields is None else options | {"fields": self._fields}
 
     def __repr__(self) -> str:
@@ -121,7 +121,8 @@ class FixedTransform(PictureTransform):
         """Return the changed picture or clip."""
 
 
-def _names(fields: Any) -> tuple[str, ...]:
+def names_of(fields: Any) -> tuple[str, ...]:
+    """Return a tuple of the given names of fields; a string is one name."""
     names = (fields,) if isinstance(fields, str) or not isinstance(fields, Iterable) else fields
     found = tuple(names)
     if not found or not all(isinstance(name, str) for name in found):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from shardio.transforms.base import (
     check_bounds,
     check_channels,
     check_probability,
+    names_of,
 )
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -156,6 +157,31 @@ class Normalize(FixedTransform):
         self._scale_of_levels = (1 / (255 * deviations)).astype(np.float32)
         self._shift = (-means / deviations).astype(np.float32)
 
+    @classmethod
+    def of(
+        cls,
+        dataset: Any,
+        *,
+        dtype: FloatType = "float32",
+        fields: str | Sequence[str] | None = None,
+    ) -> Self:
+        """Return a Normalize with the statistics of a dataset, which `shardio stats` computes.
+
+        Args:
+            dataset: an opened dataset or a view of one. For a subset, opened with `subset=`, these
+                are the statistics of the subset.
+            dtype: the dtype of the result.
+            fields: the names of the fields to change; by default all pictures and clips. The
+                statistics of several fields are combined.
+
+        Raises:
+            InvalidArgument: no field has pictures; or statistics are missing: the message has the
+                command that computes them.
+        """
+        names = None if fields is None else names_of(fields)
+        mean, std = _channel_statistics(getattr(dataset, "dataset", dataset), names)
+        return cls(mean, std, dtype=dtype, fields=fields)
+
     def _change(self, pixels: npt.NDArray[Any]) -> Floats:
         # Multiply whole rows of a picture: NumPy is four times slower if it broadcasts an array of
         # three numbers to all pixels.
@@ -166,6 +192,45 @@ class Normalize(FixedTransform):
         made += np.tile(self._shift, width)
         found: Floats = made.astype(self._dtype, copy=False).reshape(pixels.shape)
         return found
+
+
+def _channel_statistics(
+    dataset: Any, names: Sequence[str] | None
+) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel, of levels from 0 to 1."""
+    if not isinstance(getattr(dataset, "stats", None), Mapping):
+        raise InvalidArgument(
+            f"Normalize.of takes an opened dataset, such as shardio.open(path); found {dataset!r}"
+        )
+    if hasattr(dataset, "sources_of"):
+        raise InvalidArgument(f"{dataset.path} has no statistics: pass one of its datasets")
+    names = names or [name for name, field in dataset.schema.items() if _has_pictures(field)]
+    if not names:
+        raise InvalidArgument(f"{dataset.path}: no field has pictures of three channels")
+    subset = dataset.subset_name
+    kept: Any = dataset.stats if subset is None else dataset.stats.get("subsets", {})
+    fields = kept.get("whole" if subset is None else subset, {}).get("fields", {})
+    found = [fields.get(name, {}) for name in names]
+    if missing := [n for n, each in zip(names, found, strict=True) if not each.get("pictures")]:
+        part = "" if subset is None else f" --subset {subset}"
+        raise InvalidArgument(
+            f"{dataset.path}: there are no statistics of the pixels of {', '.join(missing)}: run "
+            f"`shardio stats {dataset.path}{part} --decode`, and open the dataset again"
+        )
+    shares = np.array([each["count"] for each in found]) / sum(each["count"] for each in found)
+    means, deviations = (
+        np.array([each["channels"][key] for each in found]) / 255 for key in ("mean", "std")
+    )
+    mean = shares @ means
+    variance = shares @ (deviations**2 + (means - mean) ** 2)
+    return mean.tolist(), np.sqrt(variance).tolist()
+
+
+def _has_pictures(field: Any) -> bool:
+    if field.array is None:
+        return field.medium in ("image", "video")
+    is_level, shape = field.array.dtype == "uint8", field.array.shape
+    return is_level and len(shape) in (3, 4) and shape[-1] == 3
 
 
 def _float_type(dtype: FloatType) -> np.dtype[np.floating[Any]]:

@@ -93,8 +93,11 @@ def test_classes_are_counted_where_labels_say(tmp_path: Path) -> None:
     stats = compute_stats(folder).stats
     assert stats["classes"] == {"cat": 1, "dog": 3, "eel": 0}
     assert stats["without_class"] == 2
+    label = stats["fields"]["label"]
+    assert (label["mean"], label["std"], label["max"], label["count"]) == (None, None, 7, 6)
     bare = write(tmp_path / "e", 6, 2, schema=LABELS, samples=values)
     assert "classes" not in compute_stats(bare).stats
+    assert compute_stats(bare).stats["fields"]["label"]["mean"] == 1.5
 
 
 def test_what_is_not_finite_is_counted_and_left_out(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import shardio
+import shardio.transforms
 from shardio.format.layout import Kind
+from shardio.media import encode_jpeg
 from shardio_tools import cli
 from tests.maintenance.datasets import LABELS, labelled, place, shard_of, write
 from tests.shards import flip
@@ -181,7 +183,7 @@ def test_stats_are_shown_and_kept_for_inspect(dataset: Path, capsys: Capture) ->
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "  field  mean  std  min  max  count",
-        "  label  0.5   0.5  0    1    12",
+        "  label     –    –    0    1     12",
         "samples of 2 classes",
         "  a: 6",
         "  b: 6",
@@ -206,3 +208,41 @@ def test_stats_say_what_is_unusual_about_a_field(tmp_path: Path, capsys: Capture
     assert cli.main(["stats", str(folder)]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split(maxsplit=6)[-1] == "3 not finite, 0 × 2 to 2 × 2"
+
+
+def test_numbers_of_stats_are_aligned_at_the_point(tmp_path: Path, capsys: Capture) -> None:
+    schema = shardio.Schema({name: shardio.Array("float64") for name in ("a", "bb", "c")})
+    folder = write(tmp_path / "x", 1, schema=schema, samples=[{"a": 1.25, "bb": -1000.5, "c": 7}])
+    assert cli.main(["stats", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "  field      mean  std       min       max  count",
+        "  a          1.25    0      1.25      1.25      1",
+        "  bb     -1000.5     0  -1000.5   -1000.5       1",
+        "  c          7       0      7         7         1",
+    ]
+
+
+def test_stats_of_pixels_are_printed_as_a_normalize(tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    fields = {"image": shardio.Image(), "mask": shardio.Array("uint8", (4, 4, 3))}
+    grey = encode_jpeg(np.full((8, 8, 3), 51, np.uint8))
+    samples = [{"image": grey, "mask": np.full((4, 4, 3), 255 * i, np.uint8)} for i in range(2)]
+    folder = str(tmp_path / "x")
+    with shardio.DatasetWriter(folder, shardio.Schema(fields)) as writer:
+        for sample in samples:
+            writer.append(sample)
+    assert cli.main(["stats", folder]) == 0
+    out = capsys.readouterr().out
+    mask = "Normalize(mean=(0.5000, 0.5000, 0.5000), std=(0.5000, 0.5000, 0.5000)"
+    assert f"\n  {mask})\n" in out
+    assert "\nimage: pixels are not counted; --decode counts them\n" in out
+    assert cli.main(["stats", folder, "--decode", "--workers", "0", "--frames", "all"]) == 0
+    out = capsys.readouterr().out
+    assert f"\n  {mask}, fields='mask')\n" in out and "not counted" not in out
+    image = "Normalize(mean=(0.2000, 0.2000, 0.2000), std=(0.0000, 0.0000, 0.0000), fields='image')"
+    assert f"\n  {image}\n" in out
+    (line,) = [line for line in out.splitlines() if line.startswith(f"  {mask}")]
+    assert repr(eval(line, vars(shardio.transforms))).startswith("Normalize(mean=(0.5, 0.5, 0.5)")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["stats", folder, "--frames", "some"])
+    assert "expected a number, or all; found 'some'" in capsys.readouterr().err

@@ -4,16 +4,17 @@ The result is stored in the next generation of the dataset; shardio inspect and 
 it.
 
 Examples:
-    shardio stats out/
+    shardio stats out/ --decode
     shardio stats out/ --subset train --json
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import shardio
 from shardio.maintenance import compute_stats
 from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
 from shardio_tools.output import (
@@ -47,16 +48,41 @@ def describe_counts(found: Any) -> Iterator[str]:
     if not isinstance(fields, Mapping) or not fields:
         yield "  none"
         return
-    rows = [["field", *_COLUMNS, ""]]
-    for name, values in fields.items():
-        if isinstance(values, Mapping):
-            cells = [_number(values.get(key)) for key in _COLUMNS]
-            rows.append([escaped(name), *cells, _remarks(values)])
-    yield format_table(rows, indent="  ")
+    known = {name: values for name, values in fields.items() if isinstance(values, Mapping)}
+    columns = [
+        ["field", *map(escaped, known)],
+        *(_aligned(key, [_number(each.get(key)) for each in known.values()]) for key in _COLUMNS),
+        ["", *map(_remarks, known.values())],
+    ]
+    yield format_table([*zip(*columns, strict=True)], indent="  ")
+    pictured = {name: values for name, values in known.items() if _has_pixels(values)}
+    for name, values in pictured.items():
+        fields_option = f", fields={name!r}" if len(pictured) > 1 else ""
+        mean, std = (_scaled(values["channels"][key]) for key in ("mean", "std"))
+        yield f"  Normalize(mean=({mean}), std=({std}){escaped(fields_option)})"
     if isinstance(classes := found.get("classes"), Mapping):
         lines = [f"{escaped(name)}: {_number(n)}" for name, n in classes.items()]
         yield f"samples of {format_count(len(lines), 'class', 'classes')}"
         yield format_list(lines, "--json lists all")
+
+
+def _aligned(title: str, numbers: Sequence[str]) -> list[str]:
+    """Return a column of a table: its title and the numbers, aligned at the point."""
+    parts = [number.partition(".") for number in numbers]
+    n_after = max((len(point + after) for _, point, after in parts), default=0)
+    cells = [before + (point + after).ljust(n_after) for before, point, after in parts]
+    width = max(map(len, [title, *cells]))
+    return [title.rjust(width), *(cell.rjust(width) for cell in cells)]
+
+
+def _has_pixels(values: Mapping[str, Any]) -> bool:
+    """Return True if a field has the statistics of pictures of three channels, from 0 to 255."""
+    channels = values.get("channels")
+    return bool(values.get("pictures") and values.get("count")) and isinstance(channels, Mapping)
+
+
+def _scaled(levels: Sequence[float]) -> str:
+    return ", ".join(f"{level / 255:.4f}" for level in levels)
 
 
 def _remarks(values: Mapping[str, Any]) -> str:
@@ -64,6 +90,9 @@ def _remarks(values: Mapping[str, Any]) -> str:
     for key, words in (("not_finite", "not finite"), ("missing", "missing")):
         if n := values.get(key):
             parts.append(f"{_number(n)} {words}")
+    if "frames_per_video" in values:
+        n = values["frames_per_video"]
+        parts.append("all frames" if n is None else f"{_number(n)} frames of each video")
     smallest, largest = values.get("smallest"), values.get("largest")
     if smallest != largest:
         parts.append(f"{_shape(smallest)} to {_shape(largest)}")
@@ -87,18 +116,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset")
     add("--subset", type=utf8_name, metavar="NAME", help="compute statistics of one of its subsets")
+    add("--decode", action="store_true", help="decode images and videos, and count their pixels")
+    add(
+        "--frames",
+        type=_n_frames,
+        default=8,
+        metavar="N|all",
+        help="maximum number of frames to decode of each video, evenly spread (default: 8)",
+    )
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes (default: with --decode one per CPU, else 0: the calling process)",
+    )
     add_engine_arguments(add)
     add_output_arguments(add, json="print the statistics as JSON")
+
+
+def _n_frames(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number, or all; found {text!r}")
+    return int(text)
+
+
+def _not_decoded(path: str, found: Mapping[str, Any]) -> Iterator[str]:
+    with shardio.open(path) as dataset:
+        for name, field in dataset.schema.items():
+            if field.medium in ("image", "video") and name not in found["fields"]:
+                yield f"{escaped(name)}: pixels are not counted; --decode counts them"
 
 
 def run(options: argparse.Namespace) -> int:
     """Compute, report, and return the exit code."""
     with StepProgress(options) as steps:
         report = compute_stats(
-            options.path, subset=options.subset, progress=steps.show, **engine_options(options)
+            options.path,
+            subset=options.subset,
+            decode=options.decode,
+            frames=options.frames,
+            workers=options.workers,
+            progress=steps.show,
+            **engine_options(options),
         )
     part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
     n_samples = format_count(report.stats["samples"], "sample")
     last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report)}"
-    print_result(report, options, [*describe_counts(report.stats), last])
+    lines = [*describe_counts(report.stats), *_not_decoded(options.path, report.stats), last]
+    print_result(report, options, lines)
     return 0
