@@ -33,7 +33,7 @@ from shardio.shard.verification import Rows
 _CHUNK_ITEMS: Final = 1 << 20
 """The number of values that are processed at a time. Converted to float64, they take 8 MiB."""
 _FOLDED_ROWS: Final = 128
-"""The number of rows that are added as one: NumPy adds rows of a few values slowly."""
+"""The number of rows of a value per channel that are added as one row."""
 _FRAME_BYTES: Final = 256 << 20
 """The size of the frames of a video that are decoded at a time."""
 _MAX_CHANNELS: Final = 4
@@ -339,9 +339,14 @@ class _FieldStatistics:
             values = values.view(np.uint8)
         if self._dtype == "bfloat16":  # the bits of a bfloat16 are the upper half of a float32
             values = (values.astype(np.uint32) << 16).view(np.float32)
-        by_channel, step = values.reshape(-1, self._n_channels), _CHUNK_ITEMS // self._n_channels
-        for first in range(0, len(by_channel), step):
-            self._add_numbers(by_channel[first : first + step])
+        # NumPy adds rows of a few values slowly, so add as many rows as one as possible.
+        width = self._n_channels * (_FOLDED_ROWS if self._n_channels > 1 else 1)
+        flat = values.reshape(-1)
+        folded, rest = np.split(flat, [len(flat) // width * width])
+        for part, n_columns in ((folded, width), (rest, self._n_channels)):
+            rows, step = part.reshape(-1, n_columns), max(1, _CHUNK_ITEMS // n_columns)
+            for first in range(0, len(rows), step):
+                self._add_numbers(rows[first : first + step])
 
     def _update_shapes(self, shape: tuple[int, ...]) -> None:
         if self._smallest is None:
@@ -351,22 +356,28 @@ class _FieldStatistics:
         self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
 
     def _add_numbers(self, numbers: npt.NDArray[Any]) -> None:
-        """Add values, (n, channels)."""
-        n, wide = np.full(self._n_channels, len(numbers)), numbers.astype(np.float64)
-        not_finite = ~np.isfinite(numbers) if numbers.dtype.kind == "f" else np.False_
-        if not_finite.any():
-            n -= not_finite.sum(0)
+        """Add values, (rows, columns); column k has values of channel k % n_channels."""
+        wide, n = numbers.astype(np.float64), np.full(self._n_channels, len(numbers))
+        n *= numbers.shape[1] // self._n_channels
+        not_finite = ~np.isfinite(numbers) if numbers.dtype.kind == "f" else None
+        if not_finite is not None and not_finite.any():
+            n -= self._sums(not_finite)
             self._n_not_finite += int(not_finite.sum())
-            numbers = numbers[~not_finite]
+            numbers, wide[not_finite] = numbers[~not_finite], 0
         if not numbers.size:
             return
         with np.errstate(all="ignore"):  # sums of values near the largest float64 may overflow
-            np.copyto(wide, 0, where=not_finite)
-            mean = _sums(wide) / np.maximum(n, 1)
-            wide -= mean
-            np.copyto(wide, 0, where=not_finite)
-            squares = _sums(np.square(wide, out=wide))
+            mean = self._sums(wide) / np.maximum(n, 1)
+            wide -= np.tile(mean, wide.shape[1] // self._n_channels)
+            if not_finite is not None:
+                wide[not_finite] = 0
+            squares = self._sums(np.square(wide, out=wide))
             self._combine(n, mean, squares, numbers.min().item(), numbers.max().item())
+
+    def _sums(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the sum of each channel."""
+        found: npt.NDArray[Any] = values.sum(0).reshape(-1, self._n_channels).sum(0)
+        return found
 
     def _combine(self, n: Rows, mean: Floats, squares: Floats, low: Any, high: Any) -> None:
         """Add n finite values, given their mean, sum of squared deviations, minimum and maximum."""
@@ -425,15 +436,6 @@ def _combined(one: _Moments, other: _Moments) -> _Moments:
         total, step = n + n_more, mean_more - mean
         share = n_more / np.maximum(total, 1)
         return total, mean + step * share, squares + squares_more + step * step * n * share
-
-
-def _sums(values: Floats) -> Floats:
-    """Return the sum of each column of `values`."""
-    n_columns = values.shape[1]
-    n_whole = len(values) // _FOLDED_ROWS * _FOLDED_ROWS if n_columns > 1 else 0
-    folded = values[:n_whole].reshape(-1, _FOLDED_ROWS * n_columns).sum(0)
-    found: Floats = folded.reshape(-1, n_columns).sum(0) + values[n_whole:].sum(0)
-    return found
 
 
 def _finite(number: float) -> float | None:
