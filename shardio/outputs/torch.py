@@ -182,15 +182,15 @@ def as_transform(function: Any) -> Any:
 
     Raises InvalidArgument for a class of torch modules.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
+    kind = getattr(sys.modules.get("torch.nn"), "Module", None)  # None also if partly imported
+    if kind is None:
         return function
-    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+    if isinstance(function, type) and issubclass(function, kind):
         raise InvalidArgument(
             f"a transform is the class {function.__name__}; pass an instance, "
             f"{function.__name__}(…)"
         )
-    return OnTensors(function) if isinstance(function, torch.nn.Module) else function
+    return OnTensors(function) if isinstance(function, kind) else function
 
 
 def as_step(function: Any) -> Any:
