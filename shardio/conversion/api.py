@@ -13,6 +13,8 @@ from shardio.conversion.append import PathName, load_base
 from shardio.conversion.classes import (
     apply_labels,
     read_labels,
+    split_listing,
+    uses_split_folders,
     without_folder_classes,
 )
 from shardio.conversion.converter import Converter
@@ -35,7 +37,6 @@ from shardio.conversion.python_samples import (
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.sample_writing import SamplePart, write_samples
 from shardio.conversion.staging import Staging
-from shardio.conversion.subsets import split_listing, uses_split_folders
 from shardio.conversion.upload import Upload
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import check_folder_name

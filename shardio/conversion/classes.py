@@ -1,17 +1,26 @@
-"""Classes of inputs: labels from a file instead of folders."""
+"""Classes and subsets of a dataset: labels from a file, folders that are splits, random subsets."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import posixpath
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
 from shardio._base.file_names import check_encodable
+from shardio.conversion.converter import Converter
 from shardio.conversion.inputs import Listing
+from shardio.conversion.report import InputReport
+from shardio.dataset.generation import Generation
+from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
+from shardio.maintenance.splitting import random_subsets, split_operation
 
 LABEL_COLUMNS: Final = ("path", "label")
 _JSON_SUFFIXES: Final = (".json", ".jsonl", ".ndjson")
@@ -120,3 +129,149 @@ def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listin
     """Return the listing with the classes `classes`; every input has the label -1."""
     inputs = tuple(replace(one, label=-1) for one in listing.inputs)
     return replace(listing, inputs=inputs, classes=classes)
+
+
+SPLIT_FOLDERS: Final = "split_folders"
+"""The name under which a dataset records, among the options, that folders are subsets."""
+
+
+def uses_split_folders(base: Generation | None, *, wanted: bool | None) -> bool | None:
+    """Return whether folders are subsets; None if that depends on the names of the folders.
+
+    An append does as the conversion of the dataset did, unless `wanted` differs.
+    """
+    if base is None or wanted is not None:
+        return wanted
+    return bool(base.converter.get("options", {}).get(SPLIT_FOLDERS))
+
+
+def split_listing(
+    listing: Listing, source: Converter, *, wanted: bool | None, appends: bool
+) -> Listing:
+    """Return the listing with the subsets of its inputs, and classes shared by all subsets.
+
+    With `wanted`, a single folder that is named like a split counts too.
+    """
+    if wanted is False:
+        return listing
+    named = find_split(listing.classes, 1 if wanted else 2)
+    found = source.subset_folders(listing.inputs) or {path: name for name, path in named.items()}
+    if not found:
+        if wanted and not appends:
+            raise InvalidArgument(
+                "split_folders: no folder of the source is named like a split, such as train, val "
+                "or test; rename the folders, or leave the option out"
+            )
+        return listing
+    patterns = {tuple(path.split("/")): name for path, name in found.items()}
+    class_of = {folder: _split_folder(folder, patterns)[1] for folder in listing.classes}
+    classes = tuple(sorted({*class_of.values()} - {""}))
+    labels = {"": -1} | {name: label for label, name in enumerate(classes)}
+    numbers = [*(labels[class_of[folder]] for folder in listing.classes), -1]
+    subsets = {
+        one.name: subset
+        for one in listing.inputs
+        if (subset := _split_folder(posixpath.dirname(one.name), patterns)[0])
+    }
+    inputs = tuple(replace(one, label=numbers[one.label]) for one in listing.inputs)
+    return Listing(inputs, classes, subsets)
+
+
+def _split_folder(folder: str, patterns: Mapping[tuple[str, ...], str]) -> tuple[str, str]:
+    """Return the subset of a folder, "" if none, and its path without the folder of the split."""
+    parts = folder.split("/")
+    for pattern, subset in patterns.items():
+        depth = len(pattern)
+        pairs = zip(pattern, parts, strict=False)
+        if len(parts) >= depth and all(one in ("*", part) for one, part in pairs):
+            return subset, "/".join(parts[: depth - 1] + parts[depth:])
+    return "", folder
+
+
+def subset_details(runs: Sequence[tuple[str, int]], previous: Generation | None) -> dict[str, Any]:
+    """Return the attributes of the next generation that say which samples are in which subset.
+
+    Each item of `runs` has a subset, or "" for none, and the number of consecutive new samples in
+    it. New samples follow those of `previous`, whose statistics of subsets are dropped.
+    """
+    names = [name for name, _ in runs]
+    counts = [n for _, n in runs]
+    found = dict(previous.subsets) if previous else {}
+    new = dict.fromkeys(name for name, n in runs if name and n)
+    for subset in new:
+        before = np.zeros(previous.n_samples if previous else 0, np.bool_)
+        if subset in found:
+            before[found[subset].all_rows()] = True
+        rows = np.repeat([name == subset for name in names], counts)
+        found[subset] = RowRuns.from_mask(np.concatenate([before, rows]))
+    if not new:
+        return {}
+    return {"subsets": found, **({"stats": {}} if previous else {})}
+
+
+def input_runs(listing: Listing, reports: Sequence[InputReport]) -> list[tuple[str, int]]:
+    """Return the subset, or "", and the number of samples of each input, in order of `reports`."""
+    return [(listing.subsets.get(report.name, ""), report.n_samples) for report in reports]
+
+
+def subset_sizes(found: Generation | None) -> dict[str, int]:
+    """Return the number of samples of each subset of a generation."""
+    return {name: len(rows) for name, rows in found.subsets.items()} if found else {}
+
+
+def random_split_details(
+    split: Mapping[str, float] | None, seed: int, n_samples: int, out: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """Return the attributes of a new generation whose samples are assigned at random."""
+    if split is None:
+        return {}
+    return {
+        "subsets": random_subsets(n_samples, split, seed, out),
+        "operation": split_operation(split, seed),
+    }
+
+
+_SPLIT_NAMES: Final = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("eval", "evaluation"), "eval"),
+    **dict.fromkeys(("holdout", "heldout"), "holdout"),
+}
+"""Words in the names of folders, and the splits that they denote."""
+_NEUTRAL_WORDS: Final = frozenset(
+    "audio clean clips data files images img imgs other set split videos".split()
+)
+"""The words that the name of a split's folder may also contain, as in train_images or dev-clean."""
+_WORD: Final = re.compile(r"[^\W\d_]+")
+
+
+def find_split(folders: Iterable[str], n_least: int = 2) -> dict[str, str]:
+    """Return a dict from the name to the path of each folder that is named like a split.
+
+    A folder counts only if it and its siblings are named like at least `n_least` splits, and only
+    at the least depth with such siblings. If several parents have them, the paths are patterns,
+    such as `*/train`.
+    """
+    paths = [tuple(folder.split("/")) for folder in folders]
+    for depth in range(max(map(len, paths), default=0)):
+        inside: dict[str, set[str]] = {}  # a parent -> the folders in it that are named like splits
+        for path in paths:
+            if len(path) > depth and _split_name(path[depth]):
+                inside.setdefault("/".join(path[:depth]), set()).add(path[depth])
+        parents = [
+            one for one, names in inside.items() if len({*map(_split_name, names)}) >= n_least
+        ]
+        if parents:
+            parent = parents[0] if len(parents) == 1 else "/".join("*" * depth)
+            found = sorted(set().union(*(inside[one] for one in parents)))
+            return {name: posixpath.join(parent, name) for name in found}
+    return {}
+
+
+def _split_name(name: str) -> str:
+    """Return the name of the split that the name of a folder denotes; "" if it denotes none."""
+    if not name.isprintable():
+        return ""
+    words = [word for word in _WORD.findall(name.casefold()) if word not in _NEUTRAL_WORDS]
+    return _SPLIT_NAMES.get(words[0], "") if len(words) == 1 else ""

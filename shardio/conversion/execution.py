@@ -28,6 +28,13 @@ from shardio.conversion.append import (
     load_base,
     rebase,
 )
+from shardio.conversion.classes import (
+    SPLIT_FOLDERS,
+    input_runs,
+    random_split_details,
+    subset_details,
+    subset_sizes,
+)
 from shardio.conversion.converter import (
     PARAMETERS,
     Converter,
@@ -41,13 +48,6 @@ from shardio.conversion.journal import UnitEvent, conversion_settings, cut_units
 from shardio.conversion.report import ConversionReport, InputReport, Progress, check_any_of_kind
 from shardio.conversion.scheduler import ConversionState, run_in_workers, run_on_ray
 from shardio.conversion.staging import Staging
-from shardio.conversion.subsets import (
-    SPLIT_FOLDERS,
-    input_runs,
-    random_split_details,
-    subset_details,
-    subset_sizes,
-)
 from shardio.conversion.upload import ShardUploader
 from shardio.conversion.worker import ConversionJob, convert_unit
 from shardio.dataset.generation import Generation

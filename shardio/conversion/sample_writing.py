@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from shardio.conversion.append import check_same_schema, known_classes, load_base, rebase
+from shardio.conversion.classes import random_split_details, subset_details, subset_sizes
 from shardio.conversion.execution import ConvertOptions
 from shardio.conversion.journal import conversion_settings
 from shardio.conversion.python_samples import infer_sample_schema, prepare_sample
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.staging import REPLACE_HINT
-from shardio.conversion.subsets import random_split_details, subset_details, subset_sizes
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import holds_dataset, publish, refuse_existing
 from shardio.dataset.writer import GenerationWriter

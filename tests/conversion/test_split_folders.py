@@ -11,7 +11,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress, journal
-from shardio.conversion.subsets import find_split
+from shardio.conversion.classes import find_split
 from shardio.maintenance import compute_stats
 from shardio.media import encode_jpeg
 from shardio_tools import cli
