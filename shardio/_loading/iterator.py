@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+from typing import Any, Final, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import caller_stacklevel
+from shardio._base.progress import ProgressLine, ProgressState
 from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration
@@ -24,10 +22,6 @@ from shardio.batch.batch import Batch, Skipped, Wrap
 from shardio.batch.layout import BlockLayout, to_channels_first
 from shardio.dataset.dataset import Dataset
 from shardio.outputs import TensorAdapter
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 
 _EVERY_BLOCK: Final = -1
 """The key, instead of a block's index, for tensors into which all batches are copied."""
@@ -194,15 +188,14 @@ class LoaderIterator:
         self._cancel()
 
 
-_EVERY_S: Final = 0.2
 _LINE_EVERY_S: Final = 10.0
 
 
 class ProgressBar:
     """An iterator that yields the batches of another iterator, and shows the progress.
 
-    A terminal shows a bar; any other file gets a line from time to time. `n_batches` is the number
-    of batches of the whole epoch, of which `n_done` were consumed before.
+    A terminal or a notebook shows a bar; any other file gets a line from time to time. `n_batches`
+    is the number of batches of the whole epoch, of which `n_done` were consumed before.
     """
 
     def __init__(
@@ -215,15 +208,12 @@ class ProgressBar:
         title: str,
         file: TextIO | None,
     ) -> None:
-        self._batches, self._stats = batches, stats
+        self._batches, self._stats, self._title = batches, stats, title
         self._n_batches, self._n_done = n_batches, n_done
-        self._file = sys.stderr if file is None else file
-        self._title = title = _writable(title, self._file)
-        self._bar = _bar(self._file, title, n_batches, n_done) if self._file.isatty() else None
-        self._every_s = _LINE_EVERY_S if self._bar is None else _EVERY_S
-        self._next_s = time.monotonic() + self._every_s
-        # The finalizer restores the terminal, even if the program leaves the loop early.
-        self._stop = weakref.finalize(self, _stop, self._bar)
+        self._line, self._is_over = ProgressLine(file, stays=True), False
+        self._next_s = time.monotonic() + _LINE_EVERY_S
+        if self._line.kind != "plain":
+            self._line.show(self._state())
 
     def __iter__(self) -> Self:
         return self
@@ -232,63 +222,34 @@ class ProgressBar:
         try:
             batch = next(self._batches)
         except BaseException:
-            if self._stop.alive:
-                self._show()
-                self._stop()
+            if not self._is_over:
+                self._is_over = True
+                self._show(is_last=True)
+                self._line.close()
             raise
         self._n_done += 1
-        if time.monotonic() >= self._next_s:
-            self._show()
+        self._show()
         return batch
 
-    def _show(self) -> None:
+    def _show(self, *, is_last: bool = False) -> None:
+        if self._line.kind != "plain":
+            if is_last or self._line.is_due():
+                self._line.show(self._state(), is_last=is_last)
+        elif is_last or time.monotonic() >= self._next_s:
+            self._line.print(self._state())
+            self._next_s = time.monotonic() + _LINE_EVERY_S
+
+    def _state(self) -> ProgressState:
         stats = self._stats()
         elapsed_s = stats.elapsed_s or 1.0
-        rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"
-        note = f"{rate}, waiting {stats.waiting_s / elapsed_s:.0%} of the time"
-        # An error means that the terminal is gone, or that the file is closed.
-        with contextlib.suppress(OSError, ValueError):
-            if self._bar is None:
-                done = f"{self._n_done:,} of {self._n_batches:,} batches"
-                self._file.write(f"{self._title}: {done}, {note}\n")
-                self._file.flush()
-            else:
-                (task,) = self._bar.task_ids
-                self._bar.update(task, completed=self._n_done, note=note, refresh=True)
-        self._next_s = time.monotonic() + self._every_s
-
-
-def _writable(title: str, file: TextIO) -> str:
-    """Return the title; escape the characters that the encoding of `file` lacks."""
-    encoding = getattr(file, "encoding", None) or "utf-8"
-    return title.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _bar(file: TextIO, title: str, n_batches: int, n_done: int) -> Progress:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(file=file),
-        auto_refresh=False,  # do not start a thread: `_show` refreshes the bar
-    )
-    bar.add_task(title, total=n_batches, completed=n_done, note="")
-    bar.start()
-    return bar
-
-
-def _stop(bar: Progress | None) -> None:
-    if bar is not None:
-        with contextlib.suppress(OSError, ValueError):
-            bar.stop()
+        return ProgressState(
+            title=self._title,
+            done=self._n_done,
+            total=self._n_batches,
+            unit="batches",
+            counts=f"{self._n_done:,} of {self._n_batches:,} batches",
+            rate=(
+                f"{stats.n_samples / elapsed_s:,.0f} samples/s, "
+                f"waiting {stats.waiting_s / elapsed_s:.0%}"
+            ),
+        )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
+from shardio._base.progress import shows_progress
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.conversion.append import PathName, load_base
 from shardio.conversion.classes import (
@@ -34,7 +35,7 @@ from shardio.conversion.python_samples import (
     is_map_style,
     samples_at,
 )
-from shardio.conversion.report import ConversionReport, Progress
+from shardio.conversion.report import ConversionReport, Progress, progress_state
 from shardio.conversion.sample_writing import SamplePart, write_samples
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
@@ -45,6 +46,7 @@ from shardio.format.schema import Schema
 from shardio.storage.remote.connection import is_url
 
 
+@shows_progress(progress_state)
 def convert(
     src: Any,
     out: PathName,
@@ -56,7 +58,7 @@ def convert(
     workers: int | None = None,
     on_error: Literal["skip", "stop"] = "skip",
     keep_partial: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
     shard_bytes: int = 256 << 20,
     resume: bool = False,
     overwrite: bool = False,
@@ -111,7 +113,8 @@ def convert(
         workers: the number of processes, by default one per usable CPU. 0 means to convert in this
             process.
         progress: a function that is called in this process before the first file and after every
-            file.
+            file; or True to show a bar on standard error: a line that is rewritten on a terminal or
+            in a notebook, otherwise a line after each tenth of the files.
         labels: a CSV or JSON Lines file with the columns `path` (relative to `src`) and `label`
             (the name of the class). By default, the folder of a file is its class.
         split: maps the names of subsets to their shares of the samples, such as
@@ -152,7 +155,7 @@ def convert(
         workers=workers,
         on_error=on_error,
         keep_partial=keep_partial,
-        progress=progress,
+        progress=progress if callable(progress) else None,
         shard_bytes=shard_bytes,
         resume=resume,
         overwrite=overwrite,

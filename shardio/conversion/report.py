@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from shardio._base.classes import one_line
 from shardio._base.html import format_size, fragment, listing, table
+from shardio._base.progress import ProgressState, counted
 from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
@@ -33,6 +34,22 @@ class Progress:
     name: str = ""
     outcome: OutcomeKind | None = None
     reason: str = ""
+
+
+def progress_state(state: Progress) -> ProgressState:
+    """Return the state of a conversion as it is displayed."""
+    has_sizes = state.n_bytes > 0  # Python items have none
+    unit = "files" if has_sizes else "items"
+    return ProgressState(
+        title="converting",
+        done=state.n_bytes_done if has_sizes else state.n_inputs_done,
+        total=state.n_bytes if has_sizes else state.n_inputs,
+        counts=f"{state.n_inputs_done:,} of {counted(state.n_inputs, unit)}",
+        more=counted(state.n_samples, "samples"),
+        faults=f"{state.n_broken:,} broken" if state.n_broken else "",
+        name=state.name,
+        unit="bytes" if has_sizes else unit,
+    )
 
 
 @dataclass(frozen=True, slots=True)

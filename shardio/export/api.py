@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.classes import one_line
+from shardio._base.progress import ProgressState, counted, shows_progress
 from shardio._base.version import __version__
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.manifest import check_folder_name, holds_dataset
@@ -49,6 +50,16 @@ class ExportProgress:
     is_syncing: bool = False
 
 
+def _progress_state(state: ExportProgress) -> ProgressState:
+    counts = f"{state.n_samples_done:,} of {counted(state.n_samples, 'samples')}"
+    return ProgressState(
+        title="writing to the disk" if state.is_syncing else "exporting",
+        done=state.n_bytes_done,
+        total=state.n_bytes,
+        counts=counts,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ExportReport:
     """The result of an export."""
@@ -69,6 +80,7 @@ class ExportReport:
         return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
 
 
+@shows_progress(_progress_state)
 def export(
     dataset: str | os.PathLike[str] | Dataset,
     out: str | os.PathLike[str],
@@ -79,7 +91,7 @@ def export(
     shard_bytes: int = SHARD_BYTES,
     on_error: str = "stop",
     overwrite: bool = False,
-    progress: Callable[[ExportProgress], None] | None = None,
+    progress: Callable[[ExportProgress], None] | bool | None = None,
 ) -> ExportReport:
     """Write the samples of a dataset as files of another format to a new folder.
 
@@ -96,7 +108,8 @@ def export(
         on_error: "stop" raises an error for the first damaged sample. "skip" leaves out damaged
             samples and lists them in the report.
         overwrite: if True, an earlier export at `out` is replaced when the new one is complete.
-        progress: called after each batch of samples, and before the files are synced to the disk.
+        progress: called after each batch of samples, and before the files are synced to the disk;
+            or True to show a bar on standard error, as `shardio.convert` does.
 
     Raises:
         InvalidArgument: an option is invalid, or the format cannot represent a field.
@@ -127,7 +140,8 @@ def export(
         ):
             if _check_replaceable(out_path, overwrite=overwrite):
                 target.check_can_replace()
-            n_samples = _write_samples(samples, exporter, target.folder, progress)
+            show = progress if callable(progress) else None
+            n_samples = _write_samples(samples, exporter, target.folder, show)
             about = {
                 "format": format,
                 "samples": n_samples,

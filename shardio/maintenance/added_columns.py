@@ -22,7 +22,7 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
-from shardio.maintenance.jobs import Progress, ShardProgress, run_for_shards
+from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, run_for_shards
 from shardio.maintenance.resharding import MaintenanceReport
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
@@ -94,6 +94,7 @@ def _write(
         return new_path, writer.close()
 
 
+@displays_progress
 def add_column(
     folder: str | os.PathLike[str],
     name: str,
@@ -128,7 +129,8 @@ def add_column(
             machines must be able to access the dataset at the path `folder`.
         address: the address of the Ray cluster, as for `shardio.convert`.
         gpus: the number of GPUs of the cluster that each process gets; may be a fraction.
-        progress: called in the calling process, at the start and after every shard.
+        progress: called in the calling process, at the start and after every shard; or
+            True to show a bar on standard error, as `shardio.convert` does.
 
     Raises:
         InvalidArgument: the number of values differs from the number of samples, or an option that

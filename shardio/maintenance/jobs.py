@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from shardio._base.progress import ProgressState, counted, shows_progress
 from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.task_pool import TaskPool
@@ -29,7 +30,8 @@ T = TypeVar("T")
 class MaintenanceProgress:
     """The progress of one step of an operation, with the number and the total size of shards.
 
-    `step` is "verifying", "writing", "counting" or "repairing".
+    `step` is "verifying", "writing", "counting" or "repairing". `n_damaged` is the number of shards
+    that turned out to be damaged.
     """
 
     step: str
@@ -37,9 +39,25 @@ class MaintenanceProgress:
     n_shards: int
     n_bytes_done: int
     n_bytes: int
+    n_damaged: int = 0
 
 
-Progress = Callable[[MaintenanceProgress], None]
+Progress = Callable[[MaintenanceProgress], None] | bool
+"""A function that is called with each state; or True to show a bar on standard error."""
+
+
+def _progress_state(state: MaintenanceProgress) -> ProgressState:
+    return ProgressState(
+        title=state.step,
+        done=state.n_bytes_done,
+        total=state.n_bytes,
+        counts=f"{state.n_shards_done:,} of {counted(state.n_shards, 'shards')}",
+        faults=f"{state.n_damaged:,} damaged" if state.n_damaged else "",
+    )
+
+
+displays_progress = shows_progress(_progress_state)
+"""A decorator for operations with the option `progress`."""
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
@@ -56,18 +74,20 @@ class ShardProgress:
     def __init__(self, progress: Progress | None, step: str, sizes: Iterable[int]) -> None:
         self._progress, self._step, self._sizes = progress, step, list(sizes)
         self._n_bytes, self._n_done, self._n_bytes_done = sum(self._sizes), 0, 0
+        self._n_damaged = 0
         self._report()
 
-    def report_done(self, k: int | None = None) -> None:
+    def report_done(self, k: int | None = None, *, is_damaged: bool = False) -> None:
         """Report that the k-th shard is done; by default, the next one."""
+        self._n_damaged += is_damaged
         self._n_bytes_done += self._sizes[self._n_done if k is None else k]
         self._n_done += 1
         self._report()
 
     def _report(self) -> None:
-        if self._progress is not None:
+        if callable(self._progress):
             numbers = (self._n_done, len(self._sizes), self._n_bytes_done, self._n_bytes)
-            self._progress(MaintenanceProgress(self._step, *numbers))
+            self._progress(MaintenanceProgress(self._step, *numbers, self._n_damaged))
 
 
 class _ShardJob(Generic[R]):

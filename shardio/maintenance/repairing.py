@@ -26,7 +26,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.jobs import Progress, ShardProgress, size_of
+from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, size_of
 from shardio.maintenance.salvage import restore_shard, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
@@ -236,6 +236,7 @@ class RepairReport:
         }
 
 
+@displays_progress
 def repair(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -250,7 +251,8 @@ def repair(
     Args:
         source: the folder of a dataset, whose `dataset.json` may be damaged, or a shard file.
         out: a folder that is missing or empty.
-        progress: called in the calling process, at the start and after every shard.
+        progress: called in the calling process, at the start and after every shard; or
+            True to show a bar on standard error, as `shardio.convert` does.
 
     Raises:
         DatasetNotFound, ShardNotFound: `source` does not exist, or contains no shard.
@@ -267,7 +269,7 @@ def repair(
             repairs.append(_repair_group(group, output))
             if repairs[-1].losses:
                 raise_conflict(source, before)
-            state.report_done()
+            state.report_done(is_damaged=bool(repairs[-1].losses))
         repairs += [
             ShardRepair(name, losses=[Loss(None, None, reason)])
             for name, reason in plan.unlisted.items()

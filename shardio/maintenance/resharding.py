@@ -19,7 +19,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.maintenance.jobs import Progress, ShardProgress
+from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress
 from shardio.maintenance.verify.dataset import require_sound
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import unlink
@@ -71,6 +71,7 @@ class MaintenanceReport:
         return {**dataclasses.asdict(self), "dataset": str(self.dataset)}
 
 
+@displays_progress
 def reshard(
     source: PathName,
     out: PathName,
@@ -121,6 +122,7 @@ def _append_shards(
         state.report_done()
 
 
+@displays_progress
 def compact(
     folder: PathName,
     *,
@@ -207,6 +209,7 @@ LABEL = "label"
 """The name of the field that holds class indices."""
 
 
+@displays_progress
 def merge(
     out: PathName,
     *sources: PathName,
@@ -227,7 +230,8 @@ def merge(
         shard_bytes: the target size in bytes of new shards. Copied shards keep their sizes.
         workers: the number of processes that verify. The default is 0 for less than half a GiB,
             otherwise one per usable CPU.
-        progress: called in the calling process, at the start and after every shard of each step.
+        progress: called in the calling process, at the start and after every shard of each step; or
+            True to show a bar on standard error, as `shardio.convert` does.
 
     Raises:
         InvalidArgument: there is no source, or the fields or classes of the sources do not match.

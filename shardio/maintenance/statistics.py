@@ -23,7 +23,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types import Array
 from shardio.format.types.streams import EncodedStream
-from shardio.maintenance.jobs import Progress, run_for_shards
+from shardio.maintenance.jobs import Progress, displays_progress, run_for_shards
 from shardio.maintenance.resharding import LABEL, has_labels
 from shardio.media import ClipDecoder, decode_image
 from shardio.samples.shard_dataset import ShardDataset
@@ -103,6 +103,7 @@ class StatsReport:
         }
 
 
+@displays_progress
 def compute_stats(
     folder: str | os.PathLike[str],
     *,
@@ -127,7 +128,8 @@ def compute_stats(
         frames: the maximum number of frames to decode of each video, evenly spread; None for all.
         workers: the number of processes; 0 to compute in the calling process. By default one per
             CPU if `decode` is True, otherwise 0; on a cluster, one per CPU of the cluster.
-        progress: called in the calling process, at the start and after every shard.
+        progress: called in the calling process, at the start and after every shard; or
+            True to show a bar on standard error, as `shardio.convert` does.
         engine, address: "local", or "ray" with the address of the cluster. The result is the same.
 
     Raises:

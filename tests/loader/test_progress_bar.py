@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardio import ShardLoader
+from shardio._base import progress
 from shardio._loading import iterator
 
 N = 40
@@ -31,7 +32,7 @@ def loader(folder: str) -> Iterator[ShardLoader]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch is shown."""
-    monkeypatch.setattr(iterator, "_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     monkeypatch.setattr(iterator, "_LINE_EVERY_S", 0.0)
 
 
@@ -79,7 +80,7 @@ def test_a_terminal_gets_a_bar(loader: ShardLoader) -> None:
         pass
     shown = terminal.getvalue()
     assert "[train]" in shown
-    assert "10/10" in shown
+    assert "100%" in shown and "10 of 10 batches" in shown
     assert "samples/s, waiting " in shown
 
 

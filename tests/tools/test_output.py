@@ -44,40 +44,6 @@ def test_a_list_stops_and_says_how_many_more_there_are() -> None:
     assert output.format_list(["a", "b"], "see elsewhere") == "  a\n  b"
 
 
-def test_progress_off_a_terminal_is_a_few_plain_lines(capsys: Capture) -> None:
-    with output.ProgressLine("working") as line:
-        for done in range(0, 1001):
-            line.show(done, 1000, f"{done} things")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines()[0] == "working: 10% of 1,000 bytes, 100 things"
-    assert err.splitlines()[-1] == "working: 100% of 1,000 bytes, 1000 things"
-    assert len(err.splitlines()) == 10
-    line.wait("for the disk")
-    assert capsys.readouterr().err == "working: for the disk\n"
-
-
-@pytest.mark.parametrize(("is_silent", "n_bytes"), [(True, 1000), (False, 0)])
-def test_silent_or_empty_progress(capsys: Capture, *, is_silent: bool, n_bytes: int) -> None:
-    with output.ProgressLine("working", is_silent=is_silent) as line:
-        line.show(n_bytes, n_bytes, "all")
-        if is_silent:
-            line.wait("for the disk")
-    assert capsys.readouterr() == ("", "")
-
-
-def test_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
-    with output.ProgressLine("working") as line:
-        line.show(500_000, 1_000_000, "5 of 10 things")
-        line.wait("for the disk")
-    err = capsys.readouterr().err
-    assert "working" in err and "50%" in err and "for the disk" in err
-    assert "KiB" in err and "-:--:--" in err
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-16", "utf-8"])
 def test_json_is_json_in_every_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()

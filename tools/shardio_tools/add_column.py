@@ -36,7 +36,7 @@ from shardio_tools.arguments import (
     engine_options,
     named_once,
 )
-from shardio_tools.output import StepProgress, escaped, print_report, shorten, utf8_name
+from shardio_tools.output import escaped, print_report, shorten, utf8_name, wants_progress
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
 
@@ -276,18 +276,17 @@ def run(options: argparse.Namespace) -> int:
     """Add the column, report, and return the exit code."""
     given = None if options.field is None else parse_field(options.field)
     field, values = _field_and_values(options, given)
-    with StepProgress(options) as steps:
-        report = add_column(
-            options.path,
-            options.name,
-            field,
-            values,
-            batch_size=options.batch_size,
-            workers=options.workers,
-            gpus=options.gpus,
-            **engine_options(options),
-            progress=steps.show,
-        )
+    report = add_column(
+        options.path,
+        options.name,
+        field,
+        values,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        gpus=options.gpus,
+        **engine_options(options),
+        progress=wants_progress(options),
+    )
     print_report(report, options, f"added {escaped(options.name)}")
     return 0
 

@@ -48,6 +48,7 @@ from shardio_tools.help import HelpFormatter, command_help, overview
 from shardio_tools.inspect import command as inspect
 from shardio_tools.output import (
     begin_report,
+    check_progress_is_read,
     escape_unwritable,
     escaped,
     flush,
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             code = _run(parser().parse_args(arguments))
+            check_progress_is_read()
         finally:
             flush()
     except SystemExit as end:

@@ -31,13 +31,12 @@ from shardio_tools.arguments import (
 from shardio_tools.convert_report import describe_report, no_samples_line, report_as_json
 from shardio_tools.converter_options import add_converter_options, given_options
 from shardio_tools.output import (
-    ProgressLine,
     escaped,
-    format_count,
     print_error,
     print_json,
     print_out,
     utf8_name,
+    wants_progress,
 )
 
 _MAIN_OPTIONS: Final = ("--size", "--store")
@@ -144,26 +143,25 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
 def run(options: argparse.Namespace) -> int:
     """Convert, report, and return the exit code."""
     given = given_options(options)
-    with ProgressLine("converting", is_silent=options.quiet or options.json) as line:
-        report = shardio.convert(
-            options.src,
-            options.out,
-            kind=options.kind,
-            workers=options.workers,
-            on_error=options.on_error,
-            keep_partial=options.keep_partial,
-            shard_bytes=options.shard_bytes,
-            resume=options.resume,
-            overwrite=options.overwrite,
-            append=options.append,
-            labels=options.labels,
-            split=options.split,
-            split_seed=options.split_seed,
-            split_folders=options.split_folders,
-            **engine_options(options),
-            progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
-            **given,
-        )
+    report = shardio.convert(
+        options.src,
+        options.out,
+        kind=options.kind,
+        workers=options.workers,
+        on_error=options.on_error,
+        keep_partial=options.keep_partial,
+        shard_bytes=options.shard_bytes,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        append=options.append,
+        labels=options.labels,
+        split=options.split,
+        split_seed=options.split_seed,
+        split_folders=options.split_folders,
+        **engine_options(options),
+        progress=wants_progress(options),
+        **given,
+    )
     code = 1 if report.broken or report.modified or not report.generation else 0
     if options.quiet and not options.json:
         for source in (*report.modified, *report.broken):
@@ -198,9 +196,3 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
         hint = "; --check finds such files, and leaves them out" if is_unchecked else ""
         print_error(f"the result was not measured: {escaped(str(error))}{hint}")
         return None
-
-
-def _note(state: Any) -> str:
-    note = f"{state.n_inputs_done:,} of {format_count(state.n_inputs, 'file')}"
-    note += f", {format_count(state.n_samples, 'sample')}"
-    return f"{note}, {state.n_broken} broken" if state.n_broken else note

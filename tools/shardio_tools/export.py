@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 
-from shardio.export import ExportProgress, ExportReport, export
+from shardio.export import ExportReport, export
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
-    ProgressLine,
     escaped,
     format_count,
     format_list,
@@ -25,6 +24,7 @@ from shardio_tools.output import (
     print_json,
     print_out,
     utf8_name,
+    wants_progress,
 )
 
 
@@ -55,26 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export, report, and return the exit code."""
-    with ProgressLine("exporting", is_silent=options.quiet or options.json) as line:
-
-        def show(state: ExportProgress) -> None:
-            if state.is_syncing:
-                line.wait("writing to the disk")
-                return
-            note = f"{state.n_samples_done:,} of {format_count(state.n_samples, 'sample')}"
-            line.show(state.n_bytes_done, state.n_bytes, note)
-
-        report = export(
-            options.path,
-            options.out,
-            options.format,
-            fields=None if options.fields is None else options.fields.split(","),
-            subset=options.subset,
-            shard_bytes=options.shard_bytes,
-            on_error=options.on_error,
-            overwrite=options.overwrite,
-            progress=show,
-        )
+    report = export(
+        options.path,
+        options.out,
+        options.format,
+        fields=None if options.fields is None else options.fields.split(","),
+        subset=options.subset,
+        shard_bytes=options.shard_bytes,
+        on_error=options.on_error,
+        overwrite=options.overwrite,
+        progress=wants_progress(options),
+    )
     if options.json:
         print_json(report.as_json())
     else:

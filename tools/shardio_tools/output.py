@@ -13,25 +13,22 @@ import json
 import math
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+from typing import Any, Final, TextIO
 
-from shardio.maintenance import MaintenanceProgress, MaintenanceReport, SplitReport, StatsReport
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from shardio.maintenance import MaintenanceReport, SplitReport, StatsReport
 
 MAX_LISTED: Final = 20
 """Number of list entries to print; the others are counted."""
-_N_PROGRESS_LINES: Final = 10
-"""Number of lines of plain progress from start to end."""
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
 """Bytes of a file name that are invalid in the locale's encoding, as Python's surrogate escapes."""
 _is_report_lost = False
 """True if a part of the report could not be written."""
+_shows_progress = False
+"""True if the command displays its progress."""
 
 
 OUTCOMES: Final = {
@@ -91,8 +88,8 @@ def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
 
 def begin_report() -> None:
     """Reset the state of the report."""
-    global _is_report_lost
-    _is_report_lost = False
+    global _is_report_lost, _shows_progress
+    _is_report_lost = _shows_progress = False
 
 
 def is_report_lost() -> bool:
@@ -197,80 +194,25 @@ def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
     return "\n".join(shown)
 
 
-class ProgressLine:
-    """A progress display for the duration of a `with` block.
+def wants_progress(options: argparse.Namespace) -> bool:
+    """Return True if the command is to display its progress."""
+    global _shows_progress
+    _shows_progress = not (options.quiet or options.json)
+    return _shows_progress
 
-    On a terminal, this is a bar, which is removed at the end. Otherwise, a line is printed after
-    each tenth of the bytes. With `is_silent`, nothing is shown.
+
+def check_progress_is_read() -> None:
+    """Raise BrokenPipeError if progress was displayed, and nobody reads standard error any more.
+
+    The display itself ignores errors of its stream, as the operation matters more.
     """
-
-    def __init__(self, title: str, *, is_silent: bool = False) -> None:
-        self._title, self._is_silent = title, is_silent
-        self._bar: Progress | None = None
-        self._n_printed = 0
-
-    def __enter__(self) -> Self:
-        if not self._is_silent and sys.stderr.isatty():
-            self._bar = _bar()
-            self._bar.add_task(self._title, total=None, note="")
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            with contextlib.suppress(OSError):  # the terminal is gone
-                self._bar.stop()
-
-    def show(self, n_bytes_done: int, n_bytes: int, note: str) -> None:
-        """Show that `n_bytes_done` of `n_bytes` are done; `note` has counts in other units."""
-        if self._bar is not None:
-            (task,) = self._bar.task_ids
-            self._bar.update(task, completed=n_bytes_done, total=n_bytes, note=note)
-            return
-        step = _N_PROGRESS_LINES * n_bytes_done // n_bytes if n_bytes else 0
-        if step > self._n_printed:
-            self._n_printed = step
-            self.wait(f"{100 * n_bytes_done // n_bytes}% of {format_size(n_bytes)}, {note}")
-
-    def wait(self, note: str) -> None:
-        """Show a text while there is no measurable progress."""
-        if self._bar is not None:
-            (task,) = self._bar.task_ids
-            self._bar.update(task, note=note)
-        elif not self._is_silent:
-            print_now(f"{self._title}: {note}", sys.stderr)
-
-
-def _bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    return Progress(
-        *Progress.get_default_columns(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-
-
-class StepProgress(ExitStack):
-    """A progress line per step of an operation; call `show` with each state."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__()
-        self._is_silent = options.quiet or options.json
-        self._step, self._line = "", ProgressLine("", is_silent=True)
-
-    def show(self, state: MaintenanceProgress) -> None:
-        """Show the progress of the current step."""
-        if state.step != self._step:
-            self.close()
-            self._step = state.step
-            self._line = self.enter_context(ProgressLine(state.step, is_silent=self._is_silent))
-        note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
-        self._line.show(state.n_bytes_done, state.n_bytes, note)
+    if not _shows_progress:
+        return
+    poll = select.poll()
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
+        poll.register(sys.stderr, 0)
+    if any(events & select.POLLERR for _, events in poll.poll(0)):
+        raise BrokenPipeError
 
 
 def print_result(report: Any, options: argparse.Namespace, lines: Iterable[str]) -> None:
@@ -289,14 +231,13 @@ def run_rewrite(
     **more: object,
 ) -> MaintenanceReport:
     """Call `operation`, which rewrites datasets, with the shared options; show its progress."""
-    with StepProgress(options) as steps:
-        return operation(
-            *places,
-            shard_bytes=options.shard_bytes,
-            workers=options.workers,
-            progress=steps.show,
-            **more,
-        )
+    return operation(
+        *places,
+        shard_bytes=options.shard_bytes,
+        workers=options.workers,
+        progress=wants_progress(options),
+        **more,
+    )
 
 
 def print_report(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:

@@ -15,12 +15,12 @@ import argparse
 from shardio.maintenance import Loss, RepairReport, repair
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
-    StepProgress,
     escaped,
     format_count,
     print_error,
     print_json,
     print_out,
+    wants_progress,
 )
 
 
@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Repair, report, and return the exit code."""
-    with StepProgress(options) as steps:
-        report = repair(options.src, options.out, progress=steps.show)
+    report = repair(options.src, options.out, progress=wants_progress(options))
     if options.json:
         print_json(report.as_json())
         return 0 if report.is_whole else 1

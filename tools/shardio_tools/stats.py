@@ -18,7 +18,6 @@ import shardio
 from shardio.maintenance import compute_stats
 from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
 from shardio_tools.output import (
-    StepProgress,
     escaped,
     format_count,
     format_list,
@@ -26,6 +25,7 @@ from shardio_tools.output import (
     generation_text,
     print_result,
     utf8_name,
+    wants_progress,
 )
 
 _COLUMNS = ("mean", "std", "min", "max", "count")
@@ -151,16 +151,15 @@ def _not_decoded(path: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Compute, report, and return the exit code."""
-    with StepProgress(options) as steps:
-        report = compute_stats(
-            options.path,
-            subset=options.subset,
-            decode=options.decode,
-            frames=options.frames,
-            workers=options.workers,
-            progress=steps.show,
-            **engine_options(options),
-        )
+    report = compute_stats(
+        options.path,
+        subset=options.subset,
+        decode=options.decode,
+        frames=options.frames,
+        workers=options.workers,
+        progress=wants_progress(options),
+        **engine_options(options),
+    )
     part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
     n_samples = format_count(report.stats["samples"], "sample")
     last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report)}"

@@ -21,7 +21,6 @@ from shardio.maintenance import Finding, verify_dataset, verify_shard
 from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
 from shardio_tools.inspect.report import is_dataset
 from shardio_tools.output import (
-    StepProgress,
     escaped,
     format_count,
     format_duration,
@@ -29,6 +28,7 @@ from shardio_tools.output import (
     print_error,
     print_json,
     print_out,
+    wants_progress,
 )
 
 
@@ -50,13 +50,12 @@ def run(options: argparse.Namespace) -> int:
     """Check, report, and return the exit code."""
     start_s = time.monotonic()
     if is_dataset(options.path):
-        with StepProgress(options) as steps:
-            verified = verify_dataset(
-                options.path,
-                workers=options.workers,
-                progress=steps.show,
-                **engine_options(options),
-            )
+        verified = verify_dataset(
+            options.path,
+            workers=options.workers,
+            progress=wants_progress(options),
+            **engine_options(options),
+        )
         report, findings = verified.as_json(), verified.findings
     elif options.engine != "local" or options.workers is not None:
         raise InvalidArgument("--engine and --workers are for datasets, not for one shard")

@@ -29,7 +29,7 @@ from shardio.errors import (
     InvalidArgument,
     ShardUnsupported,
 )
-from shardio.maintenance.jobs import Progress, ShardProgress, run_jobs, size_of
+from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, run_jobs, size_of
 from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
 from shardio.storage.fs import refuse_links_outside
@@ -114,10 +114,11 @@ def verify_all(
             name = names[number]
             findings = tuple(replace(each, path=str(root / name)) for each in examined.findings)
             found[name] = replace(examined, findings=findings)
-            state.report_done(number)
+            state.report_done(number, is_damaged=bool(findings))
     return {name: found[name] for name in names}
 
 
+@displays_progress
 def verify_dataset(
     folder: str | os.PathLike[str],
     *,
@@ -133,7 +134,8 @@ def verify_dataset(
         workers: the number of worker processes; at most one per shard is started. With 0, the
             calling process verifies all shards. By default, this is also done if the shards have
             less than half a GiB in total; otherwise, there is one process per usable CPU.
-        progress: called in the calling process, at the start and after every shard.
+        progress: called in the calling process, at the start and after every shard; or
+            True to show a bar on standard error, as `shardio.convert` does.
         engine: "local", or "ray" to use the machines of a Ray cluster. All these machines must be
             able to access the dataset at the path `folder`. `workers` is then the total number of
             processes on all machines.

@@ -1,0 +1,296 @@
+"""The display of progress: one line on a terminal or in a notebook, otherwise plain lines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TextIO, TypeVar
+
+from shardio.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Part = tuple[str, str]
+"""A piece of a progress line, and its rich style."""
+
+_EVERY_S: Final = 0.1
+"""The shortest time between two states on a terminal or in a notebook."""
+_N_PLAIN_LINES: Final = 10
+"""The number of plain lines from start to end."""
+_NOTEBOOK_COLUMNS: Final = 100
+_MIN_BAR, _MAX_BAR, _MIN_NAME, _MIN_TITLE = 6, 30, 12, 12
+_GAP: Final = "  "
+_BY_IMPORTANCE: Final = ("faults", "counts", "percent", "rate", "left", "more")
+"""The parts of a line that are shown as far as there is room, the most important first."""
+_STYLES: Final = {"percent": "bold", "rate": "cyan", "faults": "bold yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressState:
+    """The state of an operation, to be displayed.
+
+    `done` and `total` are numbers of `unit`. `counts` has the progress in units that the user
+    counts, `faults` the faults so far, `name` the input that finished last; `more` is shown if
+    there is room for it. `rate` defaults to the mean rate.
+    """
+
+    title: str
+    done: int
+    total: int
+    counts: str
+    rate: str = ""
+    faults: str = ""
+    name: str = ""
+    more: str = ""
+    unit: str = "bytes"
+
+    def as_text(self) -> str:
+        """Return the state as one plain line."""
+        parts = [self.counts, self.rate, self.more, self.faults]
+        if self.total and self.unit == "bytes":
+            parts.insert(0, f"{100 * self.done // self.total}% of {size_text(self.total)}")
+        return f"{self.title}: {', '.join(filter(None, parts))}"
+
+
+class ProgressLine:
+    """A display of one or more operations, one after another.
+
+    A terminal or a notebook shows one line that is rewritten; it is as wide as the terminal at
+    most. Any other file gets a plain line after each tenth of the work. At the end, the line is
+    removed from the terminal, unless `stays` is True.
+
+    Errors of the file are ignored: an operation works without its display.
+    """
+
+    def __init__(self, file: TextIO | None = None, *, stays: bool = False) -> None:
+        self._file = sys.stderr if file is None else file
+        self.kind = display_kind(self._file)
+        self._title, self._began, self._shown_s, self._n_printed = "", (0.0, 0), 0.0, 0
+        self._is_empty, self._stays = True, stays
+        self._live: Live | None = None
+        # The finalizer restores the terminal if the caller never closes the display.
+        self._stop: Callable[[], object] = lambda: None
+
+    def is_due(self) -> bool:
+        """Return True if a state would be displayed now; False for plain lines."""
+        return self.kind != "plain" and time.monotonic() >= self._shown_s + _EVERY_S
+
+    def show(self, state: ProgressState, *, is_last: bool = False) -> None:
+        """Display a state, unless the previous one is too recent and this is not the last."""
+        now_s = time.monotonic()
+        is_new = self._is_empty or state.title != self._title
+        if is_new:
+            self._title, self._began, self._n_printed = state.title, (now_s, state.done), 0
+        if self.kind == "plain":
+            step = _N_PLAIN_LINES * state.done // state.total if state.total else 0
+            if step > self._n_printed:
+                self._n_printed = step
+                self.print(state)
+        elif is_new or is_last or state.done == state.total or self.is_due():
+            self._shown_s = now_s
+            began_s, n_before = self._began
+            width = self._width()
+            encoding = getattr(self._file, "encoding", None) or "utf-8"
+            self._rewrite(line_parts(state, now_s - began_s, n_before, width, encoding))
+        self._is_empty = False
+
+    def print(self, state: ProgressState) -> None:
+        """Print a state as a plain line."""
+        with contextlib.suppress(OSError, ValueError):
+            encoding = getattr(self._file, "encoding", None) or "utf-8"
+            self._file.write(_writable(state.as_text(), encoding) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """End the display."""
+        if self.kind == "notebook" and not self._is_empty:
+            with contextlib.suppress(OSError, ValueError):
+                self._file.write("\n")
+                self._file.flush()
+        self._stop()
+        self._live, self._is_empty = None, True
+
+    def _width(self) -> int:
+        if self.kind == "notebook":
+            return _NOTEBOOK_COLUMNS
+        if self._live is None:
+            self._live = _live(self._file, stays=self._stays)
+            self._stop = weakref.finalize(self, _stop, self._live)
+        # The last column stays empty: some terminals begin a new line after it.
+        return self._live.console.width - 1
+
+    def _rewrite(self, parts: Sequence[Part]) -> None:
+        text = _GAP.join(text for text, _ in parts)
+        with contextlib.suppress(OSError, ValueError):
+            if self._live is None:
+                self._file.write("\r" + text.ljust(_NOTEBOOK_COLUMNS))
+                self._file.flush()
+                return
+            from rich.text import Text
+
+            styled = [part for each in parts for part in (each, (_GAP, ""))][:-1]
+            line = Text.assemble(*styled, no_wrap=True, overflow="crop")
+            self._live.update(line, refresh=True)
+
+
+def display_kind(file: TextIO) -> Literal["terminal", "notebook", "plain"]:
+    """Return the kind of display that suits a file."""
+    if type(file).__module__.startswith("ipykernel."):
+        return "notebook"
+    is_capable = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return "terminal" if is_capable and file.isatty() else "plain"
+
+
+def line_parts(
+    state: ProgressState, elapsed_s: float, n_before: int, width: int, encoding: str = "utf-8"
+) -> list[Part]:
+    """Return the parts of a line of at most `width` columns, gaps of two columns included.
+
+    `n_before` is how much was done when the display began, `elapsed_s` seconds ago. If there is
+    not enough room, the name is shortened, and then parts are left out.
+    """
+    from rich.cells import cell_len
+
+    title, name = (_writable(_printable(text), encoding) for text in (state.title, state.name))
+    title = shortened(title, max(_MIN_TITLE, width // 3), encoding)
+    speed = (state.done - n_before) / elapsed_s if elapsed_s > 0 else 0.0
+    parts = {
+        "percent": f"{100 * state.done // state.total:3d}%" if state.total else "",
+        "counts": state.counts,
+        "rate": state.rate or (_rate(speed, state.unit) if speed > 0 else ""),
+        "left": f"{_clock((state.total - state.done) / speed)} left" if speed > 0 else "",
+        "more": state.more,
+        "faults": state.faults,
+    }
+    room = width - cell_len(title) - (_MIN_BAR + len(_GAP) if state.total else 0)
+    shown = {}
+    for key in _BY_IMPORTANCE:
+        n_columns = cell_len(parts[key]) + len(_GAP)
+        if parts[key] and n_columns <= room:
+            room -= n_columns
+            shown[key] = parts[key]
+    name = shortened(name, room - len(_GAP), encoding) if room - len(_GAP) >= _MIN_NAME else ""
+    room -= cell_len(name) + len(_GAP) if name else 0
+    line = [(title, "bold")]
+    if state.total:
+        width = min(_MAX_BAR, _MIN_BAR + room)
+        line.append((_bar(state.done / state.total, width, encoding), "cyan"))
+    line += [(text, _STYLES.get(key, "")) for key, text in parts.items() if key in shown]
+    return [*line, (name, "dim")] if name else line
+
+
+def shortened(text: str, width: int, encoding: str = "utf-8") -> str:
+    """Return the end of `text` in at most `width` columns of a terminal, after an ellipsis.
+
+    The characters of some scripts take two columns.
+    """
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > width - 1:
+        text = text[1:]
+    return f"{'…' if _is_unicode(encoding) else '~'}{text}"
+
+
+def counted(n: int, things: str) -> str:
+    """Return a count and its noun, given in the plural with "s": "1 file", "2,000 files"."""
+    return f"{n:,} {things.removesuffix('s') if n == 1 else things}"
+
+
+def size_text(n_bytes: float) -> str:
+    """Return a number of bytes in the largest unit in which it is at least 1."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:,.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:,.1f} TiB"
+
+
+def shows_progress(
+    describe: Callable[[Any], ProgressState],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for a function with the option `progress`: True displays the progress.
+
+    `describe` turns a state, as the function passes it to a callable `progress`, into a line.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def displayed(*args: P.args, **options: P.kwargs) -> R:
+            progress = options.get("progress")
+            if not (progress is None or isinstance(progress, bool) or callable(progress)):
+                raise InvalidArgument(
+                    f"progress must be True, False, None or a function; found {progress!r}"
+                )
+            if progress is not True:
+                return function(*args, **options)
+            with contextlib.closing(ProgressLine()) as line:
+                options["progress"] = lambda state: line.show(describe(state))
+                return function(*args, **options)
+
+        return displayed
+
+    return decorate
+
+
+def _bar(share: float, width: int, encoding: str) -> str:
+    n_halves = round(2 * width * min(1.0, max(0.0, share)))
+    if not _is_unicode(encoding):
+        return ("#" * (n_halves // 2)).ljust(width, ".")
+    return ("━" * (n_halves // 2) + "╸" * (n_halves % 2)).ljust(width, "─")
+
+
+def _is_unicode(encoding: str) -> bool:
+    return encoding.lower().startswith("utf")
+
+
+def _rate(speed: float, unit: str) -> str:
+    return f"{size_text(speed)}/s" if unit == "bytes" else f"{speed:,.1f} {unit}/s"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _printable(text: str) -> str:
+    """Return the text with control characters escaped: names of files are untrusted."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _writable(text: str, encoding: str) -> str:
+    """Return the text; escape the characters that the encoding lacks."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _live(file: TextIO, *, stays: bool) -> Live:
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live(
+        console=Console(file=file, highlight=False),
+        auto_refresh=False,  # do not start a thread
+        transient=not stays,
+        # Lines that the program prints meanwhile appear above the progress line; but text that
+        # goes to a file or a pipe must still go there.
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=sys.stderr.isatty(),
+    )
+    live.start()
+    return live
+
+
+def _stop(live: Live) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        live.stop()
