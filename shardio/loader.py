@@ -265,9 +265,9 @@ class ShardLoader(Closing):
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Start the next epoch, as `iter(loader)` does; return an iterator that shows the progress.
 
-        On a terminal, show a bar with the number of batches, the rate, the time left, and the share
-        of the time during which the loop waits. Otherwise, write a line every ten seconds, and a
-        line at the end.
+        On a terminal or in a notebook, show a bar with the number of batches, the rate, the share
+        of the time during which the loop waits, and the time left. Otherwise, write a line every
+        ten seconds, and a line at the end.
 
         Args:
             title: the text before the bar; the epoch by default.

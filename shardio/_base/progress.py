@@ -29,7 +29,7 @@ _N_PLAIN_LINES: Final = 10
 _NOTEBOOK_COLUMNS: Final = 100
 _MIN_BAR, _MAX_BAR, _MIN_NAME, _MIN_TITLE = 6, 30, 12, 12
 _GAP: Final = "  "
-_BY_IMPORTANCE: Final = ("faults", "counts", "percent", "rate", "left", "more")
+_BY_IMPORTANCE: Final = ("faults", "counts", "rate", "left", "percent", "more")
 """The parts of a line that are shown as far as there is room, the most important first."""
 _STYLES: Final = {"percent": "bold", "rate": "cyan", "faults": "bold yellow"}
 
@@ -129,14 +129,16 @@ class ProgressLine:
         return self._live.console.width - 1
 
     def _rewrite(self, parts: Sequence[Part]) -> None:
-        text = _GAP.join(text for text, _ in parts)
+        from rich.cells import cell_len
+        from rich.text import Text
+
         with contextlib.suppress(OSError, ValueError):
             if self._live is None:
-                self._file.write("\r" + text.ljust(_NOTEBOOK_COLUMNS))
+                text = _GAP.join(text for text, _ in parts)
+                # Cover the previous line, which may be longer.
+                self._file.write(f"\r{text}{' ' * (_NOTEBOOK_COLUMNS - cell_len(text))}")
                 self._file.flush()
                 return
-            from rich.text import Text
-
             styled = [part for each in parts for part in (each, (_GAP, ""))][:-1]
             line = Text.assemble(*styled, no_wrap=True, overflow="crop")
             self._live.update(line, refresh=True)

@@ -48,7 +48,7 @@ def test_parts_are_listed(lines: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert found["cats/1.many/0.txt"].n_bytes == len("miauandsowith both")
     assert verify_dataset(tmp_path / "out", workers=0).findings == ()
     assert main(["convert", str(lines), str(tmp_path / "2"), "--kind=lines", "--workers=0"]) == 0
-    assert "part of another: 4 files\nof another kind: 1 file" in capsys.readouterr().out
+    assert "Part of another: 4 files\n\nOf another kind: 1 file" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "2")]) == 0
     assert "4 part of another" in capsys.readouterr().out
 

@@ -90,7 +90,7 @@ def test_command_labels(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["convert", str(lines), str(tmp_path / "out"), "--kind=lines", "--workers=0"]
     assert cli.main([*arguments, "--labels", labels]) == 0
     output = capsys.readouterr().out
-    assert "  ant    1\n  zebra  5\n" in output
+    assert "  ant          1\n  zebra        5\n" in output
     assert "1 sample without a class (label -1): not in the file of labels" in output
     arguments[2] = str(tmp_path / "json")
     assert cli.main([*arguments, "--labels", labels, "--json"]) == 0

@@ -58,7 +58,7 @@ def test_the_command_says(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     (root / "b" / "silent.mp4").unlink()  # without a video the names tell what it is
     assert main(["convert", str(root), str(tmp_path / "out"), "--workers", "0"]) == 1
     told = capsys.readouterr().out
-    assert "no sound: 1 file\n  notes.txt" in told and "broken: 2 files" in told
+    assert "No sound: 1 file\n  notes.txt" in told and "Broken: 2 files" in told
     assert "converted 5 of 8 files into 5 sounds" in told
     assert "random sounds per second and core" in told
     assert main(["inspect", str(tmp_path / "out"), "--sample", "0"]) == 0

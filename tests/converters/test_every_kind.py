@@ -125,9 +125,11 @@ def test_the_command_says(suffix: str, tmp_path: Path, capsys: pytest.CaptureFix
     with shardio.open(tmp_path / "out") as dataset:
         kind = str((dataset.converter or {})["name"])
         names = [*dataset.schema]
-    assert f"{BUILT_IN[kind].unsupported}: 1 file\n  notes.md" in said
+    words = BUILT_IN[kind].unsupported
+    words = re.escape(words[0].upper() + words[1:])
+    assert re.search(rf"^{words}: 1 file\n  notes\.md(  .*)?$", said, re.MULTILINE)
     assert re.search(r"converted 1 of \d+ files into 4 samples", said)
-    (line,) = re.findall("a sample has (.*)", said)
+    (line,) = re.findall("  fields +(.*)", said)
     assert [field.split()[0] for field in line.split(", ")] == names
     assert f"{field_name(suffix, 'x')} int64" in line and "source text" in line
 
@@ -147,7 +149,7 @@ def test_the_options_of_converters_are_flags(
     write(tmp_path / "in", suffix, 0, ["x", "y"])
     command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"]
     assert main([*command, *flags]) == 0
-    assert f"a sample has {sample}" in capsys.readouterr().out
+    assert f"  fields  {sample}" in capsys.readouterr().out
 
 
 KILLED = """

@@ -159,7 +159,7 @@ def test_the_sound_report(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     options = ["--store", "packets", "--frames", "5", "--audio", "--workers", "0"]
     assert main(["convert", str(root), str(tmp_path / "out"), *options]) == 0
     told = capsys.readouterr().out
-    assert "audio: in 3 of 4 files; 1 file with several streams, only the first is kept" in told
+    assert "audio  in 3 of 4 files; 1 file with several streams, only the first is kept" in told
     assert main(["convert", str(root), str(tmp_path / "json"), *options, "--json"]) == 0
     inputs = json.loads(capsys.readouterr().out)["inputs"]
     details = {one["path"]: one["detail"]["sound"] for one in inputs}

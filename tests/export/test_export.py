@@ -250,7 +250,7 @@ def test_command_reports_written_skipped(dataset: Path, tmp_path: Path, capsys: 
     assert cli.main(["export", str(dataset), *more]) == 1
     assert "--on-error skip" in capsys.readouterr().err
     assert cli.main(["export", str(dataset), *more, "--on-error", "skip"]) == 1
-    assert "sample 4: " in capsys.readouterr().out
+    assert "\n  sample 4  " in capsys.readouterr().out
     assert cli.main(["export", str(dataset), *more, "--on-error", "skip", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["n_samples"], report["skipped"][0]["sample"]) == (11, 4)

@@ -31,8 +31,9 @@ def loader(folder: str) -> Iterator[ShardLoader]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every batch is shown."""
+    """Every batch is shown, with all parts of the line."""
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(iterator, "_LINE_EVERY_S", 0.0)
 
 

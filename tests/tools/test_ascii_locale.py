@@ -69,7 +69,7 @@ def test_every_command_ends_as_in_utf_8(name: str, ran: dict[str, Ran]) -> None:
 def test_a_conversion_says_what_it_has_done(ran: dict[str, Ran], folder: Path) -> None:
     assert r"kla\xdf" in ran["videos"].out and "PSNR" in ran["videos"].out
     assert ran["videos"].out.splitlines()[-1].startswith("converted 4 of 4 files into 4 videos")
-    assert ran["videos"].out.endswith(f"{folder}/vid\\xe9o\n")
+    assert ran["videos"].out.endswith(": vid\\xe9o\n")
     assert "not measured" not in ran["videos"].err
     with shardio.open(folder / "vidéo") as dataset:
         assert dataset.classes == ("klaß", r"lat\xe9")

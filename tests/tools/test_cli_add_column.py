@@ -188,16 +188,16 @@ def test_text_that_is_not_utf8_is_refused(dataset: Path, tmp_path: Path, capsys:
 
 def test_inspect_and_verify_show_what_was_added(dataset: Path, capsys: Capture) -> None:
     add(dataset, "1\n2\n3\n4\n", "--field", "int8", "--quiet")
-    assert cli.main(["inspect", str(dataset), "--sample", "3"]) == 0
+    assert cli.main(["inspect", str(dataset), "--sample", "3", "--verbose"]) == 0
     out, _ = capsys.readouterr()
     lines = out.splitlines()
-    assert lines.count("shards of the added column x") == 1
-    names = [line.split()[0] for line in lines if ".shard  2 samples" in line]
+    assert lines.count("Shards of the added column x") == 1
+    names = [line.split()[0] for line in lines if ".shard        2 " in line]
     assert names == [f"{stem}-00{k}.shard" for stem in ("000000", "g000002") for k in (0, 1)]
     shown = [line.split() for line in lines if line.startswith("  x ")]
     assert shown == [["x", "int8"], ["x", "int8", "4"]]
     assert 'made by     add_column name="x"' in out
-    assert "4 in 2 shards" in out
+    assert "  samples     4\n" in out and " in 2 shards\n" in out
     assert cli.main(["verify", str(dataset), "--workers", "0"]) == 0
     assert "verified 4 shards, " in capsys.readouterr().out
 

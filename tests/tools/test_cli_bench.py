@@ -21,7 +21,7 @@ def test_a_table_of_runs_and_their_limits(dataset: Path, capsys: Capture) -> Non
     assert head.split() == "workers samples/s first GB/s limit of limit waiting ready".split()
     assert [line.split()[0] for line in lines[:2]] == ["0", "1"]
     assert sum("limited by" in line for line in lines) == 2
-    assert [line for line in lines if line.startswith("first reading: limited by ")]
+    assert [line for line in lines if line.startswith("First reading: limited by ")]
     assert [line for line in lines if line.startswith("  → ")]
     assert lines[-1].startswith("measured 5 samples in batches of 2, 2 runs on ")
     assert lines[-1].endswith(f": {dataset}")

@@ -31,13 +31,15 @@ def test_the_report_counts_every_file(videos: Path, tmp_path: Path, capsys: Capt
     report, err = capsys.readouterr()
     assert "converting: 100%" in err and "6 of 6 files, 3 samples, 1 broken" in err
     lines = report.splitlines()
-    assert lines[:4] == ["3 classes, with videos:", "  cats  2", "  dogs  1", "  fish  0"]
-    after = lines.index("not a video: 1 file")
+    classes = ["  class  videos", "  cats        2", "  dogs        1", "  fish        0"]
+    assert lines[:5] == ["3 classes", *classes]
+    after = lines.index("Not a video: 1 file")
     assert lines[after + 1] == "  cats/notes.txt"
-    after = lines.index("too short for one clip: 1 file")
-    assert lines[after + 1] == "  fish/short.mp4: 3 frames; one clip spans 4"
-    after = lines.index("broken: 1 file")
-    assert lines[after + 1].startswith("  fish/song.wav: no video stream")
+    after = lines.index("Too short for one clip: 1 file")
+    assert lines[after + 1] == "  fish/short.mp4  3 frames; one clip spans 4"
+    after = lines.index("Broken: 1 file")
+    assert lines[after + 1].startswith("  fish/song.wav  no video stream")
+    assert "Next" not in lines
     assert lines[-1].startswith("converted 3 of 6 files into 3 videos (5 clips), ")
     assert lines[-1].endswith(f": {out}")
 
@@ -46,8 +48,9 @@ def test_raw_clips_and_left_over_frames(videos: Path, tmp_path: Path, capsys: Ca
     out = tmp_path / "out"
     assert cli.main(["convert", str(videos), str(out), *SMALL, "--store=raw"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == ["3 classes, with clips:", "  cats  3", "  dogs  2", "  fish  0"]
-    assert "1 frame dropped: too few for another clip, at the ends of 1 file" in lines
+    classes = ["  class  clips", "  cats       3", "  dogs       2", "  fish       0"]
+    assert lines[:5] == ["3 classes", *classes]
+    assert "  dropped  1 frame, too few for another clip, at the ends of 1 file" in lines
     assert lines[-1].startswith("converted 3 of 6 files into 5 clips, ")
 
 
@@ -119,7 +122,7 @@ def test_on_error_stops_at_or_skips_a_broken_file(tmp_path: Path, capsys: Captur
     assert lengths == {"skip": 2, "stop": 1}
     report = capsys.readouterr().out.splitlines()
     assert "stopped at the first broken file; what comes before it is published" in report
-    assert report[report.index("not reached: 1 file") + 1] == "  c.mp4"
+    assert report[report.index("Not reached: 1 file") + 1] == "  c.mp4"
     assert not any("class" in line for line in report)
     with shardio.open(tmp_path / "skip") as dataset:
         assert "label" not in dataset.schema
@@ -148,7 +151,7 @@ def test_no_samples_no_dataset(what: str, videos: Path, tmp_path: Path, capsys: 
     command = ["convert", str(source), str(out), *options]
     assert cli.main(command) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.lstrip().startswith("a.mp4: ") for line in lines)
+    assert any(line.lstrip().startswith("a.mp4  ") for line in lines)
     why = "1 broken" if what == "broken" else "1 too short for one clip"
     assert lines[-1] == f"1 file gave no sample ({why}): nothing was published, {out} is unchanged"
     assert not out.exists()
@@ -173,7 +176,7 @@ def test_append_reports_new_and_changed(videos: Path, tmp_path: Path, capsys: Ca
     capsys.readouterr()
     assert cli.main(append) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[lines.index("already in the dataset: 1 file") + 1].startswith("  ")
+    assert lines[lines.index("Already in the dataset: 1 file") + 1].startswith("  ")
     assert re.fullmatch(
         r"appended 1 of 2 files as 1 video \(2 clips\), .*, generation 2, 2 videos in all",
         lines[-1],
@@ -182,9 +185,9 @@ def test_append_reports_new_and_changed(videos: Path, tmp_path: Path, capsys: Ca
         file.write(b"\0")
     assert cli.main(append) == 1
     lines = capsys.readouterr().out.splitlines()
-    after = lines.index("changed since it was converted: 1 file")
+    after = lines.index("Changed since it was converted: 1 file")
     assert (
-        lines[after + 1].startswith("  new.mp4: ")
+        lines[after + 1].startswith("  new.mp4  ")
         and "--append replaces no samples" in lines[after + 2]
     )
     assert lines[-1].startswith("appended 0 of 2 files as 0 videos (0 clips), 0 bytes, ")
@@ -200,13 +203,15 @@ def test_append_reports_new_and_changed(videos: Path, tmp_path: Path, capsys: Ca
 def test_report_of_ratio_psnr_and_speed(videos: Path, tmp_path: Path, capsys: Capture) -> None:
     source, out = str(videos / "cats"), tmp_path / "out"
     cli.main(["convert", source, str(out), *SMALL])
-    *_, measured, last = capsys.readouterr().out.splitlines()
+    *_, title, size, psnr, speed, empty, last = capsys.readouterr().out.splitlines()
+    assert (title, empty) == ("Result", "")
+    assert re.fullmatch(r"  size     [\d.]+ KiB from [\d.]+ KiB: ratio [\d.]+", size)
     assert re.fullmatch(
-        r"[\d.]+ KiB from [\d.]+ KiB: ratio [\d.]+; lossy: PSNR \d\d\.\d dB at the stored size "
-        r"\(median of 2 files; least \d\d\.\d: [ab]\.mp4\), where --store raw is exact; "
-        r"[\d,.]+ random clips per second and core",
-        measured,
+        r"  quality  lossy: PSNR \d\d\.\d dB at the stored size "
+        r"\(median of 2 files; least \d\d\.\d: [ab]\.mp4\); --store raw is exact",
+        psnr,
     )
+    assert re.fullmatch(r"  speed    [\d,.]+ random clips per second and core", speed)
     assert "into 2 videos (3 clips), " in last
     found = {}
     for quality in (5, 45):

@@ -41,17 +41,33 @@ def test_a_dataset_is_described(dataset: Path, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert err == ""
-    assert any(line.startswith("samples     5 in ") for line in lines)
-    assert any(line.startswith("options") and "frames=4" in line for line in lines)
+    assert lines[:2] == [str(dataset), "  samples  5 in 3 classes"]
+    assert "  view     rows, as they are stored" in lines
+    inputs = "6 files: 3 converted, 1 not a video, 1 too short for one clip, 1 broken"
+    assert f"  inputs   {inputs}" in lines
     assert "  frames     uint8[4,16,16,3]" in lines
     assert "  source     text" in lines
-    assert "  0  cats  3 samples" in lines and "  2  fish  0 samples" in lines
-    assert "  too short for one clip: fish/short.mp4: 3 frames; one clip spans 4" in lines
-    assert "  not a video: cats/notes.txt" in lines
-    assert "sample 0 (000000-000.shard, row 0)" in lines
+    assert "      0  cats         3" in lines and "      2  fish         0" in lines
+    assert "Sample 0 (000000-000.shard, row 0)" in lines
     assert '  source     "cats/a.mp4"' in lines
     assert "with a label outside the classes" not in out
     assert lines[-1] == f"inspected {dataset}: no damage found (shardio verify checks every byte)"
+
+
+def test_history_options_versions_and_shards_are_verbose(dataset: Path, capsys: Capture) -> None:
+    assert cli.main(["inspect", str(dataset)]) == 0
+    short = capsys.readouterr().out.splitlines()
+    assert cli.main(["inspect", str(dataset), "--verbose"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    more = [line for line in lines if line not in short]
+    assert any(line.startswith("  options ") and "frames=4" in line for line in more)
+    for start in ("  generation  1 of lineage ", "  converter   videos ", "  versions    av "):
+        assert any(line.startswith(start) for line in more)
+    n_shards = sum(line.startswith("  00000") for line in lines)
+    assert n_shards == len(list(dataset.glob("*.shard"))) and "Shards" not in short
+    without = lines[lines.index("Inputs without samples") + 1 :][:3]
+    assert "  too short for one clip  fish/short.mp4  3 frames; one clip spans 4" in without
+    assert "  not a video             cats/notes.txt" in without
 
 
 def test_the_json_of_a_dataset_agrees_with_the_dataset(dataset: Path, capsys: Capture) -> None:
@@ -82,20 +98,22 @@ def test_the_json_of_a_dataset_agrees_with_the_dataset(dataset: Path, capsys: Ca
 def test_shows_sample(sample: int, source: str, label: str, dataset: Path, capsys: Capture) -> None:
     assert cli.main(["inspect", str(dataset), "--sample", str(sample)]) == 0
     out = capsys.readouterr().out
-    assert f"sample {sample} (" in out and f'"{source}"' in out and f"int64 {label}" in out
+    assert f"Sample {sample} (" in out and f'"{source}"' in out and f"int64 {label}" in out
 
 
 def test_a_shard_is_described_with_its_sections(tmp_path: Path, capsys: Capture) -> None:
     shard = write_shard(tmp_path / "a.shard", 4)
     assert cli.main(["inspect", str(shard), "--sample", "3"]) == 0
+    assert "Sections" not in capsys.readouterr().out
+    assert cli.main(["inspect", str(shard), "--sample", "3", "--verbose"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("samples  4\n")
+    assert out.startswith(f"{shard}\n  samples  4\n")
     for name in EVERY_FIELD:
         assert f"\n  {name} " in out
     with shardio.ShardReader(shard) as reader:
         for section in reader.sections:
             assert f"{section.offset:,}" in out
-    assert re.search(r"\n  points +int16\[any,2\]\n", out) and "sample 3 (a.shard, row 3)" in out
+    assert re.search(r"\n  points +int16\[any,2\]\n", out) and "Sample 3 (a.shard, row 3)" in out
     assert re.search(r"\n  boxes +list of float32\[any,4\]\n", out)
     assert re.search(r"\n  parts +list of uint8\[3\],zstd,optional\n", out)
     assert re.search(r"\n  camera.id +text,zstd_dictionary\n", out)
@@ -319,7 +337,10 @@ def test_media_are_described_without_being_decoded(tmp_path: Path, capsys: Captu
     write_media(path, 5)
     assert cli.main(["inspect", str(path), "--sample", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  video  video" in lines and "  sound  audio,optional" in lines
+    ranges = "h264, 64–68 × 48, 20–22.22 fps, 4–8 frames, 0.2–0.36 s"
+    assert f"  video  video           {ranges}" in lines
+    assert "  sound  audio,optional  h264, 48 Hz, 165–167 channels, 0.12–0.16 s" in lines
+    assert "  image  image,optional  40 × 31–34, 1–3 channels" in lines
     video, sound = media_sample(1)["video"], media_sample(1)["sound"]
     assert (
         f"  video  h264 65 × 48, 5 frames in 0.24 s: {len(video.data)} bytes in 6 packets" in lines

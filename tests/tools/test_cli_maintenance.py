@@ -77,8 +77,10 @@ def test_diff_names_the_samples_that_differ(dataset: Path, tmp_path: Path, capsy
     other = write(tmp_path / "b", 12, 1, schema=LABELS, samples=samples, classes=["a", "b"])
     assert cli.main(["diff", str(dataset), str(other)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "samples that differ",
-        "  5: source",
+        "Samples that differ",
+        "  sample  fields",
+        "       5  source",
+        "",
         f"compared {dataset} with {other}: 12 samples: 1 differ",
     ]
     assert cli.main(["diff", str(dataset), str(other), "--json"]) == 1
@@ -93,7 +95,7 @@ def test_diff_says_what_only_one_side_has(dataset: Path, tmp_path: Path, capsys:
     other = write(tmp_path / "b", 5, 1, schema=LABELS, samples=labelled(5))
     assert cli.main(["diff", str(other), str(dataset)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == ["the classes differ", "samples only in B", "  5"]
+    assert lines[:4] == ["the classes differ", "", "Samples only in B", "   5"]
     assert lines[-1].endswith("5 and 12 samples: 0 only in A, 7 only in B")
     bare = write(tmp_path / "c", 12, 3, schema=LABELS, samples=labelled(12))
     assert cli.main(["diff", str(bare), str(dataset)]) == 1
@@ -146,16 +148,17 @@ def test_split_reports_counts_and_inspect_agrees(dataset: Path, capsys: Capture)
     command = ["split", str(dataset), "--parts", "train=0.75,val=0.25"]
     assert cli.main([*command, "--group", "source", "--seed", "3"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "train  9 samples  9 groups",
-        "val    3 samples  3 groups",
+        "  subset  samples  groups",
+        "  train         9       9",
+        "  val           3       3",
         f"split 12 samples into 2 subsets, generation 2: {dataset}",
     ]
     assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["n_samples"], report["generation"]) == ({"train": 9, "val": 3}, 3)
-    assert cli.main(["inspect", str(dataset)]) == 0
+    assert cli.main(["inspect", str(dataset), "--verbose"]) == 0
     out = capsys.readouterr().out
-    assert "subsets\n  train  9 samples\n  val    3 samples\n" in out
+    assert "Subsets\n  subset  samples\n  train         9\n  val           3\n" in out
     assert 'made by     split group=null parts={"train": 0.75, "val": 0.25} seed=0\n' in out
 
 
@@ -184,20 +187,23 @@ def test_stats_are_shown_and_kept_for_inspect(dataset: Path, capsys: Capture) ->
     assert out.splitlines() == [
         "  field  mean  std  min  max  count",
         "  label     –    –    0    1     12",
-        "samples of 2 classes",
-        "  a: 6",
-        "  b: 6",
+        "",
+        "Classes",
+        "  class  samples",
+        "  a            6",
+        "  b            6",
+        "",
         f"computed statistics of 12 samples, stored in generation 2: {dataset}",
     ]
     assert "counting: 100%" in err
     assert cli.main(["inspect", str(dataset)]) == 0
-    assert "statistics\n  field  mean" in capsys.readouterr().out
+    assert "Statistics\n  field  mean" in capsys.readouterr().out
     assert cli.main(["split", str(dataset), "--parts", "s=1", "--quiet"]) == 0
     assert cli.main(["stats", str(dataset), "--subset", "s", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["subset"], report["fields"]["label"]["count"]) == ("s", 12)
     assert cli.main(["inspect", str(dataset)]) == 0
-    assert "statistics of subset s\n" in capsys.readouterr().out
+    assert "Statistics of subset s\n" in capsys.readouterr().out
     assert cli.main(["stats", str(dataset), "--subset", "no", "--quiet"]) == 2
 
 

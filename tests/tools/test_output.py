@@ -28,20 +28,11 @@ Capture = pytest.CaptureFixture[str]
         (output.format_count(2000, "class", "classes"), "2,000 classes"),
         (output.shorten("abcdef", 6), "abcdef"),
         (output.shorten("abcdefg", 6), "abcde…"),
-        (output.format_table([["a", "bb", ""], ["ccc", "d", "e"]]), "a    bb\nccc  d   e"),
         (output.escaped("größe\n名前\x1b[2J"), "größe\\n名前\\x1b[2J"),
     ],
 )
 def test_values_are_said_in_words(found: str, said: str) -> None:
     assert found == said
-
-
-def test_a_list_stops_and_says_how_many_more_there_are() -> None:
-    lines = [str(i) for i in range(output.MAX_LISTED + 5)]
-    shown = output.format_list(lines, "see elsewhere").splitlines()
-    assert len(shown) == output.MAX_LISTED + 1
-    assert shown[-1] == "  … and 5 more (see elsewhere)"
-    assert output.format_list(["a", "b"], "see elsewhere") == "  a\n  b"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-16", "utf-8"])

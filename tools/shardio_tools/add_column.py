@@ -36,7 +36,15 @@ from shardio_tools.arguments import (
     engine_options,
     named_once,
 )
-from shardio_tools.output import escaped, print_report, shorten, utf8_name, wants_progress
+from shardio_tools.output import (
+    escaped,
+    inspect_step,
+    print_report,
+    shorten,
+    shown_path,
+    utf8_name,
+    wants_progress,
+)
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
 
@@ -287,7 +295,11 @@ def run(options: argparse.Namespace) -> int:
         **engine_options(options),
         progress=wants_progress(options),
     )
-    print_report(report, options, f"added {escaped(options.name)}")
+    steps = [
+        inspect_step(options.path),
+        (f"shardio stats {shown_path(options.path)}", "mean, deviation and range of each field"),
+    ]
+    print_report(report, options, f"added {escaped(options.name)}", *steps)
     return 0
 
 

@@ -22,12 +22,12 @@ from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     escaped,
     format_count,
-    format_table,
     print_now,
     print_out,
     print_result,
     utf8_name,
 )
+from shardio_tools.screen import Cell, Done, Element, Heading, Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,25 +87,25 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(report: LoadingReport) -> Iterator[str]:
+def _describe(report: LoadingReport) -> Iterator[Element]:
     head = ("workers", "samples/s", "first", "GB/s", "limit", "of limit", "waiting", "ready")
-    yield format_table([head, *map(_row, report.runs)])
-    yield ""
+    rows = [_row(run, is_best=run is report.best) for run in report.runs]
+    yield Table(rows, head, ">>>>>>>>")
     if report.cached_share is not None:
         yield f"the page cache held {report.cached_share:.0%} of the files at the start"
     workers = format_count(report.best.n_workers, "worker")
-    yield from _describe_limit("first reading", report.first_conclusion)
-    yield from _describe_limit(f"from memory, {workers}", report.conclusion)
+    yield from _describe_limit("First reading", report.first_conclusion)
+    yield from _describe_limit(f"From memory, {workers}", report.conclusion)
     n_runs = format_count(len(report.runs), "run")
-    yield (
+    yield Done(
         f"measured {format_count(report.n_samples, 'sample')} in batches of {report.batch_size:,}, "
         f"{n_runs} on {format_count(report.n_cpus, 'CPU')}: {escaped(report.path)}"
     )
 
 
-def _row(run: LoadingRun) -> tuple[str, ...]:
+def _row(run: LoadingRun, *, is_best: bool) -> list[str]:
     elapsed_s = run.warm.elapsed_s or 1.0
-    return (
+    cells = (
         f"{run.n_workers}",
         f"{run.samples_per_s:,.0f}",
         f"{run.first_samples_per_s:,.0f}",
@@ -115,9 +115,10 @@ def _row(run: LoadingRun) -> tuple[str, ...]:
         f"{run.warm.waiting_s / elapsed_s:.0%}",
         f"{run.warm.queue_depth:.1f}",
     )
+    return [Cell(cell, "good") for cell in cells] if is_best else [*cells]
 
 
-def _describe_limit(what: str, conclusion: Conclusion) -> Iterator[str]:
-    yield f"{what}: limited by {conclusion.limit}"
+def _describe_limit(what: str, conclusion: Conclusion) -> Iterator[Element]:
+    yield Heading(f"{what}: limited by {conclusion.limit}")
     yield f"  {conclusion.because}"
     yield from (f"  → {line}" for line in conclusion.advice)

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import shardio
 from shardio.errors import (
@@ -135,7 +135,7 @@ def _run(options: argparse.Namespace) -> int:
         refuse_urls(options)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print_error(
-                f"warning: {escaped(str(message))}"
+                f"warning: {escaped(str(message))}", "warning"
             )
             code: int = COMMANDS[options.command].run(options)
     except KeyboardInterrupt as error:
@@ -161,10 +161,27 @@ def _print_exception(error: BaseException, what: str) -> None:
         print_error("\n".join(map(escaped, text.splitlines())) if keeps_lines else escaped(text))
 
 
+_HABITS = {
+    word: f"; did you mean {command}?"
+    for command, words in {
+        "inspect": ("info", "show", "ls", "list", "describe", "head", "view"),
+        "verify": ("check", "validate", "fsck", "test"),
+        "convert": ("import", "create", "make", "write", "build", "pack"),
+        "add-column": ("add", "column"),
+        "stats": ("count",),
+        "--help": ("help",),
+        "--version": ("version",),
+    }.items()
+    for word in words
+}
+"""Hints for commands of other programs."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that adds its command's arguments when it parses, and hints at mistyped names."""
 
     command: ModuleType | None = None
+    _arguments: Sequence[str] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -173,13 +190,15 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Add the arguments of the command, and parse."""
         command, self.command = self.command, None
+        self._arguments = [*map(str, args or ())]
         if command is convert:
             convert.add_arguments(self, args)
         elif command is not None:
             command.add_arguments(self)
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            flag = unknown[0].partition("=")[0]
+            flags = [each for each in unknown if each.startswith("-")]
+            flag = (flags or unknown)[0].partition("=")[0]
             hint = suggestion(flag, self._option_string_actions)
             if command is convert:
                 hint = hint_at_kinds(flag) or hint
@@ -192,8 +211,27 @@ class _Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += suggestion(str(value), action.choices or ())
+            hint = suggestion(str(value), action.choices or ())
+            if action.dest == "command":
+                hint = hint or _HABITS.get(str(value).lower(), "")
+                others = f"; the commands are {', '.join(COMMANDS)}"
+                self.error(f"unknown command {escaped(str(value))!r}{hint or others}")
+            error.message += hint
             raise
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage of the command and an error, and exit.
+
+        A mistyped flag may leave a required one missing; then the mistyped one is named.
+        """
+        if message.endswith("is required") or message.startswith("the following arguments"):
+            for argument in self._arguments:
+                flag = argument.partition("=")[0]
+                known = self._option_string_actions
+                if flag.startswith("--") and not any(name.startswith(flag) for name in known):
+                    message = f"unrecognized arguments: {argument}{suggestion(flag, known)}"
+                    break
+        super().error(message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print_now(message.removesuffix("\n"), file or sys.stderr)

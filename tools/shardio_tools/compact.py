@@ -15,7 +15,7 @@ import argparse
 
 from shardio.maintenance import compact
 from shardio_tools.arguments import add_rewrite_arguments
-from shardio_tools.output import format_count, print_report, run_rewrite
+from shardio_tools.output import format_count, inspect_step, print_report, run_rewrite, shown_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,5 +34,9 @@ def run(options: argparse.Namespace) -> int:
         did = "nothing to compact"
     if options.remove_old:
         did += f", {format_count(report.n_removed, 'old shard')} removed"
-    print_report(report, options, did)
+    steps = [inspect_step(options.path)]
+    if report.n_rewritten and not options.remove_old:
+        command = f"shardio compact {shown_path(options.path)} --remove-old"
+        steps = [(command, "delete the old shards")]
+    print_report(report, options, did, *steps)
     return 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import shardio
 from shardio.conversion import known_kinds
@@ -34,7 +34,7 @@ from shardio_tools.output import (
     escaped,
     print_error,
     print_json,
-    print_out,
+    print_screen,
     utf8_name,
     wants_progress,
 )
@@ -173,15 +173,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report_as_json(report, stored))
     else:
-        has_labels = options.labels is not None
-        lines = describe_report(
-            report,
-            stored,
-            has_label_file=has_labels,
-            has_split=options.split is not None,
-            appends=options.append,
-        )
-        print_out("\n".join(lines))
+        print_screen(describe_report(report, stored, options))
     return code
 
 

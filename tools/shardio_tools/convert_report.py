@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median
@@ -16,13 +17,19 @@ from shardio_tools.output import (
     escaped,
     format_count,
     format_duration,
-    format_list,
     format_size,
-    format_table,
+    inspect_step,
 )
+from shardio_tools.screen import Cell, Done, Element, Heading, Next, Role, Table, facts
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
 """The word for a sample of each kind. For other kinds, reports list the fields of a sample."""
+_ROLES: Final[dict[str, Role]] = {
+    "broken": "bad",
+    "modified": "bad",
+    "empty": "warning",
+    "not_processed": "warning",
+}
 LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
 """Outcomes whose inputs are listed, the most important last."""
 
@@ -66,16 +73,12 @@ def no_samples_line(report: shardio.ConversionReport) -> str:
 
 
 def describe_report(
-    report: shardio.ConversionReport,
-    stored: StoredReport | None,
-    *,
-    has_label_file: bool,
-    has_split: bool,
-    appends: bool,
-) -> Iterator[str]:
-    """Yield the lines of the report; `stored` has the measurements of the result, if any."""
+    report: shardio.ConversionReport, stored: StoredReport | None, options: argparse.Namespace
+) -> Iterator[Element]:
+    """Yield the elements of the report; `stored` has the measurements of the result, if any."""
+    appends = options.append
     if report.n_samples or not appends:
-        yield from _describe_samples(report, has_label_file=has_label_file, has_split=has_split)
+        yield from _describe_classes(report, options)
     for outcome in LISTED:
         yield from _group(report, outcome)
     if report.modified:
@@ -83,31 +86,31 @@ def describe_report(
             "  their samples in the dataset are unchanged: --append replaces no samples; "
             "--overwrite converts everything again; rename a file to add it as a new one"
         )
+    if rows := [*_notes(report, stored)]:
+        yield Heading("Result")
+        yield facts(rows)
     if report.stopped:
         published = "; what comes before it is published" if report.generation else ""
-        yield f"stopped at the first broken file{published}"
+        yield Cell(f"stopped at the first broken file{published}", "bad")
     if report.stats_dropped:
-        yield "the previous statistics were dropped; run shardio stats again"
+        yield Cell("the previous statistics were dropped; run shardio stats again", "warning")
     if not report.generation:
-        yield no_samples_line(report)
+        yield Done(no_samples_line(report), "bad")
         return
-    if report.kind not in MEDIA:
-        with shardio.open(report.dataset) as dataset:
-            kinds = schema_facts(dataset.schema).items()
-        fields = ", ".join(f"{name} {type_text(kind)}" for name, kind in kinds)
-        yield f"a sample has {escaped(fields)}"
-    yield from _describe_stored(report, stored)
     noun, total = _sample_noun(report), report.n_samples_before + report.n_samples
     clips = f" ({format_count(_n_clips(report), 'clip')})" * _is_view_of_clips(report)
     last = (
         f"{'appended' if appends else 'converted'} {report.counts.get('converted', 0):,} of "
         f"{format_count(len(report.inputs), 'file')} {'as' if appends else 'into'} "
         f"{format_count(report.n_samples, noun)}{clips}, {format_size(report.n_bytes)}, "
-        f"in {format_duration(report.elapsed_s)}: {escaped(str(report.dataset))}"
+        f"in {format_duration(report.elapsed_s)}: {escaped(options.out)}"
     )
     if appends:
         last += f", generation {report.generation}, {format_count(total, noun)} in all"
-    yield last
+    yield Done(last, "warning" if report.broken or report.modified else "good")
+    loader = f"loader = shardio.ShardLoader({escaped(options.out)!r}, batch_size=8, shuffle=True)"
+    code = [(loader, "in Python"), ("for batch in loader.progress(): ...", "")]
+    yield Next([inspect_step(options.out), *code])
 
 
 def _is_view_of_clips(report: shardio.ConversionReport) -> bool:
@@ -137,21 +140,36 @@ def _samples_by_class(report: shardio.ConversionReport) -> dict[str, int]:
     return {name: found[label] for label, name in enumerate(report.classes)}
 
 
-def _describe_stored(
-    report: shardio.ConversionReport, stored: StoredReport | None
-) -> Iterator[str]:
+def _notes(report: shardio.ConversionReport, stored: StoredReport | None) -> Iterator[list[str]]:
+    """Yield rows about the samples: their fields, size, quality, speed, sound, lost frames."""
+    if report.generation and report.kind not in MEDIA:
+        with shardio.open(report.dataset) as dataset:
+            kinds = schema_facts(dataset.schema).items()
+        fields = ", ".join(f"{name} {type_text(kind)}" for name, kind in kinds)
+        yield ["fields", escaped(fields)]
+    if dropped := _n_dropped(report):
+        n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
+        ends = f"at the ends of {format_count(n_files, 'file')}"
+        yield ["dropped", f"{format_count(dropped, 'frame')}, too few for another clip, {ends}"]
+    tracks = [source.detail["sound"] for source in report.inputs if "sound" in source.detail]
+    if report.kind == "videos" and tracks:
+        kept = [each for each in tracks if each]
+        text = f"in {len(kept):,} of {format_count(len(tracks), 'file')}"
+        if n_several := sum(each.get("streams", 1) > 1 for each in kept):
+            several = format_count(n_several, "file")
+            text += f"; {several} with several streams, only the first is kept"
+        yield ["audio", text]
     n_bytes = source_bytes(report)
-    if not report.n_samples or not n_bytes:
+    if not report.generation or not report.n_samples or not n_bytes:
         return
-    ratio = report.n_bytes / n_bytes
-    line = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}: ratio {ratio:.2f}"
+    size = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}"
+    yield ["size", f"{size}: ratio {report.n_bytes / n_bytes:.2f}"]
     if stored is not None:
         if stored.psnr_db:
-            line += f"; lossy: {_psnr_text(stored.psnr_db)}, where --store raw is exact"
+            yield ["quality", f"lossy: {_psnr_text(stored.psnr_db)}; --store raw is exact"]
         what = "clip" if _is_view_of_clips(report) else _sample_noun(report)
         rate = stored.samples_per_s
-        line += f"; {rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"
-    yield line
+        yield ["speed", f"{rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"]
 
 
 def _psnr_text(psnr_db: Mapping[str, float]) -> str:
@@ -162,44 +180,31 @@ def _psnr_text(psnr_db: Mapping[str, float]) -> str:
     return f"{text} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"
 
 
-def _describe_subsets(report: shardio.ConversionReport, *, is_random: bool) -> str:
-    sizes = ", ".join(f"{escaped(name)} {n:,}" for name, n in report.subsets.items())
-    line = f"{format_count(len(report.subsets), 'subset')}, with {_sample_noun(report)}s: {sizes}"
+def _describe_subsets(report: shardio.ConversionReport, *, is_random: bool) -> Iterator[Element]:
+    how = "at random" if is_random else "from folders; --no-split-folders makes them classes"
+    yield Heading(f"{format_count(len(report.subsets), 'subset')}, {how}")
+    rows = [[escaped(name), f"{n:,}"] for name, n in report.subsets.items()]
     total = report.n_samples_before + report.n_samples
     if n_left := total - sum(report.subsets.values()):
-        line += f"; in none: {n_left:,}"
-    how = "at random" if is_random else "from folders; --no-split-folders makes them classes"
-    return f"{line} ({how})"
+        rows.append([Cell("in none", "dim"), f"{n_left:,}"])
+    yield Table(rows, ("subset", f"{_sample_noun(report)}s"), "<>")
 
 
-def _describe_samples(
-    report: shardio.ConversionReport, *, has_label_file: bool, has_split: bool
-) -> Iterator[str]:
+def _describe_classes(
+    report: shardio.ConversionReport, options: argparse.Namespace
+) -> Iterator[Element]:
     by_class, noun = _samples_by_class(report), _sample_noun(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
+        yield Heading(format_count(len(by_class), "class", "classes"))
         rows = [[escaped(name), f"{n:,}"] for name, n in by_class.items()]
-        yield f"{format_count(len(by_class), 'class', 'classes')}, with {noun}s:"
-        yield format_list(format_table(rows).splitlines(), "shardio inspect lists them")
+        yield Table(rows, ("class", f"{noun}s"), "<>", "shardio inspect --all lists them")
     if by_class and n_unlabelled:
-        why = "not in the file of labels" if has_label_file else "directly in SRC"
-        yield f"{format_count(n_unlabelled, noun)} without a class (label -1): {why}"
+        why = "directly in SRC" if options.labels is None else "not in the file of labels"
+        text = f"{format_count(n_unlabelled, noun)} without a class (label -1): {why}"
+        yield Cell(text, "warning")
     if report.subsets:
-        yield _describe_subsets(report, is_random=has_split)
-    if dropped := _n_dropped(report):
-        n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
-        yield (
-            f"{format_count(dropped, 'frame')} dropped: too few for another clip, "
-            f"at the ends of {format_count(n_files, 'file')}"
-        )
-    tracks = [source.detail["sound"] for source in report.inputs if "sound" in source.detail]
-    if report.kind == "videos" and tracks:
-        kept = [each for each in tracks if each]
-        line = f"audio: in {len(kept):,} of {format_count(len(tracks), 'file')}"
-        if n_several := sum(each.get("streams", 1) > 1 for each in kept):
-            several = format_count(n_several, "file")
-            line += f"; {several} with several streams, only the first is kept"
-        yield line
+        yield from _describe_subsets(report, is_random=options.split is not None)
 
 
 def _outcome_words(report: shardio.ConversionReport, outcome: str) -> str:
@@ -211,20 +216,19 @@ def _outcome_words(report: shardio.ConversionReport, outcome: str) -> str:
     return OUTCOMES[outcome]
 
 
-def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
+def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[Element]:
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return
-    yield f"{_outcome_words(report, outcome)}: {format_count(len(group), 'file')}"
+    words = _outcome_words(report, outcome)
+    title = f"{words[0].upper()}{words[1:]}: {format_count(len(group), 'file')}"
+    yield Heading(title, _ROLES.get(outcome, ""))
     if outcome == "part":
         return  # not listed: a Zarr store may have one such input per chunk
-    lines = []
+    rows = []
     for source in group:
-        line = escaped(": ".join(filter(None, (source.name, source.reason))))
-        if source.n_samples:
-            line += f" ({format_count(source.n_samples, _sample_noun(report))} kept)"
-        lines.append(line)
-    if outcome in ("broken", "modified"):
-        yield from (f"  {line}" for line in lines)
-    else:
-        yield format_list(lines, "shardio inspect --json OUT lists all")
+        kept = format_count(source.n_samples, _sample_noun(report))
+        reason = f"{source.reason} ({kept} kept)" if source.n_samples else source.reason
+        rows.append([escaped(source.name), escaped(reason)])
+    is_bad = outcome in ("broken", "modified")
+    yield Table(rows, rest="" if is_bad else "shardio inspect --verbose --all lists them")

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from shardio.maintenance import DiffReport, diff
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.inspect.report import is_dataset
-from shardio_tools.output import escaped, format_count, format_list, print_result
+from shardio_tools.output import escaped, format_count, print_result
+from shardio_tools.screen import Done, Element, Heading, Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.is_same else 1
 
 
-def _differences(report: DiffReport) -> Iterator[str]:
+def _differences(report: DiffReport) -> Iterator[Element]:
     for side, names in (("A", report.fields_only_a), ("B", report.fields_only_b)):
         if names:
             yield f"fields only in {side}: {escaped(', '.join(names))}"
@@ -47,14 +48,14 @@ def _differences(report: DiffReport) -> Iterator[str]:
         yield "the classes differ"
     rest = "--json lists more"
     if report.changed:
-        yield "samples that differ"
-        lines = [f"{row}: {escaped(', '.join(names))}" for row, names in report.changed]
-        yield format_list(lines, rest)
-    for side, rows in (("A", report.only_a), ("B", report.only_b)):
-        if rows:
-            yield f"samples only in {side}"
-            yield format_list(map(str, rows), rest)
-    yield _summary(report)
+        yield Heading("Samples that differ")
+        rows = [[f"{row:,}", escaped(", ".join(names))] for row, names in report.changed]
+        yield Table(rows, ("sample", "fields"), ">", rest)
+    for side, numbers in (("A", report.only_a), ("B", report.only_b)):
+        if numbers:
+            yield Heading(f"Samples only in {side}")
+            yield Table([[f"{row:,}"] for row in numbers], align=">", rest=rest)
+    yield Done(_summary(report), "good" if report.is_same else "warning")
 
 
 def _summary(report: DiffReport) -> str:

@@ -12,20 +12,21 @@ Examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from shardio.export import ExportReport, export
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     escaped,
     format_count,
-    format_list,
     format_size,
     print_error,
     print_json,
-    print_out,
+    print_screen,
     utf8_name,
     wants_progress,
 )
+from shardio_tools.screen import Done, Element, Heading, Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,20 +69,19 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.json:
         print_json(report.as_json())
+    elif options.quiet:
+        for one in report.skipped:
+            print_error(f"skipped: sample {one.sample}: {escaped(one.reason)}")
     else:
-        _print_report(report, is_quiet=options.quiet)
+        print_screen(_describe(report))
     return 1 if report.skipped else 0
 
 
-def _print_report(report: ExportReport, *, is_quiet: bool) -> None:
+def _describe(report: ExportReport) -> Iterator[Element]:
     if report.skipped:
-        lines = [f"sample {one.sample}: {escaped(one.reason)}" for one in report.skipped]
-        print_line = print_error if is_quiet else print_out
-        print_line(f"skipped {format_count(len(lines), 'damaged sample')}:")
-        print_line(format_list(lines, "--json lists them all"))
-    if not is_quiet:
-        print_out(
-            f"exported {format_count(report.n_samples, 'sample')} to "
-            f"{format_count(report.n_files, 'file')}, "
-            f"{format_size(report.n_bytes)}: {escaped(report.out)}"
-        )
+        yield Heading(f"Skipped: {format_count(len(report.skipped), 'damaged sample')}", "bad")
+        rows = [[f"sample {one.sample:,}", escaped(one.reason)] for one in report.skipped]
+        yield Table(rows, rest="--json lists them all")
+    did = f"exported {format_count(report.n_samples, 'sample')} to "
+    size = f"{format_count(report.n_files, 'file')}, {format_size(report.n_bytes)}"
+    yield Done(f"{did}{size}: {escaped(report.out)}", "warning" if report.skipped else "good")

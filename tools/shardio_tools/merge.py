@@ -14,7 +14,7 @@ import argparse
 
 from shardio.maintenance import merge
 from shardio_tools.arguments import add_rewrite_arguments
-from shardio_tools.output import format_count, print_report, run_rewrite
+from shardio_tools.output import format_count, inspect_step, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,5 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Merge, report, and return the exit code."""
     report = run_rewrite(merge, options, options.out, *options.sources)
-    print_report(report, options, f"merged {format_count(len(options.sources), 'dataset')}")
+    did = f"merged {format_count(len(options.sources), 'dataset')}"
+    print_report(report, options, did, inspect_step(options.out))
     return 0

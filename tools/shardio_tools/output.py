@@ -1,4 +1,4 @@
-"""Output of commands: text formatting, reports, errors, JSON and progress.
+"""Output of commands: reports, errors and JSON; sizes, counts and names as text.
 
 Reports and JSON go to standard output; progress and errors to standard error.
 """
@@ -14,15 +14,15 @@ import math
 import os
 import re
 import select
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TextIO
 
 from shardio.maintenance import MaintenanceReport, SplitReport, StatsReport
+from shardio_tools.screen import Done, Element, Next, Role, painted, rendered
 
-MAX_LISTED: Final = 20
-"""Number of list entries to print; the others are counted."""
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
 """Bytes of a file name that are invalid in the locale's encoding, as Python's surrogate escapes."""
 _is_report_lost = False
@@ -56,10 +56,17 @@ def print_out(text: str = "") -> None:
     _attempt(sys.stdout, partial(print, text))
 
 
-def print_error(text: str) -> None:
+def print_screen(elements: Iterable[Element]) -> None:
+    """Print elements of a report, in the form for standard output."""
+    for text in rendered(elements, sys.stdout):
+        print_out(text)
+
+
+def print_error(text: str, role: Role = "bad") -> None:
     """Print an error as one line on standard error, after flushing the report."""
     flush()
-    _attempt(sys.stderr, partial(print, f"shardio: {text}", file=sys.stderr, flush=True))
+    line = f"{painted('shardio:', role, sys.stderr)} {text}"
+    _attempt(sys.stderr, partial(print, line, file=sys.stderr, flush=True))
 
 
 def print_now(text: str, stream: TextIO) -> None:
@@ -175,23 +182,14 @@ def format_duration(elapsed_s: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def format_table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Return rows of cells as aligned columns; the last column is not padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append(indent + "  ".join(cells).rstrip())
-    return "\n".join(lines)
+def shown_path(path: str) -> str:
+    """Return a path as an argument for a shell: quoted if need be, with odd characters escaped."""
+    return escaped(shlex.quote(path))
 
 
-def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
-    """Return the first MAX_LISTED lines; `rest` says where to find the others."""
-    every = list(lines)
-    shown = [indent + line for line in every[:MAX_LISTED]]
-    if more := len(every) - len(shown):
-        shown.append(f"{indent}… and {more:,} more ({rest})")
-    return "\n".join(shown)
+def inspect_step(path: str) -> tuple[str, str]:
+    """Return the next step of inspecting a dataset."""
+    return f"shardio inspect {shown_path(path)}", "fields, counts, classes and a sample"
 
 
 def wants_progress(options: argparse.Namespace) -> bool:
@@ -215,13 +213,12 @@ def check_progress_is_read() -> None:
         raise BrokenPipeError
 
 
-def print_result(report: Any, options: argparse.Namespace, lines: Iterable[str]) -> None:
-    """Print a report: as JSON with --json, else as lines; nothing with --quiet."""
+def print_result(report: Any, options: argparse.Namespace, elements: Iterable[Element]) -> None:
+    """Print a report: as JSON with --json, else as a screen; nothing with --quiet."""
     if options.json:
         print_json(report.as_json())
     elif not options.quiet:
-        for line in lines:
-            print_out(line)
+        print_screen(elements)
 
 
 def run_rewrite(
@@ -240,11 +237,16 @@ def run_rewrite(
     )
 
 
-def print_report(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:
+def print_report(
+    report: MaintenanceReport,
+    options: argparse.Namespace,
+    did: str,
+    *steps: tuple[str, str],
+) -> None:
     """Print the result of a rewriting operation; the line begins with `did`."""
     counts = format_count(report.n_samples, "sample"), format_count(report.n_shards, "shard")
     line = f"{did}: {' in '.join(counts)}, {format_size(report.n_bytes)}, "
-    print_result(report, options, [line + generation_text(report)])
+    print_result(report, options, [Done(line + generation_text(report)), Next(steps)])
 
 
 def generation_text(report: MaintenanceReport | SplitReport | StatsReport) -> str:

@@ -11,17 +11,20 @@ Examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
-from shardio.maintenance import Loss, RepairReport, repair
+from shardio.maintenance import Loss, RepairReport, ShardRepair, repair
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     escaped,
     format_count,
+    inspect_step,
     print_error,
     print_json,
-    print_out,
+    print_screen,
     wants_progress,
 )
+from shardio_tools.screen import Cell, Done, Element, Next
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,17 +41,27 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.as_json())
         return 0 if report.is_whole else 1
-    print_line = print_error if options.quiet else print_out
-    for shard in report.shards:
-        if not options.quiet:
-            for note in shard.mended:
-                print_out(f"{escaped(shard.name)}: repaired: {escaped(note)}")
-        for loss in shard.losses:
-            where = f"{escaped(shard.name)}: lost: {_which(loss)}"
-            print_line(f"{where}: {escaped(loss.reason)}")
-    if not options.quiet:
-        print_out(_summary(report))
+    if options.quiet:
+        for shard in report.shards:
+            for loss in shard.losses:
+                print_error(_loss_text(shard, loss))
+    else:
+        print_screen(_describe(report, options.out))
     return 0 if report.is_whole else 1
+
+
+def _describe(report: RepairReport, out: str) -> Iterator[Element]:
+    for shard in report.shards:
+        for note in shard.mended:
+            yield Cell(f"{escaped(shard.name)}: repaired: {escaped(note)}", "warning")
+        for loss in shard.losses:
+            yield Cell(_loss_text(shard, loss), "bad")
+    yield Done(_summary(report), "good" if report.is_whole else "warning")
+    yield Next([inspect_step(out)])
+
+
+def _loss_text(shard: ShardRepair, loss: Loss) -> str:
+    return f"{escaped(shard.name)}: lost: {_which(loss)}: {escaped(loss.reason)}"
 
 
 def _which(loss: Loss) -> str:

@@ -13,7 +13,7 @@ import argparse
 
 from shardio.maintenance import reshard
 from shardio_tools.arguments import add_rewrite_arguments
-from shardio_tools.output import print_report, run_rewrite
+from shardio_tools.output import inspect_step, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,5 +27,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Reshard, report, and return the exit code."""
     report = run_rewrite(reshard, options, options.src, options.out)
-    print_report(report, options, "resharded")
+    print_report(report, options, "resharded", inspect_step(options.out))
     return 0

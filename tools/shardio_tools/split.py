@@ -19,11 +19,11 @@ from shardio_tools.arguments import add_output_arguments, parse_shares
 from shardio_tools.output import (
     escaped,
     format_count,
-    format_table,
     generation_text,
     print_result,
     utf8_name,
 )
+from shardio_tools.screen import Done, Element, Next, Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,16 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Split, report, and return the exit code."""
     report = split(options.path, options.parts, group=options.group, seed=options.seed)
-    print_result(report, options, _describe(report, has_groups=options.group is not None))
+    print_result(report, options, _describe(report, options))
     return 0
 
 
-def _describe(report: SplitReport, *, has_groups: bool) -> Iterator[str]:
+def _describe(report: SplitReport, options: argparse.Namespace) -> Iterator[Element]:
     rows = []
     for name, n_samples in report.n_samples.items():
-        groups = [format_count(report.n_groups[name], "group")] if has_groups else []
-        rows.append([escaped(name), format_count(n_samples, "sample"), *groups])
-    yield format_table(rows)
+        groups = [f"{report.n_groups[name]:,}"] if options.group is not None else []
+        rows.append([escaped(name), f"{n_samples:,}", *groups])
+    head = ("subset", "samples", *(["groups"] if options.group is not None else []))
+    yield Table(rows, head, "<>>")
     total = format_count(sum(report.n_samples.values()), "sample")
     subsets = format_count(len(rows), "subset")
-    yield f"split {total} into {subsets}, {generation_text(report)}"
+    yield Done(f"split {total} into {subsets}, {generation_text(report)}")
+    path, name = escaped(options.path), next(iter(report.n_samples))
+    yield Next([(f"shardio.open({path!r}, subset={name!r})", "open a subset in Python")])

@@ -20,59 +20,55 @@ from shardio_tools.arguments import add_engine_arguments, add_output_arguments, 
 from shardio_tools.output import (
     escaped,
     format_count,
-    format_list,
-    format_table,
     generation_text,
     print_result,
+    shown_path,
     utf8_name,
     wants_progress,
 )
+from shardio_tools.screen import Cell, Done, Element, Heading, Next, Table
 
 _COLUMNS = ("mean", "std", "min", "max", "count")
 
 
-def describe_stats(stats: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about stored statistics of the whole dataset and of subsets."""
+def describe_stats(stats: Mapping[str, Any], rest: str) -> Iterator[Element]:
+    """Yield the elements for stored statistics of the whole dataset and of subsets."""
     if "whole" in stats:
-        yield "statistics"
+        yield Heading("Statistics")
         yield from describe_counts(stats["whole"])
     of_subsets = stats.get("subsets")
     for name, found in of_subsets.items() if isinstance(of_subsets, Mapping) else ():
-        yield f"statistics of subset {escaped(name)}"
+        yield Heading(f"Statistics of subset {escaped(name)}")
         yield from describe_counts(found)
+        yield from describe_classes(found, rest)
 
 
-def describe_counts(found: Any) -> Iterator[str]:
-    """Yield a table of mean, deviation and range per field, and the classes."""
+def describe_counts(found: Any) -> Iterator[Element]:
+    """Yield a table of mean, deviation and range per field."""
     fields = found.get("fields") if isinstance(found, Mapping) else None
     if not isinstance(fields, Mapping) or not fields:
         yield "  none"
         return
     known = {name: values for name, values in fields.items() if isinstance(values, Mapping)}
-    columns = [
-        ["field", *map(escaped, known)],
-        *(_aligned(key, [_number(each.get(key)) for each in known.values()]) for key in _COLUMNS),
-        ["", *map(_remarks, known.values())],
-    ]
-    yield format_table([*zip(*columns, strict=True)], indent="  ")
+    rows = []
+    for name, values in known.items():
+        numbers = [_number(values.get(key)) for key in _COLUMNS]
+        rows.append([escaped(name), *numbers, Cell(_remarks(values), "warning")])
+    yield Table(rows, ("field", *_COLUMNS, ""), "<....>")
     pictured = {name: values for name, values in known.items() if _has_pixels(values)}
     for name, values in pictured.items():
         fields_option = f", fields={name!r}" if len(pictured) > 1 else ""
         mean, std = (_scaled(values["channels"][key]) for key in ("mean", "std"))
         yield f"  Normalize(mean=({mean}), std=({std}){escaped(fields_option)})"
-    if isinstance(classes := found.get("classes"), Mapping):
-        lines = [f"{escaped(name)}: {_number(n)}" for name, n in classes.items()]
-        yield f"samples of {format_count(len(lines), 'class', 'classes')}"
-        yield format_list(lines, "--json lists all")
 
 
-def _aligned(title: str, numbers: Sequence[str]) -> list[str]:
-    """Return a column of a table: its title and the numbers, aligned at the point."""
-    parts = [number.partition(".") for number in numbers]
-    n_after = max((len(point + after) for _, point, after in parts), default=0)
-    cells = [before + (point + after).ljust(n_after) for before, point, after in parts]
-    width = max(map(len, [title, *cells]))
-    return [title.rjust(width), *(cell.rjust(width) for cell in cells)]
+def describe_classes(found: Any, rest: str) -> Iterator[Element]:
+    """Yield a table of samples per class, if there are any."""
+    classes = found.get("classes") if isinstance(found, Mapping) else None
+    if isinstance(classes, Mapping):
+        yield Heading("Classes")
+        cells = [[escaped(name), _number(n)] for name, n in classes.items()]
+        yield Table(cells, ("class", "samples"), "<>", rest)
 
 
 def _has_pixels(values: Mapping[str, Any]) -> bool:
@@ -142,11 +138,12 @@ def _n_frames(text: str) -> int | None:
     return int(text)
 
 
-def _not_decoded(path: str, found: Mapping[str, Any]) -> Iterator[str]:
+def _not_decoded(path: str, found: Mapping[str, Any]) -> Iterator[Element]:
     with shardio.open(path) as dataset:
         for name, field in dataset.schema.items():
             if field.medium in ("image", "video") and name not in found["fields"]:
-                yield f"{escaped(name)}: pixels are not counted; --decode counts them"
+                text = f"{escaped(name)}: pixels are not counted; --decode counts them"
+                yield Cell(text, "warning")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -163,6 +160,11 @@ def run(options: argparse.Namespace) -> int:
     part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
     n_samples = format_count(report.stats["samples"], "sample")
     last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report)}"
-    lines = [*describe_counts(report.stats), *_not_decoded(options.path, report.stats), last]
-    print_result(report, options, lines)
+    steps = [
+        (f"shardio inspect {shown_path(options.path)}", "show them again"),
+        (f"shardio.open({escaped(options.path)!r}).stats", "read them in Python"),
+    ]
+    counts = (*describe_counts(report.stats), *describe_classes(report.stats, "--json lists all"))
+    not_decoded = _not_decoded(options.path, report.stats)
+    print_result(report, options, [*counts, *not_decoded, Done(last), Next(steps)])
     return 0

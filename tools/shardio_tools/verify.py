@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from shardio import InvalidArgument
@@ -27,9 +28,11 @@ from shardio_tools.output import (
     format_size,
     print_error,
     print_json,
-    print_out,
+    print_screen,
+    shown_path,
     wants_progress,
 )
+from shardio_tools.screen import Cell, Done, Element, Next
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,17 +69,22 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**report, "seconds": round(time.monotonic() - start_s, 3)})
         return 1 if findings else 0
-    print_line = print_error if options.quiet else print_out
-    for finding in findings:
-        print_line(escaped(str(finding)))
-    if not options.quiet:
-        for name in report.get("unknown", ()):
-            print_out(f"not part of the dataset: {escaped(name)}")
-        print_out(_summary(report, findings, time.monotonic() - start_s))
+    if options.quiet:
+        for finding in findings:
+            print_error(escaped(str(finding)))
+    else:
+        elapsed_s = time.monotonic() - start_s
+        print_screen(_describe(report, findings, elapsed_s, options.path))
     return 1 if findings else 0
 
 
-def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: float) -> str:
+def _describe(
+    report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: float, path: str
+) -> Iterator[Element]:
+    for finding in findings:
+        yield Cell(escaped(str(finding)), "bad")
+    for name in report.get("unknown", ()):
+        yield Cell(f"not part of the dataset: {escaped(name)}", "warning")
     if findings:
         n_files = len({finding.path for finding in findings})
         verdict = (
@@ -84,10 +92,14 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
         )
     else:
         verdict = "no damage found"
-    return (
+    yield Done(
         f"verified {format_count(report['n_shards'], 'shard')}, {format_size(report['n_bytes'])}, "
-        f"in {format_duration(elapsed_s)}: {verdict}: {escaped(str(report['path']))}"
+        f"in {format_duration(elapsed_s)}: {verdict}: {escaped(str(report['path']))}",
+        "bad" if findings else "good",
     )
+    if findings:
+        command = f"shardio repair {shown_path(path)} NEW"
+        yield Next([(command, "save the undamaged samples as a new dataset")])
 
 
 def _n_found(findings: tuple[Finding, ...]) -> int:

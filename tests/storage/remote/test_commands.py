@@ -26,7 +26,8 @@ def test_inspect_by_ranges(told: Scene, tmp_path: Path, capsys: pytest.CaptureFi
     assert told.proxy.n_bytes[names[0]] < facts["shards"][0]["bytes"] / 2
     assert told.proxy.requests[names[1]] == 0
     assert cli.main(["inspect", url]) == 0
-    assert "400 in 2 shards" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "  samples  400\n" in out and " in 2 shards\n" in out
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Show a dataset, one shard, or one sample.
 
-Shows fields, counts, sizes, classes, the inputs without samples, and one sample. Writes a picture
-or animation of the sample, or a sheet of many samples, if requested. Only a few parts are read;
-`shardio verify` checks every byte. Exit code 1 means that damage was found; it is listed.
+Shows counts, size, the default view, fields, classes, subsets, statistics, and one sample. Writes a
+picture or animation of the sample, or a sheet of many samples, if requested. Only a few parts are
+read; `shardio verify` checks every byte. Exit code 1 means that damage was found; it is listed.
 
 Examples:
     shardio inspect out/                          # fields, counts and classes
@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from shardio_tools.arguments import is_url
@@ -29,19 +28,21 @@ from shardio_tools.inspect.report import (
     inspect_dataset,
     inspect_shard,
     is_dataset,
+    media_text,
     type_text,
 )
 from shardio_tools.output import (
     OUTCOMES,
     escaped,
     format_count,
-    format_list,
     format_size,
-    format_table,
     print_json,
-    print_out,
+    print_screen,
     shorten,
+    shown_path,
 )
+from shardio_tools.screen import MAX_LISTED, Cell, Done, Element, Heading, Next, Table
+from shardio_tools.screen import facts as facts_table
 from shardio_tools.stats import describe_stats
 
 
@@ -50,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder, or its URL) or one shard (a file)")
     add("--sample", type=int, metavar="N", help="the sample to show (default: the first)")
+    add("--verbose", action="store_true", help="also show history, options, versions and shards")
+    add("--all", action="store_true", help="print complete lists")
     add("--json", action="store_true", help="print everything as JSON, with complete lists")
     add_picture_arguments(parser)
 
@@ -63,129 +66,171 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.as_json())
     else:
-        describe = describe_dataset if is_folder else describe_shard
-        pictures = describe_pictures(found.facts, options)
-        for line in chain(describe(found.facts), pictures, _damage(found, options.path)):
-            print_out(line)
+        print_screen(_describe(found, options, is_folder=is_folder))
     return 1 if found.findings else 0
 
 
-def describe_dataset(facts: Facts) -> Iterator[str]:
-    """Yield the lines about a dataset."""
+def _describe(
+    found: Inspection, options: argparse.Namespace, *, is_folder: bool
+) -> Iterator[Element]:
+    rest = "" if options.all else "--all lists them"
+    if is_folder:
+        yield from _describe_dataset(found, rest, is_verbose=options.verbose)
+    else:
+        yield from _describe_shard(found, is_verbose=options.verbose)
+    yield from describe_pictures(found.facts, options)
+    yield from _damage(found, rest, options)
+
+
+def _describe_dataset(found: Inspection, rest: str, *, is_verbose: bool) -> Iterator[Element]:
+    facts = found.facts
+    yield Heading(escaped(facts["dataset"]))
     if "generation" in facts:
-        yield from _origin(facts)
-    yield from _fields(facts["schema"])
+        yield facts_table([*_overview(found), *(_history(facts) if is_verbose else ())])
+    yield from _fields(found)
     if classes := facts.get("classes"):
-        yield "classes"
+        yield Heading("Classes")
         rows = [
-            [str(i), escaped(name), "" if n is None else format_count(n, "sample")]
+            [str(i), escaped(name), "" if n is None else f"{n:,}"]
             for i, (name, n) in enumerate(classes.items())
         ]
-        yield _listed(rows)
+        yield Table(rows, ("label", "class", "samples"), "><>", rest)
     if n_without := facts.get("without_class"):
-        yield f"{format_count(n_without, 'sample')} with a label outside the classes"
+        text = f"{format_count(n_without, 'sample')} with a label outside the classes"
+        yield Cell(text, "warning")
     if subsets := facts.get("subsets"):
-        yield "subsets"
-        rows = [[escaped(name), format_count(n, "sample")] for name, n in subsets.items()]
-        yield _listed(rows)
-    yield from describe_stats(facts.get("stats", {}))
-    yield "shards"
-    rows = [_shard_row(shard) for shard in facts["shards"]]
-    yield _listed(rows)
-    for name, beside in facts.get("column_groups", {}).items():
-        yield f"shards of the added column {escaped(name)}"
-        rows = [_shard_row(shard) for shard in beside]
-        yield _listed(rows)
-    if without := facts.get("without_samples"):
-        yield "inputs without samples"
-        reasons = [escaped(_reason(entry)) for entry in without]
-        yield format_list(reasons, "--json lists all")
+        yield Heading("Subsets")
+        rows = [[escaped(name), f"{n:,}"] for name, n in subsets.items()]
+        yield Table(rows, ("subset", "samples"), "<>", rest)
+    yield from describe_stats(facts.get("stats", {}), rest)
+    if is_verbose or "generation" not in facts:
+        yield from _shards(facts, rest)
     yield from _sample(facts)
 
 
-def _listed(rows: list[list[str]]) -> str:
-    return format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
-
-
-def _reason(entry: Mapping[str, Any]) -> str:
-    outcome = OUTCOMES.get(entry["outcome"], entry["outcome"])
-    return ": ".join(filter(None, (outcome, entry["path"], entry.get("reason"))))
-
-
-def _origin(facts: Facts) -> Iterator[str]:
+def _overview(found: Inspection) -> Iterator[list[str]]:
+    """Yield rows about a dataset: samples, size, the default view, how many files gave none."""
+    facts = found.facts
+    samples = f"{facts['samples']:,}"
+    if facts.get("classes"):
+        samples += f" in {format_count(len(facts['classes']), 'class', 'classes')}"
+    yield ["samples", samples]
     shards = format_count(len(facts["shards"]), "shard")
-    rows = [
-        ["generation", f"{facts['generation']} of lineage {facts['lineage']}"],
-        ["samples", f"{facts['samples']:,} in {shards}, {format_size(facts['bytes'])}"],
-    ]
+    yield ["size", f"{format_size(facts['bytes'])} in {shards}"]
+    yield ["view", view_text(found)]
+    n_inputs = sum(facts["outcomes"].values())
+    if n_inputs != facts["outcomes"].get("converted", 0):
+        counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
+        yield ["inputs", f"{format_count(n_inputs, 'file')}: {', '.join(counts)}"]
+
+
+def view_text(found: Inspection) -> str:
+    """Return a text for what a loader returns by default."""
+    view = found.view
+    if view["kind"] != "clips":
+        return "rows, as they are stored"
+    parts = [f"stride {view['stride']}", f"a step of {view['step']}"]
+    if "size" in view:
+        height, width = view["size"]
+        parts.append(f"{width} × {height} pixels")
+    clips = "clips" if found.n_clips is None else format_count(found.n_clips, "clip")
+    return f"{clips} of {format_count(view['frames'], 'frame')}, {', '.join(parts)}"
+
+
+def _history(facts: Facts) -> Iterator[list[str]]:
+    """Yield rows about the origin of a dataset."""
+    yield ["generation", f"{facts['generation']} of lineage {facts['lineage']}"]
     if converter := facts["converter"]:
-        options = [f"{k}={json.dumps(v)}" for k, v in converter.get("options", {}).items()]
-        rows.append(["converter", f"{converter.get('name')} {converter.get('version')}"])
-        rows.append(["options", escaped(" ".join(options))])
-    rows.append(["versions", ", ".join(f"{k} {v}" for k, v in facts["versions"].items())])
+        given = [f"{k}={json.dumps(v)}" for k, v in converter.get("options", {}).items()]
+        yield ["converter", escaped(f"{converter.get('name')} {converter.get('version')}")]
+        yield ["options", escaped(" ".join(given))]
+    yield ["versions", escaped(", ".join(f"{k} {v}" for k, v in facts["versions"].items()))]
     if operation := facts["operation"]:
         given = operation.get("options")
         text = [f"{k}={json.dumps(v)}" for k, v in given.items()] if isinstance(given, dict) else []
-        rows.append(["made by", escaped(" ".join([str(operation.get("name")), *text]))])
-    if facts["outcomes"]:
-        counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
-        n_inputs = format_count(sum(facts["outcomes"].values()), "file")
-        rows.append(["inputs", f"{n_inputs}: {', '.join(counts)}"])
-    yield format_table(rows)
+        yield ["made by", escaped(" ".join([str(operation.get("name")), *text]))]
 
 
-def describe_shard(facts: Facts) -> Iterator[str]:
-    """Yield the lines about a shard."""
-    rows = [["bytes", f"{facts['bytes']:,} ({format_size(facts['bytes'])})"]]
+def _shards(facts: Facts, rest: str) -> Iterator[Element]:
+    """Yield the shards, and the inputs that gave no sample."""
+    groups = {f"Shards of the added column {escaped(k)}": v for k, v in _groups(facts).items()}
+    for title, shards in {"Shards": facts["shards"], **groups}.items():
+        yield Heading(title)
+        rows = [_shard_row(shard) for shard in shards]
+        yield Table(rows, ("shard", "samples", "size", ""), "<>.", rest) if rows else "  none"
+    if without := facts.get("without_samples"):
+        yield Heading("Inputs without samples")
+        yield Table([_input_row(entry) for entry in without], rest=rest)
+
+
+def _groups(facts: Facts) -> dict[str, list[Facts]]:
+    groups: dict[str, list[Facts]] = facts.get("column_groups", {})
+    return groups
+
+
+def _input_row(entry: Mapping[str, Any]) -> list[str]:
+    outcome = str(OUTCOMES.get(entry["outcome"], entry["outcome"]))
+    return [escaped(text) for text in (outcome, entry["path"], entry.get("reason") or "")]
+
+
+def _describe_shard(found: Inspection, *, is_verbose: bool) -> Iterator[Element]:
+    facts = found.facts
+    yield Heading(escaped(facts["shard"]))
+    rows = [["size", f"{facts['bytes']:,} bytes ({format_size(facts['bytes'])})"]]
     if facts["samples"] is not None:
-        rows = [["samples", f"{facts['samples']:,}"], *rows, ["id", facts["id"]]]
-    yield format_table(rows)
-    yield from _fields(facts["schema"])
-    if facts["sections"]:
-        yield "sections"
-        header = ["kind", "field", "offset", "bytes", "count", "stride"]
+        rows = [["samples", f"{facts['samples']:,}"], *rows]
+        rows += [["id", facts["id"]]] if is_verbose else []
+    yield facts_table(rows)
+    yield from _fields(found)
+    if is_verbose and facts["sections"]:
+        yield Heading("Sections")
         numbers = ("offset", "bytes", "count", "stride")
         cells = [
             [s["kind"], escaped(s["field"] or ""), *(f"{s[key]:,}" for key in numbers)]
             for s in facts["sections"]
         ]
-        yield format_table([header, *cells], indent="  ")
+        yield Table(cells, ("kind", "field", *numbers), "<<>>>>")
     yield from _sample(facts)
 
 
 def _shard_row(shard: Mapping[str, Any]) -> list[str]:
-    n_samples = (
-        "unreadable" if shard["samples"] is None else format_count(shard["samples"], "sample")
-    )
-    state = "" if shard["is_readable"] else "damaged"
+    n_samples = "?" if shard["samples"] is None else f"{shard['samples']:,}"
+    state = "" if shard["is_readable"] else Cell("damaged", "bad")
     return [escaped(shard["name"]), n_samples, format_size(shard["bytes"]), state]
 
 
-def _fields(schema: Facts) -> Iterator[str]:
-    yield "fields"
+def _fields(found: Inspection) -> Iterator[Element]:
+    schema = found.facts["schema"]
+    yield Heading("Fields")
     if not schema:
-        yield "  cannot be read"
+        yield Cell("  cannot be read", "bad")
         return
-    rows = [[escaped(name), type_text(kind)] for name, kind in schema.items()]
-    yield format_table(rows, indent="  ")
+    rows = [
+        [escaped(name), type_text(kind), media_text(found.media.get(name, ()))]
+        for name, kind in schema.items()
+    ]
+    yield Table(rows if found.media else [row[:2] for row in rows])
+    n_media = max(map(len, found.media.values()), default=0)
+    if 0 < n_media < found.n_samples:
+        yield Cell(f"  media as in {n_media:,} of {found.n_samples:,} samples", "dim")
 
 
 def _shape(shape: list[int]) -> str:
     return " × ".join(map(str, shape)) or "scalar"
 
 
-def _sample(facts: Facts) -> Iterator[str]:
+def _sample(facts: Facts) -> Iterator[Element]:
     if not (sample := facts.get("sample")):
         return
     row = f", row {sample['row']:,}" if "row" in sample else ""
-    yield f"sample {sample['sample']:,} ({escaped(sample['shard'])}{row})"
+    yield Heading(f"Sample {sample['sample']:,} ({escaped(sample['shard'])}{row})")
     if not sample["fields"]:
-        yield "  cannot be read"
+        yield Cell("  cannot be read", "bad")
         return
     names = list(facts.get("classes") or {})
     rows = []
     for name, value in sample["fields"].items():
-        text = "cannot be read" if value is None else _value(value)
+        text = Cell("cannot be read", "bad") if value is None else _value(value)
         if (
             name == "label"
             and value
@@ -195,7 +240,7 @@ def _sample(facts: Facts) -> Iterator[str]:
         ):
             text += f" ({escaped(names[value['min']])})"
         rows.append([escaped(name), text])
-    yield format_table(rows, indent="  ")
+    yield Table(rows)
 
 
 def _value(value: Mapping[str, Any]) -> str:
@@ -241,10 +286,27 @@ def _media(value: Mapping[str, Any]) -> str:
     return f"{escaped(value['codec'])} {what}{length}: {n_bytes} in {packets}"
 
 
-def _damage(found: Inspection, path: str) -> Iterator[str]:
-    verdict = "no damage found (shardio verify checks every byte)"
+def _damage(found: Inspection, rest: str, options: argparse.Namespace) -> Iterator[Element]:
+    path = escaped(options.path)
     if found.findings:
-        yield "damage"
-        yield format_list([escaped(str(f)) for f in found.findings], "shardio verify lists all")
+        yield Heading("Damage", "bad")
+        lines = [f"  {escaped(str(finding))}" for finding in found.findings]
+        n_shown = MAX_LISTED if rest else len(lines)
+        yield from lines[:n_shown]
+        if more := lines[n_shown:]:
+            yield f"  … and {len(more):,} more ({rest})"
         verdict = f"{format_count(len(found.findings), 'finding')} of damage"
-    yield f"inspected {escaped(path)}: {verdict}"
+        yield Done(f"inspected {path}: {verdict}", "bad")
+        repair = f"shardio repair {shown_path(options.path)} NEW"
+        yield Next([(repair, "save the undamaged samples as a new dataset")])
+        return
+    yield Done(f"inspected {path}: no damage found (shardio verify checks every byte)")
+    command, is_folder = f"shardio inspect {shown_path(options.path)}", "dataset" in found.facts
+    steps: list[tuple[str, str]] = []
+    if not options.verbose:
+        remark = "history, options, versions, shards" if is_folder else "sections of the file"
+        steps.append((f"{command} --verbose", remark))
+    kinds = {value["type"] for values in found.media.values() for value in values[:1]}
+    if is_folder and options.sheet is None and kinds & {"Image", "Video"}:
+        steps.append((f"{command} --sheet sheet.png", "pictures of up to 24 samples"))
+    yield Next(steps)

@@ -5,6 +5,7 @@ Damage becomes a finding; the readable parts are reported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +20,14 @@ import shardio
 from shardio.errors import DatasetNotFound, ShardNotFound
 from shardio.maintenance import Finding, Survey, survey_shard
 from shardio_tools.arguments import is_url
+from shardio_tools.output import escaped
 
 N_VALUES: Final = 8
 """Number of array values to show."""
+N_MEDIA: Final = 32
+"""Number of samples, spread over a dataset, whose media fields are described."""
+MAX_COUNTED_VIDEOS: Final = 100_000
+"""Number of videos up to which the clips of the default view are counted."""
 
 
 def value_facts(value: Any, kind: Any) -> dict[str, Any]:
@@ -90,10 +96,18 @@ Samples = shardio.ShardDataset | shardio.ShardReader
 
 @dataclass
 class Inspection:
-    """The facts about a dataset or a shard, and the damage found."""
+    """The facts about a dataset or a shard, and the damage found.
+
+    The attributes after these are for the screen, and not in the JSON report: the facts of up to
+    N_MEDIA values of each media field, of `n_samples` in all; the default view, and its clips.
+    """
 
     facts: Facts = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    media: dict[str, list[Facts]] = field(default_factory=dict)
+    n_samples: int = 0
+    view: Mapping[str, Any] = field(default_factory=lambda: {"kind": "rows"})
+    n_clips: int | None = None
 
     def attempt(self, path: str, read: Callable[[], Any], **where: Any) -> Any:
         """Return the result of `read`; if the data is bad, return None and record a finding."""
@@ -145,6 +159,34 @@ class Inspection:
         if finding not in self.findings:
             self.findings.append(finding)
 
+    def describe_media(self, samples: Samples) -> None:
+        """Gather facts about the media fields of a few samples spread over all; skip damage.
+
+        In an object store, the sample to be shown stands for all.
+        """
+        self.n_samples = n = len(samples)
+        names = [name for name, kind in samples.schema.items() if kind.medium]
+        if isinstance(samples, shardio.ShardDataset) and is_url(samples.path):
+            shown = self.facts.get("sample", {}).get("fields", {})
+            self.media = {name: [shown[name]] for name in names if shown.get(name)}
+            return
+        numbers = np.unique(np.linspace(0, n - 1, min(n, N_MEDIA)).astype(np.int64)).tolist()
+        for name in names:
+            found = []
+            for number in numbers:
+                with contextlib.suppress(*READ_ERRORS):
+                    found.append(self._value_facts(samples, number, name))
+            self.media[name] = found
+
+    def _value_facts(self, samples: Samples, number: int, name: str) -> Facts:
+        if isinstance(samples, shardio.ShardReader):
+            reader, row = samples, number
+        else:
+            shard = int(samples.locate(np.array([number]))[0])
+            reader = samples.reader(shard, name)
+            row = number - int(samples.shard_starts[shard])
+        return value_facts(reader.sample(row, [name])[name], samples.schema[name])
+
     def as_json(self) -> Facts:
         """Return facts and findings as JSON values."""
         return {**self.facts, "damage": [finding.as_json() for finding in self.findings]}
@@ -179,6 +221,39 @@ def type_text(kind: Facts) -> str:
         text = "list of " * (text == "list") + kind["dtype"] + (f"[{dims}]" if dims else "")
     text += "" if kind["codec"] == "raw" else f",{kind['codec']}"
     return f"{text},optional" if kind.get("optional") else text
+
+
+def media_text(values: Sequence[Facts]) -> str:
+    """Return a text for the values of a media field: codecs, and ranges of sizes and lengths."""
+    present = [value for value in values if not value.get("absent")]
+    if not present:
+        return ""
+    kind, parts = present[0]["type"], []
+    if kind != "Image":
+        parts.append("/".join(sorted({str(value["codec"]) for value in present})))
+    if kind == "Audio":
+        parts.append(_range_text([value["rate"] for value in present], "Hz"))
+    else:
+        sides = [_range_text([v[side] for v in present]) for side in ("width", "height")]
+        parts.append(" × ".join(sides))
+    if kind != "Video":
+        channels = [value["channels"] for value in present]
+        parts.append(_range_text(channels, "channel" if max(channels) == 1 else "channels"))
+    if kind != "Image":
+        timed = [value for value in present if value["seconds"]]
+        if kind == "Video":
+            parts.append(_range_text([v["frames"] / v["seconds"] for v in timed], "fps"))
+            parts.append(_range_text([value["frames"] for value in present], "frames"))
+        parts.append(_range_text([value["seconds"] for value in timed], "s"))
+    return escaped(", ".join(filter(None, parts)))
+
+
+def _range_text(numbers: Sequence[float], unit: str = "") -> str:
+    if not numbers:
+        return ""
+    ends = [f"{n:,}" if isinstance(n, int) else f"{n:.4g}" for n in (min(numbers), max(numbers))]
+    text = ends[0] if ends[0] == ends[1] else "–".join(ends)
+    return f"{text} {unit}".rstrip()
 
 
 def shard_facts(survey: Survey) -> Facts:
@@ -218,6 +293,7 @@ def inspect_shard(path: str, sample: int | None) -> Inspection:
             row = checked_row(path, sample, len(reader))
             if row is not None:
                 inspection.facts["sample"] = sample_facts(inspection, reader, row)
+            inspection.describe_media(reader)
     return inspection
 
 
@@ -242,7 +318,23 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         row = checked_row(path, sample, len(dataset))
         if row is not None:
             inspection.facts["sample"] = sample_facts(inspection, dataset, row)
+        inspection.describe_media(dataset)
+        inspection.view = dataset.view
+        is_small = len(dataset) <= MAX_COUNTED_VIDEOS
+        if is_small and not (inspection.findings or is_url(path)):
+            inspection.n_clips = _n_clips(dataset)
     return inspection
+
+
+def _n_clips(dataset: shardio.ShardDataset) -> int | None:
+    """Return the number of clips of the default view; None if it has rows, or is damaged."""
+    view = dataset.view
+    if view["kind"] != "clips":
+        return None
+    try:
+        return len(dataset.clips(view["frames"], stride=view["stride"], step=view["step"]))
+    except (shardio.ShardioError, OSError):  # `shardio verify` says where
+        return None
 
 
 def _open_dataset(inspection: Inspection, path: str) -> shardio.ShardDataset | None:

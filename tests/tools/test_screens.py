@@ -1,0 +1,190 @@
+"""Screens at 80 and 120 columns, as a person has looked at them, and the style they share.
+
+After a wanted change: `python tools/dev/screenshots.py --text tests/tools/screens`, and
+`python tools/dev/screenshots.py OUT` for pictures to look at.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.cells import cell_len
+
+from shardio_tools import cli
+from shardio_tools.screen import Cell, Done, Element, Heading, Next, Table, painted, rendered
+from tests.dev_tools import load_tool
+
+Capture = pytest.CaptureFixture[str]
+
+GOLDEN = Path(__file__).parent / "screens"
+
+
+@pytest.fixture(scope="module")
+def screenshots() -> ModuleType:
+    return load_tool("screenshots")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_screens_are_those_that_were_looked_at(width: int, screenshots: ModuleType) -> None:
+    # The folder is in some texts: the length of its name decides where lines end.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        found = screenshots.golden(width, Path(folder))
+    expected = (GOLDEN / f"{width}.txt").read_text("utf-8")
+    assert found == expected
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_of_screens_fit_the_terminal(width: int) -> None:
+    text = (GOLDEN / f"{width}.txt").read_text("utf-8")
+    reports = [part for part in text.split("\n$ shardio ") if "error:" not in part]
+    lines = [line for part in reports for line in part.splitlines()[1:]]
+    assert len(lines) > 100
+    too_long = [line for line in lines if cell_len(line) > width]
+    # Messages of errors are one line each, whatever their length.
+    assert [line for line in too_long if not line.startswith("shardio: ")] == []
+
+
+def test_every_command_has_a_screen(screenshots: ModuleType) -> None:
+    shown = {scene.command.split()[0] for scene in screenshots.SCENES}
+    assert cli.COMMANDS.keys() <= shown
+
+
+class Terminal(io.StringIO):
+    """A terminal in UTF-8."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for name, value in (("TERM", "xterm-256color"), ("COLUMNS", "40")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Terminal()
+
+
+ELEMENTS: list[Element] = [
+    Heading("Numbers"),
+    Table([["a", "1.5"], ["名前", "1,000"], ["c", Cell("–", "bad")]], ("name", "n"), "<."),
+    Heading("Broken", "bad"),
+    "a line",
+    Done("did it: /a/path/that/is/longer/than/the/terminal/is/wide"),
+    Next([("shardio inspect out/", "look"), ("x" * 38, "no room for this remark")]),
+]
+
+
+def shown(stream: io.StringIO, elements: list[Element] = ELEMENTS) -> list[str]:
+    return "\n".join(rendered(elements, stream)).splitlines()
+
+
+def test_a_pipe_gets_plain_text_without_next_steps() -> None:
+    assert shown(io.StringIO()) == [
+        "Numbers",
+        "  name        n",
+        "  a         1.5",
+        "  名前  1,000",
+        "  c         –",
+        "",
+        "Broken",
+        "a line",
+        "",
+        "did it: /a/path/that/is/longer/than/the/terminal/is/wide",
+    ]
+
+
+def test_a_screen_without_headings_has_no_empty_lines_in_a_pipe() -> None:
+    assert shown(io.StringIO(), ["a", Done("b")]) == ["a", "b"]
+
+
+def test_a_terminal_gets_colours_by_meaning(terminal: Terminal) -> None:
+    text = "\n".join(shown(terminal))
+    assert "\x1b[1mNumbers\x1b[0m" in text
+    assert "\x1b[1;31mBroken\x1b[0m" in text
+    assert re.search("\x1b\\[31m *– *\x1b\\[0m", text)
+    assert "\x1b[32m✓ did it:" in text
+    assert "\x1b[2m  # look\x1b[0m" in text and "no room" not in text
+
+
+def test_a_path_is_never_broken_into_lines(terminal: Terminal) -> None:
+    plain = re.sub("\x1b\\[[0-9;]*m", "", "\n".join(shown(terminal)))
+    assert "\n  /a/path/that/is/longer/than/the/terminal/is/wide\n" in plain
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_color_and_dumb_terminals(
+    name: str, value: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    text = "\n".join(shown(terminal))
+    assert not re.search("\x1b\\[[0-9;]*3[0-9]m", text)
+    if value == "dumb":
+        assert text == "\n".join(shown(io.StringIO())) and "\x1b" not in text
+
+
+def test_a_terminal_of_another_encoding_has_marks_of_ascii(terminal: Terminal) -> None:
+    terminal.encoding = "ascii"
+    assert any("+ did it" in line for line in shown(terminal))
+
+
+def test_a_list_stops_and_says_how_many_more_there_are() -> None:
+    rows = [[str(i)] for i in range(25)]
+    lines = shown(io.StringIO(), [Table(rows, rest="see elsewhere")])
+    assert len(lines) == 21 and lines[-1] == "  … and 5 more (see elsewhere)"
+    assert len(shown(io.StringIO(), [Table(rows)])) == 25
+
+
+def test_errors_are_red_on_a_terminal_only(terminal: Terminal) -> None:
+    assert painted("shardio:", "bad", terminal) == "\x1b[31mshardio:\x1b[0m"
+    assert painted("shardio:", "bad", io.StringIO()) == "shardio:"
+
+
+def test_json_is_the_same_on_a_terminal(
+    dataset: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for arguments in (["inspect", str(dataset)], ["diff", str(dataset), str(dataset)]):
+        assert cli.main([*arguments, "--json"]) == 0
+        piped = capsys.readouterr().out
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", terminal)
+            assert cli.main([*arguments, "--json"]) == 0
+        assert terminal.getvalue() == piped and json.loads(piped)
+        terminal.seek(0)
+        terminal.truncate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["info", "out"], "unknown command 'info'; did you mean inspect?"),
+        (["help"], "unknown command 'help'; did you mean --help?"),
+        (["fly"], "unknown command 'fly'; the commands are convert, "),
+        (["export", "a", "b", "--fromat", "files"], "arguments: --fromat; did you mean --format?"),
+        (["split", "a", "--prats=a=1"], "arguments: --prats=a=1; did you mean --parts?"),
+        (["convert", "--kidn", "videos"], "arguments: --kidn; did you mean --kind?"),
+    ],
+)
+def test_mistyped_words_are_named(arguments: list[str], hint: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    err = capsys.readouterr().err
+    assert hint in err
+    own = "usage: shardio " + (arguments[0] if arguments[0] in cli.COMMANDS else "COMMAND")
+    assert err.startswith(own)
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_answers_a_mistyped_flag(command: str, capsys: Capture) -> None:
+    flag = {"inspect": "--samlpe", "serve": "--wrokers"}.get(command, "--qiuet")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([command, "a", "b", "c", flag])
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: shardio {command} ") and "; did you mean --" in err

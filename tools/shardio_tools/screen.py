@@ -1,0 +1,277 @@
+"""The visual style of all commands: headings, tables, colours, the closing line, the next steps.
+
+A command describes its report as a sequence of elements. On a terminal, `rendered` fits them to
+its width and colours them by meaning; with NO_COLOR they have no colour. In a pipe, in a file and
+on a dumb terminal, they are plain text of any width, without the next steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+MAX_LISTED: Final = 20
+"""Number of list entries to print; the others are counted."""
+
+Role = Literal["", "good", "warning", "bad", "dim"]
+_STYLES: Final[dict[Role, str]] = {
+    "": "",
+    "good": "green",
+    "warning": "yellow",
+    "bad": "red",
+    "dim": "dim",
+}
+_MARKS: Final[dict[Role, tuple[str, str]]] = {
+    "good": ("✓", "+"),
+    "warning": ("!", "!"),
+    "bad": ("✗", "x"),
+}
+"""The mark before a closing line, and its form where the encoding of the terminal lacks it."""
+
+
+class Cell(str):
+    """A text with a meaning, which is shown as a colour on a terminal."""
+
+    role: Role
+
+    def __new__(cls, text: str, role: Role) -> Cell:
+        """Return `text` with a role."""
+        cell = super().__new__(cls, text)
+        cell.role = role
+        return cell
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The title of the elements that follow."""
+
+    text: str
+    role: Role = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells, below column titles if there are any.
+
+    `align` has one character per column: "<" left, ">" right, "." at the decimal point; further
+    columns are aligned left. If `rest` says where to find more, at most MAX_LISTED rows are shown.
+    """
+
+    rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()
+    align: str = ""
+    rest: str = ""
+
+
+def facts(rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table whose first column names what the others say."""
+    return Table([[Cell(name, "dim"), *rest] for name, *rest in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The closing line: what was done, and how it ended."""
+
+    text: str
+    role: Role = "good"
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Suggestions for the next steps: commands or code, each with a remark or "".
+
+    Only terminals show it.
+    """
+
+    steps: Sequence[tuple[str, str]]
+
+
+Element = str | Heading | Table | Done | Next
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return True if a stream is a terminal that can show more than plain text."""
+    is_capable = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return is_capable and stream.isatty()
+
+
+def rendered(elements: Iterable[Element], stream: TextIO) -> Iterator[str]:
+    """Yield the text of each element, in the form for `stream`."""
+    console = console_of(stream) if is_terminal(stream) else None
+    is_first, is_spaced = True, console is not None
+    for element in elements:
+        if isinstance(element, Next) and (console is None or not element.steps):
+            continue
+        # Plain text without headings is for scripts: it has no empty lines.
+        is_spaced = is_spaced or isinstance(element, Heading)
+        if isinstance(element, Heading | Done | Next) and is_spaced and not is_first:
+            yield ""
+        is_first = False
+        if console is not None:
+            yield _styled(element, console)
+        else:
+            yield _plain(element, stream.encoding or "utf-8")
+
+
+def painted(text: str, role: Role, stream: TextIO) -> str:
+    """Return a text in the colour of its role if `stream` is a terminal."""
+    if not is_terminal(stream):
+        return text
+    console = console_of(stream)
+    with console.capture() as captured:
+        console.print(text, style=_STYLES[role], end="", soft_wrap=True)
+    return captured.get()
+
+
+def console_of(stream: TextIO) -> Console:
+    """Return a console of rich that interprets no text."""
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+def _plain(element: Element, encoding: str) -> str:
+    if isinstance(element, Heading | Done):
+        return element.text
+    if isinstance(element, Table):
+        return "\n".join(_plain_rows(element, encoding))
+    return "" if isinstance(element, Next) else str(element)
+
+
+def _plain_rows(table: Table, encoding: str) -> Iterator[str]:
+    from rich.cells import cell_len
+
+    rows, n_more = _shown(table)
+    rows = [list(table.head), *rows] if table.head else rows
+    # Characters that the encoding lacks become escapes, which are wider.
+    rows = [[c.encode(encoding, "backslashreplace").decode(encoding) for c in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (width - cell_len(cell))
+            cells.append(space + cell if table.align[i : i + 1] in (">", ".") else cell + space)
+        yield ("  " + "  ".join(cells)).rstrip()
+    if n_more:
+        yield f"  … and {n_more:,} more ({table.rest})"
+
+
+def _shown(table: Table) -> tuple[list[Sequence[str]], int]:
+    """Return the rows to show, with decimal points below one another, and how many are left out."""
+    limit = MAX_LISTED if table.rest else len(table.rows)
+    columns = [list(column) for column in zip(*table.rows[:limit], strict=True)]
+    for i, column in enumerate(columns):
+        if table.align[i : i + 1] == ".":
+            columns[i] = _at_the_point(column)
+    return [*map(list, zip(*columns, strict=True))], max(0, len(table.rows) - limit)
+
+
+def _at_the_point(cells: Sequence[str]) -> list[str]:
+    """Return numbers, padded so that the points are below one another if aligned right."""
+    lengths = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
+    longest = max(lengths, default=0)
+    return [_like(cell, cell + " " * (longest - n)) for cell, n in zip(cells, lengths, strict=True)]
+
+
+def _like(cell: str, text: str) -> str:
+    return Cell(text, cell.role) if isinstance(cell, Cell) else text
+
+
+def _styled(element: Element, console: Console) -> str:
+    with console.capture() as captured:
+        if isinstance(element, Table):
+            _print_table(element, console)
+        elif isinstance(element, Next):
+            console.print("Next", style="bold")
+            _print_steps(element.steps, console)
+        elif isinstance(element, Heading):
+            _print_line(element.text, f"bold {_STYLES[element.role]}", console)
+        elif isinstance(element, Done):
+            mark, plain = _MARKS[element.role]
+            is_unicode = console.encoding.startswith("utf")
+            _print_line(
+                f"{mark if is_unicode else plain} {element.text}", _STYLES[element.role], console
+            )
+        else:
+            _print_line(element, _style_of(element), console)
+    # Blanks at the ends of lines would become lines of their own if the terminal gets narrower.
+    return "\n".join(line.rstrip(" ") for line in captured.get().splitlines())
+
+
+def _print_steps(steps: Sequence[tuple[str, str]], console: Console) -> None:
+    """Print steps that can be copied as they are; remarks are comments, where there is room."""
+    from rich.cells import cell_len
+
+    width = max(cell_len(step) for step, _ in steps)
+    for step, remark in steps:
+        console.print(f"  {step}", end="", soft_wrap=True)
+        remark = f"  # {remark}" if remark else ""
+        if remark and 2 + width + cell_len(remark) <= console.width:
+            remark = " " * (width - cell_len(step)) + remark
+        fits = 2 + cell_len(step) + cell_len(remark) <= console.width
+        console.print(remark if fits else "", style="dim", soft_wrap=True)
+
+
+def _style_of(cell: str) -> str:
+    return _STYLES[cell.role] if isinstance(cell, Cell) else ""
+
+
+def _print_line(text: str, style: str, console: Console) -> None:
+    for line in _wrapped(text, console.width):
+        console.print(line, style=style, soft_wrap=True)
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """Yield lines of whole words; a word longer than the width, such as a path, stays whole."""
+    from rich.cells import cell_len
+
+    indent = " " * (len(text) - len(text.lstrip(" ")))
+    line, hang = indent, indent + "  "
+    for word in text.split():
+        longer = line + word if line.isspace() or not line else f"{line} {word}"
+        if line.strip() and cell_len(longer) > width:
+            yield line
+            longer = hang + word
+        line = longer
+    yield line
+
+
+def _print_table(table: Table, console: Console) -> None:
+    from rich.padding import Padding
+
+    rows, n_more = _shown(table)
+    if rows or table.head:
+        console.print(Padding(_rich_table(table, rows), (0, 0, 0, 2), expand=False))
+    if n_more:
+        console.print(f"  … and {n_more:,} more ({table.rest})", style="dim")
+
+
+def _rich_table(table: Table, rows: Sequence[Sequence[str]]) -> RichTable:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable(
+        box=None,
+        show_header=bool(table.head),
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    n_columns = len(rows[0]) if rows else len(table.head)
+    for i in range(n_columns):
+        is_last = i == n_columns - 1
+        made.add_column(
+            Text(table.head[i]) if table.head else "",
+            justify="right" if table.align[i : i + 1] in (">", ".") else "left",
+            no_wrap=not is_last,
+            overflow="fold" if is_last else "ellipsis",
+        )
+    for row in rows:
+        made.add_row(*(Text(cell, _style_of(cell)) for cell in row))
+    return made
