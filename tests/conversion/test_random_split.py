@@ -99,8 +99,10 @@ def test_the_command_splits(
     command = ["convert", str(tables), str(tmp_path / "out"), "--workers=0"]
     assert cli.main([*command, "--split", "train=0.9, val=0.1", "--split-seed=7"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert "2 subsets, with samples: train 36, val 4 (at random)" in said
-    assert cli.main(["inspect", str(tmp_path / "out")]) == 0
+    after = said.index("2 subsets, at random")
+    table = ["  subset  samples", "  train        36", "  val           4"]
+    assert said[after + 1 : after + 4] == table
+    assert cli.main(["inspect", str(tmp_path / "out"), "--verbose"]) == 0
     assert 'made by     split group=null parts={"train": 0.9, "val": 0.1} seed=7' in (
         capsys.readouterr().out
     )

@@ -194,17 +194,19 @@ def test_an_append_does_as_the_conversion_did(tmp_path: Path) -> None:
     assert (report.classes, report.subsets) == (("cat", "dog", "train/cat", "val/cat"), {})
 
 
-def test_the_command_says_it_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_lists_the_subsets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "val/cat", "emu")
     command = ["convert", str(source), str(tmp_path / "out"), "--workers=0"]
     assert cli.main(command) == 0
-    line = (
-        "2 subsets, with pictures: train 2, val 1; in none: 1 (from folders; --no-split-folders "
-        "makes them classes)"
-    )
-    assert line in capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    after = lines.index("2 subsets, from folders; --no-split-folders makes them classes")
+    table = [
+        "  subset   pictures",
+        "  train           2",
+        "  val             1",
+        "  in none         1",
+    ]
+    assert lines[after + 1 : after + 5] == table
     assert cli.main([*command, "--overwrite", "--no-split-folders"]) == 0
     assert "subset" not in capsys.readouterr().out
 

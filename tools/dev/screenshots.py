@@ -56,6 +56,8 @@ SCENES: Final = (
     Scene("inspect", "inspect out/"),
     Scene("verify", "verify out/"),
     Scene("stats", "stats out/"),
+    Scene("stats-pixels", "stats lossy/ --decode --frames 2", is_steady=False),
+    Scene("convert-subsets", "convert split/ subsets/ --workers 0"),
     Scene("split", "split out/ --parts train=0.75,val=0.25"),
     Scene("inspect-again", "inspect out/ --sample -1"),
     Scene("convert-table", "convert table.csv table/ --workers 0"),
@@ -101,6 +103,9 @@ def make_files(folder: Path) -> None:
     (folder / "videos" / "across" / "broken.mp4").write_text("no video\n")
     rows = [f"{i},{i * 1.5 - 3},{'even' if i % 2 == 0 else 'odd'}" for i in range(8)]
     (folder / "table.csv").write_text("\n".join(["id,value,name", *rows, ""]))
+    for i, name in enumerate(("train/cat", "train/dog", "val/cat", "val/dog", "other")):
+        (folder / "split" / name).mkdir(parents=True)
+        np.save(folder / "split" / name / "a.npy", np.full((2, 3), i))
     np.save(folder / "weights.npy", np.linspace(0, 1, 16, dtype=np.float32))
     schema = shardio.Schema(
         {"id": shardio.Array("int64"), "value": shardio.Array("float64"), "name": shardio.Text()}

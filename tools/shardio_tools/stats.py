@@ -164,7 +164,10 @@ def run(options: argparse.Namespace) -> int:
         (f"shardio inspect {shown_path(options.path)}", "show them again"),
         (f"shardio.open({escaped(options.path)!r}).stats", "read them in Python"),
     ]
-    counts = (*describe_counts(report.stats), *describe_classes(report.stats, "--json lists all"))
-    not_decoded = _not_decoded(options.path, report.stats)
-    print_result(report, options, [*counts, *not_decoded, Done(last), Next(steps)])
+    found = (
+        *describe_counts(report.stats),
+        *_not_decoded(options.path, report.stats),
+        *describe_classes(report.stats, "--json lists all"),
+    )
+    print_result(report, options, [*found, Done(last), Next(steps)])
     return 0
