@@ -92,7 +92,12 @@ MAY_IMPORT_ANYTHING = {FRONT_DOOR, "shardio.__main__"}
 
 # Packages that only these may import: slow to load, or not there for everyone.
 HOMES_OF_PACKAGES = {
-    "tinygrad": {"shardio.outputs.tinygrad", "shardio.outputs.tinygrad_internals"},
+    # The demo trains as users do; it has a network of NumPy for where tinygrad does not work.
+    "tinygrad": {
+        "shardio.outputs.tinygrad",
+        "shardio.outputs.tinygrad_internals",
+        "shardio_tools.demo",
+    },
     "torch": {"shardio.outputs.torch"},
     "jax": {"shardio.outputs.jax"},
     "ray": {"shardio._workers.ray_cluster"},

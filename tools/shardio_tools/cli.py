@@ -31,6 +31,7 @@ from shardio_tools import (
     bench,
     compact,
     convert,
+    demo,
     diff,
     doctor,
     export,
@@ -65,6 +66,7 @@ DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "make a dataset": {
+        "demo": demo,
         "convert": convert,
         "add-column": add_column,
         "split": split,

@@ -1,0 +1,440 @@
+"""Draw videos, convert them, and train a network in a minute.
+
+Draws small videos of moving shapes, or takes yours: a folder with one folder of videos per class.
+The videos are converted; a contact sheet shows samples of them; three quarters of the videos train
+a small network, and the others test it. OUT has the videos, the dataset, the sheet and the report;
+running the demo again replaces them. The network runs on tinygrad or, where tinygrad has no device
+(on the CPU it needs clang), on NumPy.
+
+Examples:
+    shardio demo
+    shardio demo --videos videos/                 # your own, one folder per class
+    shardio demo my-demo/ --seconds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import shardio
+from shardio import InvalidArgument
+from shardio.errors import UnsupportedEnvironment
+from shardio.maintenance import split
+from shardio_tools import sample_clips
+from shardio_tools.arguments import add_output_arguments
+from shardio_tools.convert_report import describe_report
+from shardio_tools.inspect.pictures import add_pictures, check_picture_options
+from shardio_tools.inspect.report import inspect_dataset
+from shardio_tools.output import (
+    ProgressLine,
+    escaped,
+    flush,
+    format_count,
+    format_duration,
+    format_table,
+    print_json,
+    print_out,
+)
+
+OUT: Final = "shardio-demo"
+REPORT: Final = "demo.json"
+"""The name of the report in OUT. A folder with this file is one of an earlier demo."""
+MIN_VIDEOS: Final = 4
+FEW: Final = 4
+"""The number of videos of a class below which the report says that they are few."""
+N_VIDEOS: Final = 8
+"""The number of videos that are drawn of each class."""
+MAX_EPOCHS: Final = 8
+BATCH_SIZE: Final = 16
+PARTS: Final = {"train": 0.75, "test": 0.25}
+PICTURE: Final = 14
+"""The number of pixels, about, that the network sees of each side of a frame."""
+WIDTH: Final = 64
+LEARNING_RATE: Final = 1e-3
+
+Floats = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """The places and figures of a demo."""
+
+    videos: str
+    dataset: str
+    sheet: str | None
+    n_videos: dict[str, int]
+    """The number of videos of each class."""
+    network: str
+    n_epochs: int
+    training_s: float
+    accuracy: float
+    """The share of the clips of the test videos whose class was found."""
+    guess: float
+    """The share of the clips that the most frequent class of the test has."""
+    n_tested: int
+    waiting_share: float
+    """The share of the time of the training loop in which it waited for data."""
+    samples_per_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as values of JSON."""
+        return asdict(self)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("out", metavar="OUT", nargs="?", default=OUT, help=f"a new folder (default: {OUT})")
+    add("--videos", metavar="FOLDER", help="one folder of videos per class (default: draw some)")
+    add(
+        "--seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="maximum duration of the training (default: 30)",
+    )
+    add_output_arguments(add)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo, report, and return the exit code."""
+    if not options.seconds > 0:
+        raise InvalidArgument(f"--seconds is {options.seconds:g}; it must be more than 0")
+    say = _say if not (options.quiet or options.json) else _say_nothing
+    out = Path(options.out)
+    _claim(out)
+    videos, dataset, sheet = (
+        Path(options.videos or out / "videos"),
+        out / "dataset",
+        out / "sheet.png",
+    )
+    if options.videos is None:
+        n_drawn = N_VIDEOS * len(sample_clips.MOTIONS)
+        say(f"drawing {n_drawn} videos of moving shapes: {', '.join(sample_clips.MOTIONS)}")
+        sample_clips.write_clips(videos, n_clips=N_VIDEOS)
+    say(f"$ shardio convert {escaped(str(videos))} {escaped(str(dataset))}")
+    n_videos = _convert(videos, dataset, say)
+    say(f"$ shardio inspect {escaped(str(dataset))} --sheet {escaped(str(sheet))}")
+    problem = _write_sheet(dataset, sheet)
+    say(problem or f"wrote {escaped(str(sheet))}: open it to see frames of the videos")
+    figures = _train(dataset, options.seconds, say)
+    report = DemoReport(
+        str(videos), str(dataset), None if problem else str(sheet), n_videos, **figures
+    )
+    (out / REPORT).write_text(json.dumps(report.as_json(), indent=1) + "\n", "utf-8")
+    if options.json:
+        print_json(report.as_json())
+    for line in _conclusion(report):
+        say(line)
+    return 0
+
+
+def _say(text: str) -> None:
+    print_out(text)
+    flush()
+
+
+def _say_nothing(text: str) -> None:
+    """Print nothing, with --quiet and --json."""
+
+
+def _claim(out: Path) -> None:
+    """Make the folder of the demo; refuse a folder that holds anything but an earlier demo."""
+    if out.exists() and not (out / REPORT).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise InvalidArgument(f"{out}: not an empty folder or an earlier demo: name another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / REPORT).touch()
+
+
+def _convert(videos: Path, out: Path, say: Say) -> dict[str, int]:
+    """Convert the videos; return the number of videos of each class."""
+    with ProgressLine("converting", is_silent=say is _say_nothing) as line:
+        report = shardio.convert(
+            videos,
+            out,
+            kind="videos",
+            overwrite=True,
+            progress=lambda state: line.show(
+                state.n_bytes_done,
+                state.n_bytes,
+                f"{state.n_inputs_done:,} of {format_count(state.n_inputs, 'file')}",
+            ),
+        )
+    for text in describe_report(report, None, has_label_file=False, appends=False):
+        say(text)
+    labels = [source.label for source in report.inputs if source.n_samples and source.label >= 0]
+    n_videos = {report.classes[label]: n for label, n in sorted(Counter(labels).items())}
+    if len(n_videos) < 2 or sum(n_videos.values()) < MIN_VIDEOS:
+        raise InvalidArgument(
+            f"{videos}: expected at least two folders of videos, one for each class, with "
+            f"{MIN_VIDEOS} videos in all to train and test a network; found "
+            f"{format_count(sum(n_videos.values()), 'video')} of "
+            f"{format_count(len(n_videos), 'class', 'classes')}"
+        )
+    return n_videos
+
+
+def _write_sheet(dataset: Path, sheet: Path) -> str | None:
+    """Write a contact sheet; return the reason if that is not possible here."""
+    more = {"image": None, "frame": None, "field": None, "overwrite": True}
+    options = argparse.Namespace(path=str(dataset), sheet=str(sheet), **more)
+    try:
+        check_picture_options(options)
+    except UnsupportedEnvironment as error:
+        return f"no contact sheet: {error}"
+    add_pictures(inspect_dataset(str(dataset), None), options)
+    return None
+
+
+def features(sample: dict[str, Any]) -> dict[str, Any]:
+    """Reduce a clip to two small pictures: its mean, and the deviation that motion causes.
+
+    This is the transform of the loaders, which runs in the workers.
+    """
+    frames = sample["frames"]
+    n, height, width, n_channels = frames.shape
+    k = max(1, min(height, width) // PICTURE)
+    cut = frames[:, : height // k * k, : width // k * k]
+    small = cut.reshape(n, height // k, k, width // k, k, n_channels).mean((2, 4), np.float32) / 255
+    pictures = np.stack([small.mean(0) - 0.5, 4 * small.std(0)])
+    return {"pictures": pictures.reshape(-1), "label": sample["label"]}
+
+
+class Network(Protocol):
+    """A network of two layers: WIDTH rectified numbers, then a number for each class."""
+
+    name: str
+    output: Any
+    """The kind of batches that the network takes, as of ShardLoader."""
+
+    def step(self, batch: shardio.Batch) -> tuple[float, float]:
+        """Train with a batch; return the loss and the share of clips whose class is found."""
+        ...
+
+    def classes_of(self, batch: shardio.Batch) -> Labels:
+        """Return the number of the most likely class of each clip."""
+        ...
+
+
+class TinygradNetwork:
+    """The network on tinygrad, each step as one captured program."""
+
+    output = "tinygrad"
+
+    def __init__(self, n_inputs: int, n_classes: int) -> None:
+        import tinygrad.nn
+
+        lib: Any = tinygrad  # its types are incomplete
+        nn, tensor = lib.nn, lib.Tensor
+        tensor.manual_seed(0)
+        self.name = f"tinygrad, device {lib.Device.DEFAULT}"
+        # tinygrad has the context variable from 0.14 on, and Tensor.train before.
+        old = getattr(tensor, "train", None)
+        self._training: Callable[[], Any] = old or (lambda: lib.Context(TRAINING=1))
+        first, second = nn.Linear(n_inputs, WIDTH), nn.Linear(WIDTH, n_classes)
+        optimizer = nn.optim.Adam(nn.state.get_parameters([first, second]), lr=LEARNING_RATE)
+
+        def scores_of(pictures: Any) -> Any:
+            return second(first(pictures).relu())
+
+        def step(pictures: Any, labels: Any) -> Any:
+            optimizer.zero_grad()
+            scores = scores_of(pictures)
+            loss = scores.sparse_categorical_crossentropy(labels).backward()
+            optimizer.step()
+            return tensor.stack(loss, (scores.argmax(1) == labels).mean()).realize()
+
+        self._step = lib.TinyJit(step)
+        self._classes = lib.TinyJit(lambda pictures: scores_of(pictures).argmax(1).realize())
+
+    def step(self, batch: shardio.Batch) -> tuple[float, float]:
+        """Train with a batch; return the loss and the share of clips whose class is found."""
+        with self._training():
+            loss, share = self._step(batch["pictures"], batch["label"]).tolist()
+        return loss, share
+
+    def classes_of(self, batch: shardio.Batch) -> Labels:
+        """Return the number of the most likely class of each clip."""
+        found: Labels = self._classes(batch["pictures"]).numpy().astype(np.int64)
+        return found
+
+
+class NumpyNetwork:
+    """The network on NumPy, with gradients by hand: needs no compiler."""
+
+    output, name = "numpy", "NumPy"
+
+    def __init__(self, n_inputs: int, n_classes: int) -> None:
+        rng = np.random.default_rng(0)
+        self._weights: list[Floats] = []
+        for n_from, n_to in ((n_inputs, WIDTH), (WIDTH, n_classes)):
+            scale = np.sqrt(2 / n_from)
+            self._weights.append(rng.normal(0, scale, (n_from, n_to)).astype(np.float32))
+            self._weights.append(np.zeros(n_to, np.float32))
+        self._means = [np.zeros_like(weight) for weight in self._weights]
+        self._squares = [np.zeros_like(weight) for weight in self._weights]
+        self._n_steps = 0
+
+    def _scores(self, pictures: Floats) -> tuple[Floats, Floats]:
+        """Return the numbers of the first layer, and those of the classes."""
+        a, b, c, d = self._weights
+        hidden = np.maximum(pictures @ a + b, 0)
+        return hidden, hidden @ c + d
+
+    def step(self, batch: shardio.Batch) -> tuple[float, float]:
+        """Train with a batch; return the loss and the share of clips whose class is found."""
+        pictures, labels = batch["pictures"], batch["label"]
+        hidden, scores = self._scores(pictures)
+        powers = np.exp(scores - scores.max(1, keepdims=True))
+        shares = powers / powers.sum(1, keepdims=True)
+        rows = np.arange(len(labels))
+        loss = -float(np.log(shares[rows, labels] + 1e-9).mean())
+        to_scores = shares.copy()
+        to_scores[rows, labels] -= 1
+        to_scores /= len(labels)
+        to_hidden = to_scores @ self._weights[2].T * (hidden > 0)
+        self._update(
+            [pictures.T @ to_hidden, to_hidden.sum(0), hidden.T @ to_scores, to_scores.sum(0)]
+        )
+        return loss, float((scores.argmax(1) == labels).mean())
+
+    def _update(self, gradients: list[Floats]) -> None:
+        """Change the weights by the rule of Adam."""
+        self._n_steps += 1
+        state = zip(self._weights, self._means, self._squares, gradients, strict=True)
+        for weight, mean, square, gradient in state:
+            mean += 0.1 * (gradient - mean)
+            square += 0.001 * (gradient**2 - square)
+            size = np.sqrt(square / (1 - 0.999**self._n_steps)) + 1e-8
+            weight -= LEARNING_RATE * mean / (1 - 0.9**self._n_steps) / size
+
+    def classes_of(self, batch: shardio.Batch) -> Labels:
+        """Return the number of the most likely class of each clip."""
+        found: Labels = self._scores(batch["pictures"])[1].argmax(1)
+        return found
+
+
+def tinygrad_problem() -> str | None:
+    """Return the error of computing with tinygrad on this machine; None if it works."""
+    try:
+        from tinygrad.tensor import Tensor
+
+        (Tensor([1.0]) + 1).tolist()
+    except Exception as error:  # noqa: BLE001  # each version and device has other errors
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _network_kind(say: Say) -> type[TinygradNetwork | NumpyNetwork]:
+    if tinygrad_problem() is None:
+        return TinygradNetwork
+    say("NumPy computes, as tinygrad has no device here: on the CPU it needs clang")
+    say("(apt-get install --no-install-recommends clang)")
+    return NumpyNetwork
+
+
+def _train(dataset: Path, most_s: float, say: Say) -> dict[str, Any]:
+    """Train for some epochs, at most `most_s` seconds, and test; return the figures."""
+    split(dataset, PARTS)
+    kind = _network_kind(say)
+    with ExitStack() as opened:
+        training, testing = (_loader(opened, dataset, part, kind.output) for part in PARTS)
+        classes, first = training.dataset.classes, training.view[0]
+        network = kind(len(features(first)["pictures"]), len(classes))
+        n_clips = format_count(len(training.view), "clip")
+        say(f"training on {n_clips}, from three quarters of the videos ({network.name})")
+        start_s = time.perf_counter()
+        n_epochs = _train_epochs(network, training, most_s, say)
+        training_s = time.perf_counter() - start_s
+        found, labels = _test(network, testing)
+        total = training.stats().total
+    return {
+        "network": network.name,
+        "n_epochs": n_epochs,
+        "training_s": round(training_s, 3),
+        "accuracy": float((found == labels).mean()),
+        "guess": float(np.bincount(labels).max() / len(labels)),
+        "n_tested": len(labels),
+        "waiting_share": total.waiting_s / (total.elapsed_s or 1.0),
+        "samples_per_s": total.n_samples / (total.elapsed_s or 1.0),
+    }
+
+
+def _loader(opened: ExitStack, dataset: Path, part: str, output: Any) -> shardio.ShardLoader:
+    """Return a loader of the clips of a part that have a class."""
+    subset = opened.enter_context(shardio.open(dataset, subset=part))
+    with_class = subset.select(lambda column: column["label"] >= 0, fields=["label"])
+    loader = shardio.ShardLoader(
+        with_class,
+        BATCH_SIZE,
+        fields=["frames", "label"],
+        shuffle=part == "train",
+        seed=0,
+        transform=features,
+        tail="pad",  # batches of one size, as a captured program takes
+        output=output,
+    )
+    return opened.enter_context(loader)
+
+
+def _train_epochs(network: Network, loader: shardio.ShardLoader, most_s: float, say: Say) -> int:
+    """Train for MAX_EPOCHS epochs or `most_s` seconds; return the number of epochs begun."""
+    end_s = time.perf_counter() + most_s
+    for epoch in range(MAX_EPOCHS):
+        results = []
+        for batch in loader:
+            results.append(network.step(batch))
+            if time.perf_counter() > end_s:
+                break
+        loss, share = np.mean(results, 0)
+        say(f"epoch {epoch + 1}  loss {loss:.3f}  accuracy {share:6.1%}")
+        if time.perf_counter() > end_s:
+            return epoch + 1
+    return MAX_EPOCHS
+
+
+def _test(network: Network, loader: shardio.ShardLoader) -> tuple[Labels, Labels]:
+    """Return the classes that the network finds, and the true ones."""
+    found, labels = [], []
+    for batch in loader:
+        found.append(network.classes_of(batch)[batch.valid])
+        labels.append(np.asarray(batch["label"].tolist())[batch.valid])
+    return np.concatenate(found), np.concatenate(labels)
+
+
+def _conclusion(report: DemoReport) -> Iterator[str]:
+    few = min(report.n_videos.values()) < FEW
+    yield (
+        f"accuracy {report.accuracy:.1%} on {format_count(report.n_tested, 'clip')} of the other "
+        f"videos (a constant guess: {report.guess:.1%})"
+    )
+    if few:
+        yield f"  some classes have fewer than {FEW} videos: too few to learn from"
+    yield (
+        f"trained {format_count(report.n_epochs, 'epoch')} in {format_duration(report.training_s)}:"
+        f" {report.samples_per_s:,.0f} clips/s, waiting for data {report.waiting_share:.0%} of the "
+        "time"
+    )
+    dataset = escaped(report.dataset)
+    yield ""
+    yield "try next:"
+    rows = [
+        [f"shardio inspect {dataset} --sample 3", "# look into it"],
+        [f"shardio bench {dataset}", "# how fast it loads"],
+        ["shardio demo --videos FOLDER", "# with your own"],
+        ["docs/tutorial.md", "# the same steps in Python"],
+    ]
+    yield format_table(rows, indent="  ")
