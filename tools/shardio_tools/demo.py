@@ -116,11 +116,8 @@ def run(options: argparse.Namespace) -> int:
     say = _say if not (options.quiet or options.json) else _say_nothing
     out = Path(options.out)
     _claim(out)
-    videos, dataset, sheet = (
-        Path(options.videos or out / "videos"),
-        out / "dataset",
-        out / "sheet.png",
-    )
+    dataset, sheet = out / "dataset", out / "sheet.png"
+    videos = Path(options.videos or out / "videos")
     if options.videos is None:
         n_drawn = N_VIDEOS * len(sample_clips.MOTIONS)
         say(f"drawing {n_drawn} videos of moving shapes: {', '.join(sample_clips.MOTIONS)}")
