@@ -166,7 +166,7 @@ def test_json_is_the_same_on_a_terminal(
     [
         (["info", "out"], "unknown command 'info'; did you mean inspect?"),
         (["help"], "unknown command 'help'; did you mean --help?"),
-        (["fly"], "unknown command 'fly'; the commands are convert, "),
+        (["fly"], "unknown command 'fly'; the commands are demo, convert, "),
         (["export", "a", "b", "--fromat", "files"], "arguments: --fromat; did you mean --format?"),
         (["split", "a", "--prats=a=1"], "arguments: --prats=a=1; did you mean --parts?"),
         (["convert", "--kidn", "videos"], "arguments: --kidn; did you mean --kind?"),

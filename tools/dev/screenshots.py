@@ -79,6 +79,7 @@ SCENES: Final = (
     Scene("serve-keys", "serve --make-keys keys/"),
     Scene("bench", "bench table/ --workers 0 1 --seconds 0.05", is_steady=False),
     Scene("doctor", "doctor", is_steady=False),
+    Scene("demo", "demo --seconds 10", is_steady=False),
     Scene("no-such-path", "inspect nowhere/"),
     Scene("mistyped-command", "inspct out/"),
     Scene("mistyped-flag", "verify out/ --wrkers 2"),

@@ -37,15 +37,17 @@ from shardio_tools.convert_report import describe_report
 from shardio_tools.inspect.pictures import add_pictures, check_picture_options
 from shardio_tools.inspect.report import inspect_dataset
 from shardio_tools.output import (
-    ProgressLine,
     escaped,
     flush,
     format_count,
     format_duration,
-    format_table,
-    print_json,
-    print_out,
+    inspect_step,
+    print_result,
+    print_screen,
+    shown_path,
+    wants_progress,
 )
+from shardio_tools.screen import Cell, Done, Element, Heading, Next
 
 OUT: Final = "shardio-demo"
 REPORT: Final = "demo.json"
@@ -65,7 +67,7 @@ LEARNING_RATE: Final = 1e-3
 
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
-Say = Callable[[str], None]
+Say = Callable[[Element], None]
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo, report, and return the exit code."""
     if not options.seconds > 0:
         raise InvalidArgument(f"--seconds is {options.seconds:g}; it must be more than 0")
-    say = _say if not (options.quiet or options.json) else _say_nothing
+    shows = wants_progress(options)
+    say = _say if shows else _say_nothing
     out = Path(options.out)
     _claim(out)
     dataset, sheet = out / "dataset", out / "sheet.png"
@@ -122,29 +125,29 @@ def run(options: argparse.Namespace) -> int:
         n_drawn = N_VIDEOS * len(sample_clips.MOTIONS)
         say(f"drawing {n_drawn} videos of moving shapes: {', '.join(sample_clips.MOTIONS)}")
         sample_clips.write_clips(videos, n_clips=N_VIDEOS)
-    say(f"$ shardio convert {escaped(str(videos))} {escaped(str(dataset))}")
-    n_videos = _convert(videos, dataset, say)
-    say(f"$ shardio inspect {escaped(str(dataset))} --sheet {escaped(str(sheet))}")
+        say("")
+    say(Heading(f"$ shardio convert {shown_path(str(videos))} {shown_path(str(dataset))}"))
+    n_videos = _convert(videos, dataset, say, shows_progress=shows)
+    say("")
+    say(Heading(f"$ shardio inspect {shown_path(str(dataset))} --sheet {shown_path(str(sheet))}"))
     problem = _write_sheet(dataset, sheet)
-    say(problem or f"wrote {escaped(str(sheet))}: open it to see frames of the videos")
+    say(Cell(problem, "warning") if problem else Done(f"wrote {escaped(str(sheet))}"))
+    say("")
     figures = _train(dataset, options.seconds, say)
     report = DemoReport(
         str(videos), str(dataset), None if problem else str(sheet), n_videos, **figures
     )
     (out / REPORT).write_text(json.dumps(report.as_json(), indent=1) + "\n", "utf-8")
-    if options.json:
-        print_json(report.as_json())
-    for line in _conclusion(report):
-        say(line)
+    print_result(report, options, _conclusion(report))
     return 0
 
 
-def _say(text: str) -> None:
-    print_out(text)
+def _say(element: Element) -> None:
+    print_screen([element])
     flush()
 
 
-def _say_nothing(text: str) -> None:
+def _say_nothing(element: Element) -> None:
     """Print nothing, with --quiet and --json."""
 
 
@@ -156,22 +159,13 @@ def _claim(out: Path) -> None:
     (out / REPORT).touch()
 
 
-def _convert(videos: Path, out: Path, say: Say) -> dict[str, int]:
+def _convert(videos: Path, out: Path, say: Say, *, shows_progress: bool) -> dict[str, int]:
     """Convert the videos; return the number of videos of each class."""
-    with ProgressLine("converting", is_silent=say is _say_nothing) as line:
-        report = shardio.convert(
-            videos,
-            out,
-            kind="videos",
-            overwrite=True,
-            progress=lambda state: line.show(
-                state.n_bytes_done,
-                state.n_bytes,
-                f"{state.n_inputs_done:,} of {format_count(state.n_inputs, 'file')}",
-            ),
-        )
-    for text in describe_report(report, None, has_label_file=False, appends=False):
-        say(text)
+    report = shardio.convert(videos, out, kind="videos", overwrite=True, progress=shows_progress)
+    options = argparse.Namespace(out=str(out), append=False, labels=None)
+    for element in describe_report(report, None, options):
+        if not isinstance(element, Next):
+            say(element)
     labels = [source.label for source in report.inputs if source.n_samples and source.label >= 0]
     n_videos = {report.classes[label]: n for label, n in sorted(Counter(labels).items())}
     if len(n_videos) < 2 or sum(n_videos.values()) < MIN_VIDEOS:
@@ -338,8 +332,13 @@ def tinygrad_problem() -> str | None:
 def _network_kind(say: Say) -> type[TinygradNetwork | NumpyNetwork]:
     if tinygrad_problem() is None:
         return TinygradNetwork
-    say("NumPy computes, as tinygrad has no device here: on the CPU it needs clang")
-    say("(apt-get install --no-install-recommends clang)")
+    say(
+        Cell(
+            "NumPy computes, as tinygrad has no device here: on the CPU it needs clang "
+            "(apt-get install --no-install-recommends clang)",
+            "warning",
+        )
+    )
     return NumpyNetwork
 
 
@@ -352,7 +351,7 @@ def _train(dataset: Path, most_s: float, say: Say) -> dict[str, Any]:
         classes, first = training.dataset.classes, training.view[0]
         network = kind(len(features(first)["pictures"]), len(classes))
         n_clips = format_count(len(training.view), "clip")
-        say(f"training on {n_clips}, from three quarters of the videos ({network.name})")
+        say(Heading(f"Training on {n_clips}, three quarters of the videos ({network.name})"))
         start_s = time.perf_counter()
         n_epochs = _train_epochs(network, training, most_s, say)
         training_s = time.perf_counter() - start_s
@@ -397,7 +396,7 @@ def _train_epochs(network: Network, loader: shardio.ShardLoader, most_s: float, 
             if time.perf_counter() > end_s:
                 break
         loss, share = np.mean(results, 0)
-        say(f"epoch {epoch + 1}  loss {loss:.3f}  accuracy {share:6.1%}")
+        say(f"  epoch {epoch + 1}  loss {loss:.3f}  accuracy {share:6.1%}")
         if time.perf_counter() > end_s:
             return epoch + 1
     return MAX_EPOCHS
@@ -412,26 +411,22 @@ def _test(network: Network, loader: shardio.ShardLoader) -> tuple[Labels, Labels
     return np.concatenate(found), np.concatenate(labels)
 
 
-def _conclusion(report: DemoReport) -> Iterator[str]:
-    few = min(report.n_videos.values()) < FEW
-    yield (
-        f"accuracy {report.accuracy:.1%} on {format_count(report.n_tested, 'clip')} of the other "
-        f"videos (a constant guess: {report.guess:.1%})"
-    )
-    if few:
-        yield f"  some classes have fewer than {FEW} videos: too few to learn from"
+def _conclusion(report: DemoReport) -> Iterator[Element]:
     yield (
         f"trained {format_count(report.n_epochs, 'epoch')} in {format_duration(report.training_s)}:"
         f" {report.samples_per_s:,.0f} clips/s, waiting for data {report.waiting_share:.0%} of the "
         "time"
     )
-    dataset = escaped(report.dataset)
-    yield ""
-    yield "try next:"
-    rows = [
-        [f"shardio inspect {dataset} --sample 3", "# look into it"],
-        [f"shardio bench {dataset}", "# how fast it loads"],
-        ["shardio demo --videos FOLDER", "# with your own"],
-        ["docs/tutorial.md", "# the same steps in Python"],
-    ]
-    yield format_table(rows, indent="  ")
+    if min(report.n_videos.values()) < FEW:
+        yield Cell(f"some classes have fewer than {FEW} videos: too few to learn from", "warning")
+    yield Done(
+        f"accuracy {report.accuracy:.1%} on {format_count(report.n_tested, 'clip')} of the other "
+        f"videos (a constant guess: {report.guess:.1%})"
+    )
+    yield Next(
+        [
+            inspect_step(report.dataset),
+            (f"shardio bench {shown_path(report.dataset)}", "how fast it loads"),
+            ("shardio demo --videos FOLDER", "the same with your videos"),
+        ]
+    )

@@ -18,8 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -39,8 +38,9 @@ from shardio_tools.output import (
     format_size,
     print_error,
     print_json,
-    print_out,
+    print_screen,
 )
+from shardio_tools.screen import Cell, Done, Element, Table, facts
 
 EXTRAS: Final = {
     "images": "pictures, contact sheets",
@@ -73,8 +73,7 @@ _LOW_SHM: Final = 256 << 20
 _REQUIREMENT: Final = re.compile(
     r"([\w.-]+)(?:\[[\w,]+\])?\s*([^;]*)(?:;.*extra == ['\"](\w+)['\"])?"
 )
-_WIDTH: Final = 78
-LABEL: Final = 14
+LABEL: Final = 13
 
 
 @dataclass
@@ -149,8 +148,7 @@ def run(options: argparse.Namespace) -> int:
         for text in found.problems:
             print_error(escaped(text))
     else:
-        for line in describe(found):
-            print_out(line)
+        print_screen(describe(found))
     return 3 if found.problems else 0
 
 
@@ -314,60 +312,60 @@ def _advice(found: Diagnosis) -> Iterator[str]:
         )
 
 
-def describe(found: Diagnosis) -> Iterator[str]:
-    """Yield the lines of the report."""
+def describe(found: Diagnosis) -> Iterator[Element]:
+    """Yield the elements of the report."""
+    yield _facts(_versions(found))
+    yield ""
+    yield _facts(_limits(found))
+    yield ""
+    yield _facts([(name, escaped(text)) for name, text in found.gpus.items()])
+    if found.problems or found.advice:
+        yield ""
+    for text in found.problems:
+        yield Cell(f"problem: {escaped(text)}", "bad")
+    for text in found.advice:
+        yield Cell(f"advice: {escaped(text)}", "warning")
+    if found.problems:
+        yield Done(f"checked this machine: {format_count(len(found.problems), 'problem')}", "bad")
+    elif found.advice:
+        n = format_count(len(found.advice), "piece of advice", "pieces of advice")
+        yield Done(f"checked this machine: shardio works here; {n}", "warning")
+    else:
+        yield Done("checked this machine: everything is fine")
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> Table:
+    return facts([f"{label:<{LABEL}}", text] for label, text in rows)
+
+
+def _versions(found: Diagnosis) -> Iterator[tuple[str, str]]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    yield from _row(
-        "shardio", f"{shardio.__version__}, Python {platform.python_version()}, {system}"
-    )
+    yield "shardio", f"{shardio.__version__}, Python {platform.python_version()}, {system}"
     texts = []
     for one in found.packages:
         note = f" ({found.notes[one.name]})" if one.name in found.notes else ""
         texts.append(f"{one.name} {one.found or 'missing'}{note}")
-    yield from _row("packages", ", ".join(texts) or "unknown")
+    yield "packages", ", ".join(texts) or "unknown"
     has = {name: all(one.is_fit for one in members) for name, members in found.extras.items()}
     if found.extras:
-        yield from _row("extras", ", ".join(name for name in has if has[name]) or "none")
+        yield "extras", ", ".join(name for name in has if has[name]) or "none"
     if lacking := [name for name in has if not has[name]]:
-        yield from _row("not installed", ", ".join(f"{n} ({EXTRAS[n]})" for n in lacking))
-        yield from _row("", f"→ {install_hint(','.join(lacking))}")
-    yield ""
-    yield from _describe_limits(found)
-    yield ""
-    for name, text in found.gpus.items():
-        yield from _row(name, escaped(text))
-    yield ""
-    for text in found.problems:
-        yield from _row("PROBLEM", escaped(text))
-    for text in found.advice:
-        yield from _row("advice", escaped(text))
-    verdict = f"{format_count(len(found.problems), 'problem')}, see above"
-    if not found.problems:
-        n = format_count(len(found.advice), "piece of advice", "pieces of advice")
-        verdict = f"shardio works here; {n}" if found.advice else "everything is fine"
-    yield f"checked this machine: {verdict}"
+        yield "not installed", ", ".join(f"{name} ({EXTRAS[name]})" for name in lacking)
+        yield "", f"→ {install_hint(','.join(lacking))}"
 
 
-def _describe_limits(found: Diagnosis) -> Iterator[str]:
+def _limits(found: Diagnosis) -> Iterator[tuple[str, str]]:
     limits = found.limits
     quota = "" if limits.quota_cpus is None else f" (a quota allows {limits.quota_cpus})"
-    yield from _row("CPUs", f"{limits.n_usable_cpus} usable of {limits.n_cpus}{quota}")
-    yield from _row("memory", f"{format_size(limits.memory_bytes)} free: {limits.memory_limit}")
-    files = [
+    yield "CPUs", f"{limits.n_usable_cpus} usable of {limits.n_cpus}{quota}"
+    yield "memory", f"{format_size(limits.memory_bytes)} free: {limits.memory_limit}"
+    soft, hard = (
         "no limit" if n is None else f"{n:,}"
         for n in (limits.max_open_files, limits.max_raised_open_files)
-    ]
-    yield from _row("open files", f"{files[0]} (can be raised to {files[1]})")
-    yield from _row("memory maps", f"{limits.max_maps:,}")
+    )
+    yield "open files", f"{soft} (can be raised to {hard})"
+    yield "memory maps", f"{limits.max_maps:,}"
     if found.shared_memory is not None:
         total, free = map(format_size, found.shared_memory)
-        yield from _row("/dev/shm", f"{total}, {free} free (shardio does not use it)")
-    ways = "thread" if limits.missing else "zygote (default), spawn, thread"
-    yield from _row("start methods", ways)
-
-
-def _row(label: str, text: str) -> list[str]:
-    start = f"{label:<{LABEL}}"
-    return textwrap.wrap(
-        start + text, _WIDTH, subsequent_indent=" " * LABEL, break_on_hyphens=False
-    )
+        yield "/dev/shm", f"{total}, {free} free (shardio does not use it)"
+    yield "start methods", "thread" if limits.missing else "zygote (default), spawn, thread"

@@ -21,6 +21,7 @@ _EXAMPLES: Final = "\nExamples:\n"
 _PURPOSE: Final = "Turn folders of video, images and arrays into datasets that feed training loops."
 _FIRST: Final = """\
 try first:
+  shardio demo                    # from videos to a trained network in a minute
   shardio convert videos/ out/    # your own videos, one folder for each class
   shardio inspect out/            # see the fields, classes and samples"""
 _LAST: Final = "shardio COMMAND --help shows the options of a command, with examples."
