@@ -31,7 +31,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio.errors import UnsupportedEnvironment
 from shardio.maintenance import split
-from shardio_tools import sample_clips
+from shardio_tools import convert, sample_clips
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.convert_report import describe_report
 from shardio_tools.inspect.pictures import add_pictures, check_picture_options
@@ -162,7 +162,9 @@ def _claim(out: Path) -> None:
 def _convert(videos: Path, out: Path, say: Say, *, shows_progress: bool) -> dict[str, int]:
     """Convert the videos; return the number of videos of each class."""
     report = shardio.convert(videos, out, kind="videos", overwrite=True, progress=shows_progress)
-    options = argparse.Namespace(out=str(out), append=False, labels=None)
+    parser = argparse.ArgumentParser()
+    convert.add_arguments(parser)
+    options = parser.parse_args(["--", str(videos), str(out)])
     for element in describe_report(report, None, options):
         if not isinstance(element, Next):
             say(element)
