@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, Unpack, overload
 
 from shardio._base.callers import refuses
 from shardio._base.classes import Closing, undo_on_error
@@ -19,6 +19,7 @@ from shardio._loading.options import (
     Collate,
     Decode,
     Layout,
+    LoaderKeywords,
     LoaderOptions,
     OnError,
     batch_spec_of,
@@ -28,7 +29,7 @@ from shardio._loading.options import (
 from shardio._loading.prefetch import RemotePrefetch
 from shardio._loading.trace import Trace
 from shardio._workers.processes.linux import Finalizer
-from shardio.batch.batch import Batch
+from shardio.batch.batch import Batch, Value_co
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -41,8 +42,17 @@ from shardio.samples.view import SampleView
 from shardio.serving.client.protocol import is_address
 from shardio.storage.remote.connection import RemoteOptions
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
-class ShardLoader(Closing):
+    from shardio.outputs.jax import Array as JaxArray
+    from shardio.outputs.tinygrad import Tensor
+    from shardio.outputs.torch import Tensor as TorchTensor
+
+Source = str | os.PathLike[str] | OpenDataset | SampleView
+
+
+class ShardLoader(Closing, Generic[Value_co]):
     """An iterable over the batches of a dataset; every iteration is one epoch.
 
     The batches depend only on the dataset, the options, the seed and the epoch. Workers run until
@@ -130,10 +140,55 @@ class ShardLoader(Closing):
         TooManySkipped: (in the loop) too many samples failed; the message names the last ones.
     """
 
+    @overload
+    def __init__(
+        self: ShardLoader[Tensor],
+        dataset: Source,
+        batch_size: int,
+        *,
+        output: Literal["tinygrad"] = ...,
+        **options: Unpack[LoaderKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[npt.NDArray[Any]],
+        dataset: Source,
+        batch_size: int,
+        *,
+        output: Literal["numpy"],
+        **options: Unpack[LoaderKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[TorchTensor],
+        dataset: Source,
+        batch_size: int,
+        *,
+        output: Literal["torch"],
+        **options: Unpack[LoaderKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[JaxArray],
+        dataset: Source,
+        batch_size: int,
+        *,
+        output: Literal["jax"],
+        **options: Unpack[LoaderKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[Any],
+        dataset: Source,
+        batch_size: int,
+        *,
+        output: Output,
+        **options: Unpack[LoaderKeywords],
+    ) -> None: ...
     @refuses(TORCH_ADVICE | dataset_advice("ShardLoader({}, batch_size)"), "ShardLoader")
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | OpenDataset | SampleView,
+        dataset: Source,
         batch_size: int,
         *,
         fields: Iterable[str] | None = None,
@@ -251,7 +306,7 @@ class ShardLoader(Closing):
         """Return the number of batches of a whole epoch that this rank loads."""
         return self._epochs.n_batches
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch[Value_co]]:
         """Start the next epoch, or resume the epoch of a state given to `load_state_dict`."""
         return self._iterate()
 
@@ -262,7 +317,9 @@ class ShardLoader(Closing):
             return self._trace.iterator(self, self._engine, self._assembler, iteration)
         return LoaderIterator(self, self._engine, self._assembler, iteration)
 
-    def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
+    def progress(
+        self, title: str | None = None, *, file: TextIO | None = None
+    ) -> ProgressBar[Value_co]:
         """Start the next epoch, as `iter(loader)` does; return an iterator that shows the progress.
 
         On a terminal or in a notebook, show a bar with the number of batches, the rate, the share
@@ -337,9 +394,7 @@ class ShardLoader(Closing):
         self._finalizer()
 
 
-def _open(
-    dataset: str | os.PathLike[str] | OpenDataset | SampleView, n_workers: int
-) -> OpenDataset | SampleView:
+def _open(dataset: Source, n_workers: int) -> OpenDataset | SampleView:
     """Open the dataset of a loader; if it is open already, open it again with separate open files.
 
     If the dataset is in an object store, workers download whole shards, and the main process only

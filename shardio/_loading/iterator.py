@@ -6,7 +6,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Self, TextIO
+from typing import Any, Final, Generic, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration
 from shardio._engine.filling.batch_spec import shard_paths
 from shardio._workers.processes.linux import Finalizer
-from shardio.batch.batch import Batch, Skipped, Wrap
+from shardio.batch.batch import Batch, Skipped, Value_co, Wrap
 from shardio.batch.layout import BlockLayout, to_channels_first
 from shardio.dataset.dataset import Dataset
 from shardio.outputs import TensorAdapter
@@ -191,7 +191,7 @@ class LoaderIterator:
 _LINE_EVERY_S: Final = 10.0
 
 
-class ProgressBar:
+class ProgressBar(Generic[Value_co]):
     """An iterator that yields the batches of another iterator, and shows the progress.
 
     A terminal or a notebook shows a bar; any other file gets a line from time to time. `n_batches`
@@ -200,7 +200,7 @@ class ProgressBar:
 
     def __init__(
         self,
-        batches: Iterator[Batch],
+        batches: Iterator[Batch[Value_co]],
         *,
         n_batches: int,
         n_done: int,
@@ -218,7 +218,7 @@ class ProgressBar:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[Value_co]:
         try:
             batch = next(self._batches)
         except BaseException:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 import numpy as np
 
@@ -207,6 +207,37 @@ _MAX_WORKERS: Final = 1024
 
 
 Decode = bool | Mapping[str, bool | Sound]
+
+
+class SharedKeywords(TypedDict, total=False):
+    """The keywords of ShardLoader and of shardio.connect except `output`, for type checkers."""
+
+    fields: Iterable[str] | None
+    shuffle: Shuffle
+    seed: int
+    sampler: Sampler | None
+    device: str | tuple[str, ...] | None
+    tail: Tail | None
+    rank: int | None
+    world_size: int | None
+    prefetch: int | None
+    memory_bytes: int | None
+    on_error: OnError
+    max_skips: int | None
+    timeout_s: float | None
+    collate: Collate
+    decode: Decode
+
+
+class LoaderKeywords(SharedKeywords, total=False):
+    """The keywords of ShardLoader except `output`, for type checkers."""
+
+    num_workers: int | None
+    transform: Callable[..., Any] | None
+    batch_transform: Callable[..., Any] | None
+    reuse: bool
+    start_method: StartMethod
+    layout: Layout | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,15 @@ from shardio.batch.layout import (
 from shardio.errors import ShardCorrupt
 from shardio.format.types.array_values import is_of
 from shardio.media.values import describe, thumbnail
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # type checkers bring their own description of it
+
+    Value_co = TypeVar("Value_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Value_co = TypeVar("Value_co", covariant=True)
 
 _N_PICTURES: Final = 5
 """The number of rows of which a notebook shows thumbnails."""
@@ -53,7 +62,7 @@ class Skipped:
     text: str
 
 
-class Batch(Mapping[str, Any]):
+class Batch(Mapping[str, Value_co]):
     """A mapping from field names to the values of a batch, in the order of the schema.
 
     A numeric field of fixed shape is one array or tensor for all rows. Any other field (text,
@@ -89,7 +98,7 @@ class Batch(Mapping[str, Any]):
     _layout: BlockLayout
     _block: npt.NDArray[np.uint8]
     _values: dict[str, Any]
-    _lists: dict[str, list[Any]]
+    _lists: dict[str, Any]
     _wrap: Wrap | None
     """The function that converts the arrays in lists to tensors; None if they stay arrays."""
     _paths: Sequence[str]
@@ -126,19 +135,22 @@ class Batch(Mapping[str, Any]):
         self.n_rows, self.epoch, self.step, self.skipped = n_rows, epoch, step, skipped
         return self
 
-    def __getitem__(self, name: str) -> Any:
-        found = self._values.get(name)
+    def __getitem__(self, name: str) -> Value_co:
+        found: Value_co | None = self._values.get(name)
         if found is not None:
             return found
         for slot in self._layout.varying:
             if slot.name == name:
                 if name not in self._lists:
                     self._lists[name] = self._decode(slot)
-                return self._lists[name]
+                items: Value_co = self._lists[name]
+                return items
         if name in self._layout.schema.groups:
             inner = [each[len(name) + 1 :] for each in self if each.startswith(f"{name}.")]
             parts = dict.fromkeys(each.partition(".")[0] for each in inner)
-            return {part: self[f"{name}.{part}"] for part in parts}
+            group: Any = {part: self[f"{name}.{part}"] for part in parts}
+            nested: Value_co = group
+            return nested
         raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
 
     def __iter__(self) -> Iterator[str]:
@@ -192,7 +204,7 @@ class Batch(Mapping[str, Any]):
                 return found
         return ""
 
-    def _with_arrays(self, layout: BlockLayout) -> Batch:
+    def _with_arrays(self, layout: BlockLayout) -> Batch[Any]:
         """Return a copy with NumPy arrays in lists, in the order of the axes in `layout`."""
         made = copy(self)
         made._layout, made._wrap, made._lists = layout, None, {}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
 from shardio._base.progress import shows_progress
 from shardio._workers.ray_cluster import Engine, EngineName
@@ -18,7 +18,7 @@ from shardio.conversion.classes import (
     uses_split_folders,
     without_folder_classes,
 )
-from shardio.conversion.converter import Converter
+from shardio.conversion.converter import Converter, kind_of
 from shardio.conversion.data_frames import (
     FrameRows,
     hugging_face_classes,
@@ -45,13 +45,84 @@ from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.storage.remote.connection import is_url
 
+if TYPE_CHECKING:
+    from shardio.conversion.option_types import (
+        ArrayOptions,
+        ArrowOptions,
+        CommonOptions,
+        FieldOptions,
+        GuessedOptions,
+        ImageOptions,
+        LeRobotOptions,
+        RecordOptions,
+        TableOptions,
+        TokenOptions,
+        VideoOptions,
+    )
 
+
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: Literal["videos"], **options: Unpack[VideoOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: Literal["images"], **options: Unpack[ImageOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any,
+    out: PathName,
+    *,
+    kind: Literal["arrays", "hdf5", "zarr"],
+    **options: Unpack[ArrayOptions],
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: Literal["arrow"], **options: Unpack[ArrowOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: Literal["tables"], **options: Unpack[TableOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: Literal["mds", "webdataset"], **options: Unpack[FieldOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any,
+    out: PathName,
+    *,
+    kind: Literal["tfrecord", "arrayrecord"],
+    **options: Unpack[RecordOptions],
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: Literal["tokens"], **options: Unpack[TokenOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: Literal["lerobot"], **options: Unpack[LeRobotOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: None = ..., **options: Unpack[GuessedOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: str, **options: Unpack[CommonOptions]
+) -> ConversionReport: ...
+@overload
+def convert(
+    src: Any, out: PathName, *, kind: type[Converter], **options: Any
+) -> ConversionReport: ...
 @shows_progress(progress_state)
 def convert(
     src: Any,
     out: PathName,
     *,
-    kind: str | None = None,
+    kind: str | type[Converter] | None = None,
     samples: Callable[[Any], Any] | None = None,
     names: Sequence[str] | None = None,
     schema: Schema | None = None,
@@ -101,9 +172,9 @@ def convert(
     * an iterable of items, if `samples` is given. Items are converted and reported like files.
 
     Args:
-        kind: the name of the converter, such as "videos", "images", "audio" or "arrays", or of an
-            installed third-party converter. The default in an append is the converter of the
-            dataset; otherwise the kind is guessed from the names of the files.
+        kind: the name of the converter, such as "videos", "images", "audio" or "arrays"; or the
+            name or the class of an installed third-party converter. The default in an append is
+            the converter of the dataset; otherwise the kind is guessed from the names of the files.
         samples: a function that returns one sample, several samples, or None for an item. It is
             sent to the processes; it may be a lambda or be defined in a notebook. If it raises an
             exception, the item is reported as broken.
@@ -150,7 +221,7 @@ def convert(
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
     options_given = ConvertOptions(
-        kind=kind,
+        kind=kind_of(kind),
         converter_options=options,
         workers=workers,
         on_error=on_error,

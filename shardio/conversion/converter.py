@@ -303,6 +303,19 @@ def converter_class(kind: str) -> type[Converter]:
     return found
 
 
+def kind_of(converter: str | type[Converter] | None) -> str | None:
+    """Return the kind of a converter that may be given as a class, which must be installed."""
+    if not isinstance(converter, type):
+        return converter
+    kind = getattr(converter, "kind", None)
+    if not isinstance(kind, str) or converter_class(kind) is not converter:
+        raise InvalidArgument(
+            f"kind: {converter.__module__}.{converter.__qualname__} is not an installed converter: "
+            f"its package needs an entry point in the group {ENTRY_POINT_GROUP!r}"
+        )
+    return kind
+
+
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Return a new converter of a kind with the given options, which are validated."""
     found = converter_class(kind)

@@ -6,11 +6,14 @@ JAX keeps a NumPy array whose memory it shares alive as long as the memory is ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, import_extra
+
+if TYPE_CHECKING:
+    from jax import Array as Array
 
 Ndarray = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tinygrad.device import Device
 from tinygrad.dtype import DType, dtypes
-from tinygrad.tensor import Tensor
+from tinygrad.tensor import Tensor as Tensor
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.outputs.tinygrad_internals import find_copies, find_synchronize, find_view

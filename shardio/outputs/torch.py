@@ -12,13 +12,16 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
+
+if TYPE_CHECKING:
+    from torch import Tensor as Tensor
 
 Ndarray = npt.NDArray[Any]
 

@@ -6,7 +6,7 @@ import functools
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -76,15 +76,17 @@ class SampleView(Sequence[dict[str, Any]]):
         """The options of the view: the arguments of its class after the dataset."""
         return ()
 
-    def __getattr__(self, name: str) -> Any:
-        kind = type(self).__name__
-        if hasattr(type(self), name):
-            return object.__getattribute__(self, name)  # a property failed: raise its own error
-        if name in ("clips", "pack", "preload", "windows"):
-            raise AttributeError(
-                f"a {kind} has no {name}(): call that of its dataset, view.dataset.{name}(…)"
-            )
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # for type checkers, a view would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property failed: raise its own error
+            if name in ("clips", "pack", "preload", "windows"):
+                raise AttributeError(
+                    f"a {kind} has no {name}(): call that of its dataset, view.dataset.{name}(…)"
+                )
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, *self.options)

@@ -228,8 +228,8 @@ def test_tables_of_epochs_that_are_over_are_not_kept(folder: str) -> None:
     def worker_of(sample: dict[str, int]) -> dict[str, int]:
         return {"pid": os.getpid(), "label": sample["label"]}
 
-    options = {"num_workers": 1, "output": "numpy", "transform": worker_of}
-    with ShardLoader(folder, 4, sampler=lambda epoch: [epoch] * 8, **options) as loader:  # type: ignore[arg-type]
+    options: dict[str, Any] = {"num_workers": 1, "transform": worker_of, "output": "numpy"}
+    with ShardLoader(folder, 4, sampler=lambda epoch: [epoch] * 8, **options) as loader:
         counts = []
         for _ in range(12):
             pids = {int(batch["pid"][0]) for batch in loader}

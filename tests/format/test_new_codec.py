@@ -10,6 +10,7 @@ import pytest
 
 from shardio import (
     Array,
+    Batch,
     Bytes,
     DatasetWriter,
     List,
@@ -101,7 +102,8 @@ def test_a_record_that_is_no_such_stream_is_refused(path: Path, is_cut: object) 
 def test_records_with_a_new_codec_are_loaded(tmp_path: Path) -> None:
     write(DatasetWriter(tmp_path / "d", schema()))
     with ShardLoader(tmp_path / "d", 8, num_workers=0) as loader:
-        texts = [text for batch in loader for text in batch["text"]]
+        batches: list[Batch[Any]] = list(loader)
+    texts = [text for batch in batches for text in batch["text"]]
     assert texts == [sample["text"] for sample in samples()]
 
 

@@ -183,7 +183,7 @@ def test_a_map_view_takes_the_layout(folder: str) -> None:
 
 def test_a_remote_loader_refuses_it_with_what_to_write(folder: str) -> None:
     with pytest.raises(InvalidArgument, match=r"layout is not an option.*movedim\(-1, -3\)"):
-        shardio.connect("tcp://127.0.0.1:1", 4, layout="CHW")
+        shardio.connect("tcp://127.0.0.1:1", 4, layout="CHW")  # type: ignore[call-overload]
 
 
 def test_decoded_pictures_and_clips(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, List, Schema, ShardLoader, WeightedSampler
+from shardio import Array, Batch, List, Schema, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument, SchemaError, TransformError
 from tests.loading import WORKERS, bits
 
@@ -283,7 +283,7 @@ def test_a_tensor_of_bfloat16_arrives_as_one(folder: str, taker: str, num_worker
 
     options: Fields = {"output": "torch", "num_workers": num_workers, taker: made_by(taker, make)}
     with ShardLoader(folder, BATCH, **options) as loader:
-        batches = list(loader)
+        batches: list[Batch[Any]] = list(loader)
     if taker == "transform":
         found = torch.cat([batch["x"] for batch in batches])
         assert found.dtype == torch.bfloat16 and found.shape == (N, 2, 3)

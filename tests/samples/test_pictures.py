@@ -81,7 +81,7 @@ def same(found: list[Any], expected: list[Any]) -> bool:
 def test_equal_sizes_stack(request: pytest.FixtureRequest, sizes: str, num_workers: int) -> None:
     folder = request.getfixturevalue(sizes)
     with ShardLoader(folder, BATCH, num_workers=num_workers, output="numpy") as loader:
-        images = next(iter(loader))["image"]
+        images: Any = next(iter(loader))["image"]
     if sizes == "equal":
         assert isinstance(images, np.ndarray)
         assert (images.shape, images.dtype) == ((BATCH, 12, 16, 3), np.uint8)
@@ -203,4 +203,4 @@ def test_common_sizes_ignore_missing_pictures(equal: str, several: str, tmp_path
 
 def test_decode_is_checked(equal: str) -> None:
     with pytest.raises(InvalidArgument, match="decode must be one of True, False"):
-        ShardLoader(equal, 2, decode=1)  # type: ignore[arg-type]
+        ShardLoader(equal, 2, decode=1)  # type: ignore[call-overload]

@@ -104,8 +104,8 @@ class Soak:
     def draws(self, seed: int, epoch: int) -> dict[int, tuple[float, float]]:
         """Return the random draws per sample of an epoch, by a loader without workers."""
         if (seed, epoch) not in self._draws:
-            options = {"shuffle": True, "seed": seed, "transform": draw, "output": "numpy"}
-            with ShardLoader(self.whole, N, num_workers=0, **options) as loader:  # type: ignore[arg-type]
+            options: dict[str, Any] = {"shuffle": True, "seed": seed, "transform": draw}
+            with ShardLoader(self.whole, N, num_workers=0, output="numpy", **options) as loader:
                 loader.load_state_dict(loader.state_dict() | {"epoch": epoch})
                 (batch,) = loader
                 rows = batch["drawn"].tolist()

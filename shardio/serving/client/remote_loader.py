@@ -6,7 +6,17 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final, Self, TextIO
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Self,
+    TextIO,
+    Unpack,
+    overload,
+)
 
 from shardio._base.callers import one_of, refuse_unknown_options
 from shardio._base.classes import Closing, undo_on_error
@@ -14,6 +24,7 @@ from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.iterator import ProgressBar
 from shardio._loading.options import (
     TORCH_ADVICE,
+    SharedKeywords,
     check_device,
     check_rank,
     check_seconds,
@@ -21,7 +32,7 @@ from shardio._loading.options import (
 )
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
-from shardio.batch.batch import Batch
+from shardio.batch.batch import Batch, Value_co
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.order.sampling import check_count
 from shardio.outputs import OUTPUTS, Output, TensorAdapter, create_adapter
@@ -37,6 +48,14 @@ from shardio.serving.client.handshake import (
     options_to_json,
 )
 from shardio.serving.client.protocol import Address, parse_all
+from shardio.shard.verification import Verify
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardio.outputs.jax import Array as JaxArray
+    from shardio.outputs.tinygrad import Tensor
+    from shardio.outputs.torch import Tensor as TorchTensor
 
 _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
@@ -62,7 +81,17 @@ _ADVICE: Final = (
 """Options of other loaders, of datasets and of views, and what to write instead."""
 
 
-class RemoteLoader(Closing):
+class RemoteKeywords(SharedKeywords, total=False):
+    """The keywords of RemoteLoader except `output`, for type checkers."""
+
+    keys: str | os.PathLike[str] | None
+    clips: Mapping[str, Any] | None
+    pack: Mapping[str, Any] | None
+    subset: str | None
+    verify: Verify
+
+
+class RemoteLoader(Closing, Generic[Value_co]):
     """A loader whose batches a server reads and decodes.
 
     The batches and `state_dict()` are bit for bit the same as those of a ShardLoader of the served
@@ -93,6 +122,51 @@ class RemoteLoader(Closing):
         ShardCorrupt, TransformError, …: the errors of the loader at the server.
     """
 
+    @overload
+    def __init__(
+        self: RemoteLoader[Tensor],
+        address: str | Sequence[str],
+        batch_size: int,
+        *,
+        output: Literal["tinygrad"] = ...,
+        **options: Unpack[RemoteKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: RemoteLoader[npt.NDArray[Any]],
+        address: str | Sequence[str],
+        batch_size: int,
+        *,
+        output: Literal["numpy"],
+        **options: Unpack[RemoteKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: RemoteLoader[TorchTensor],
+        address: str | Sequence[str],
+        batch_size: int,
+        *,
+        output: Literal["torch"],
+        **options: Unpack[RemoteKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: RemoteLoader[JaxArray],
+        address: str | Sequence[str],
+        batch_size: int,
+        *,
+        output: Literal["jax"],
+        **options: Unpack[RemoteKeywords],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: RemoteLoader[Any],
+        address: str | Sequence[str],
+        batch_size: int,
+        *,
+        output: Output,
+        **options: Unpack[RemoteKeywords],
+    ) -> None: ...
     def __init__(
         self,
         address: str | Sequence[str],
@@ -170,7 +244,7 @@ class RemoteLoader(Closing):
         """Return the number of batches of an epoch for this rank."""
         return self._loader_info().n_batches
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch[Value_co]]:
         """Start the next epoch or, after `load_state_dict`, resume from the loaded state."""
         return RemoteIterator(self, self.begin())
 
@@ -198,7 +272,9 @@ class RemoteLoader(Closing):
             self._has_warned = True
             warn_of_no_batch(iteration.epoch, n, options["batch_size"], options["world_size"])
 
-    def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
+    def progress(
+        self, title: str | None = None, *, file: TextIO | None = None
+    ) -> ProgressBar[Value_co]:
         """Start an iteration that shows a progress bar, as `ShardLoader.progress` does."""
         iteration = self.begin()
         return ProgressBar(
