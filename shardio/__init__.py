@@ -118,6 +118,29 @@ _MODULES = (
     *("conversion", "errors", "export", "items", "maintenance", "map_view", "measuring"),
     *("media", "multi", "outputs", "pipeline", "serving", "transforms"),
 )
+# Names of other libraries, and what to write instead.
+_ADVICE = {
+    **dict.fromkeys(
+        ("Dataset", "IterableDataset", "StreamingDataset", "load_dataset", "load_from_disk"),
+        "write shardio.open(path)",
+    ),
+    **dict.fromkeys(
+        ("ConcatDataset", "concatenate_datasets", "interleave_datasets"),
+        "write shardio.mix([…], weights=[…])",
+    ),
+    **dict.fromkeys(
+        ("DatasetFolder", "ImageFolder", "VideoFolder", "from_generator"),
+        "write shardio.convert(source, path), then shardio.open(path)",
+    ),
+    **dict.fromkeys(
+        ("DistributedSampler", "RandomSampler"),
+        "write shardio.ShardLoader(path, batch_size, shuffle=True), which finds its rank",
+    ),
+    **dict.fromkeys(("MDSWriter", "ShardsWriter", "TarWriter"), "write shardio.DatasetWriter"),
+    "Subset": "write dataset.select(indices)",
+    "WeightedRandomSampler": "write shardio.WeightedSampler(weights)",
+    "random_split": "write shardio.maintenance.split(path, …), then shardio.open(path, subset=…)",
+}
 # Public names of classes that have another name in their modules.
 _NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "ShardDataset"}
 
@@ -128,6 +151,11 @@ def __getattr__(name: str) -> object:
 
     if name in _MODULES:
         return import_module(f"shardio.{name}")
+    if name in _ADVICE:
+        text = f"shardio has no {name!r}: {_ADVICE[name]}"
+        # `from shardio import …` would replace the text of an AttributeError.
+        is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        raise ImportError(text) if is_import else AttributeError(text)
     if name not in __all__:
         text = f"module 'shardio' has no attribute {name!r}"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
@@ -138,4 +166,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__, *_MODULES})

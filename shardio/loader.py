@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, Unpack, overload
 
-from shardio._base.callers import refuses
+from shardio._base.callers import missing_attribute, refuses
 from shardio._base.classes import Closing, undo_on_error
 from shardio._base.html import fragment
 from shardio._base.statistics import LoaderStats
@@ -15,6 +15,7 @@ from shardio._engine.dispatch.engine import Engine
 from shardio._loading.epochs import Epochs
 from shardio._loading.iterator import BatchAssembler, LoaderIterator, ProgressBar
 from shardio._loading.options import (
+    LOADER_ADVICE,
     TORCH_ADVICE,
     Collate,
     Decode,
@@ -139,6 +140,13 @@ class ShardLoader(Closing, Generic[Value_co]):
             the message names the sample.
         TooManySkipped: (in the loop) too many samples failed; the message names the last ones.
     """
+
+    _public = "close dataset epoch load_state_dict progress schema state_dict stats trace view"
+
+    if not TYPE_CHECKING:  # for type checkers, a loader would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, LOADER_ADVICE)
 
     @overload
     def __init__(

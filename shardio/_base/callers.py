@@ -76,6 +76,20 @@ def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:
     return KeyError(f"{place}: no field {name!r}; {hint}")
 
 
+def missing_attribute(thing: object, name: str, advice: Mapping[str, str]) -> Any:
+    """Raise AttributeError for `thing.name`, called by `__getattr__`.
+
+    `advice` has hints for attributes that users know from other libraries.
+    """
+    kind = type(thing)
+    if hasattr(kind, name):
+        return object.__getattribute__(thing, name)  # a property failed: raise its own error
+    if name in advice:
+        raise AttributeError(f"{kind.__name__} has no attribute {name!r}: {advice[name]}")
+    text = f"{kind.__name__!r} object has no attribute {name!r}"
+    raise AttributeError(text, name=name, obj=thing)
+
+
 def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Callable], _Callable]:
     """Return a decorator for a function or a class, to refuse unknown options with a hint.
 

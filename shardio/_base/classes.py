@@ -6,10 +6,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from reprlib import Repr
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 
-class Closing(ABC):
+class Listed:
+    """A base class whose `dir` lists what users may use, and methods of the language.
+
+    These are the names in `_public` of the class and its bases; without any, the names that do not
+    begin with an underscore.
+    """
+
+    __slots__ = ()
+    _public: ClassVar[str] = ""
+
+    def __dir__(self) -> list[str]:
+        public = " ".join(vars(each).get("_public", "") for each in type(self).__mro__).split()
+        names = sorted(object.__dir__(self))
+        return [n for n in names if n[:2] == "__" or (n in public if public else n[0] != "_")]
+
+
+class Closing(Listed, ABC):
     """A context manager that calls `close` at the end of the block, also after an exception."""
 
     @abstractmethod

@@ -66,6 +66,21 @@ TORCH_ADVICE: Final = {
     "weights": "write sampler=shardio.WeightedSampler(weights)",
     "worker_init_fn": "workers need no seeding: write transform(sample, rng), and draw from rng",
 }
+LOADER_ADVICE: Final = {
+    "batch_size": "batch.n_rows is the number of rows of a batch",
+    "num_workers": "loader.stats().n_workers is the number of workers",
+    **dict.fromkeys(
+        ("batch_sampler", "sampler"),
+        "the loader orders every epoch anew, on every rank; set_epoch is not needed",
+    ),
+    "set_epoch": "it is not needed: every iteration is the next epoch, shuffled anew on every rank",
+    "reset": "it is not needed: every `for` loop is an epoch",
+    **dict.fromkeys(("map", "with_transform"), "pass transform= or batch_transform="),
+    "shuffle": "pass shuffle=True",
+    "take": "write itertools.islice(loader, n)",
+    **dict.fromkeys(("cuda", "to"), 'pass device="cuda"'),
+}
+"""Attributes of other libraries' loaders, and what to write instead."""
 _OPEN_OPTIONS: Final = (
     "access",
     "cache",

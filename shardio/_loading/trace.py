@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Final, NamedTuple, Self
 
+from shardio._base.classes import Listed
 from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import FillRecord
 from shardio._engine.dispatch.engine import Engine
@@ -43,12 +44,14 @@ class Delivery(NamedTuple):
     got_ns: int
 
 
-class Trace:
+class Trace(Listed):
     """A recording of a loader's work during a `with` block. Borrows `engine`.
 
     If there is a `path`, the file is opened at the beginning of the block, and written at its end,
     even after an exception.
     """
+
+    _public = "save"
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str] | None = None) -> None:
         self._engine: Engine | None = engine

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import listed
+from shardio._base.classes import Listed, listed
 from shardio._base.html import format_shape, fragment, pictures, table
 from shardio.batch.layout import (
     FILLED,
@@ -62,7 +62,7 @@ class Skipped:
     text: str
 
 
-class Batch(Mapping[str, Value_co]):
+class Batch(Mapping[str, Value_co], Listed):
     """A mapping from field names to the values of a batch, in the order of the schema.
 
     A numeric field of fixed shape is one array or tensor for all rows. Any other field (text,
@@ -72,6 +72,7 @@ class Batch(Mapping[str, Value_co]):
     long as it or the batch is referenced; with reuse=True, only until the next batch.
     """
 
+    _public = "epoch get indices items keys n_rows origins present skipped step to valid values"
     __slots__ = (
         "_column_paths",
         "_block",

@@ -43,6 +43,12 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         subset: the name of the subset that `rows` selects; None if `rows` selects no subset.
     """
 
+    _public = (
+        "access classes close column column_groups converter generation inputs lineage operation "
+        "reader reopen sample samples schema select shards stats subset subset_name subsets verify "
+        "versions view"
+    )
+
     def __init__(
         self,
         *,

@@ -312,6 +312,10 @@ def load(folder: str | os.PathLike[str]) -> Generation:
     return generation
 
 
+def _convert_hint(path: Path) -> str:
+    return f"to load files of other kinds, convert them first: shardio convert {path} OUT"
+
+
 def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
     """Return the generation number and dataset id in `dataset.json`; raise the errors of `load`."""
     root = Path(folder)
@@ -321,10 +325,15 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
             f"{root}: this is a single shard file: read it with shardio.ShardReader, or open its "
             f"dataset, the folder {str(root.parent)!r}"
         )
+    if root.is_file():
+        raise DatasetNotFound(f"{root}: this is a file, not a dataset; {_convert_hint(root)}")
     if not root.is_dir():
         raise DatasetNotFound(f"{root}: there is no such folder")
     if not pointer_path.exists():
-        raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
+        text = f"{root}: holds no {POINTER}: not a dataset, or never finished"
+        names = os.listdir(root)
+        is_ours = any(name.endswith(".shard") or name.startswith(".") for name in names)
+        raise DatasetNotFound(text if is_ours or not names else f"{text}; {_convert_hint(root)}")
     refuse_links_outside(root, pointer_path)
     pointer = read_checksummed_json(pointer_path)
     if pointer.get("format") != _FORMAT:

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping
 from typing import Any, Final
 
-from shardio._base.classes import cached_property, listed
+from shardio._base.classes import Listed, cached_property, listed
 from shardio._base.html import format_shape, fragment, table
 from shardio.errors import SchemaError
 from shardio.format.codecs import SPECS
@@ -25,7 +25,7 @@ _SHOWN_LENGTH: Final = 40
 """Messages show this number of characters of a name that is too long."""
 
 
-class Schema(Mapping[str, Field]):
+class Schema(Mapping[str, Field], Listed):
     """The fields of a sample, by name, in the order given. Immutable.
 
     A field whose name has dots is a field of a nested record: `{"camera": {"id": Text()}}` and
@@ -34,6 +34,8 @@ class Schema(Mapping[str, Field]):
     Raises:
         SchemaError: there is no field, a name is not allowed, or a value is not a field type.
     """
+
+    _public = "get items keys values"
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields: dict[str, Field] = {}

@@ -72,6 +72,8 @@ class Mixture(OpenDataset):
 
     rows: MixtureSelection
 
+    _public = "sources sources_of"
+
     def __init__(self, sources: Sequence[ShardDataset], mixing: MixtureShares) -> None:
         self.sources: Final = tuple(sources)
         """The datasets in the mixture, in order."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import refuses
+from shardio._base.callers import missing_attribute, refuses
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -21,6 +21,7 @@ from shardio.samples.preload import preload
 from shardio.samples.preview import dataset_html
 from shardio.samples.step_view import StepView, resolve_steps
 from shardio.samples.token_view import TokenView
+from shardio.samples.view import DATASET_ADVICE
 
 Selection = (
     Callable[[dict[str, npt.NDArray[Any]]], Any]
@@ -37,6 +38,13 @@ class OpenDataset(Dataset):
 
     A view borrows the dataset, and can be used until the dataset is closed.
     """
+
+    _public = "clips pack preload windows"
+
+    if not TYPE_CHECKING:  # for type checkers, a dataset would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, DATASET_ADVICE)
 
     @refuses(
         {

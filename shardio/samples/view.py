@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import refuses, unknown_field
-from shardio._base.classes import cached_property
+from shardio._base.callers import missing_attribute, refuses, unknown_field
+from shardio._base.classes import Listed, cached_property
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.selection import check_positions, check_rows
 from shardio.errors import InvalidArgument
@@ -41,6 +41,48 @@ SELECT_ADVICE: Final = {
 }
 """Names that users may try for the parameter of `select`, each with the advice what to write."""
 
+_ATTRIBUTE_ADVICE: Final = {
+    **dict.fromkeys(("batch", "to_tf_dataset"), "write shardio.ShardLoader({0}, batch_size)"),
+    "cache": "write dataset.preload(), which reads the files into the page cache",
+    "class_to_idx": "write dataset.classes.index(name)",
+    **dict.fromkeys(("column_names", "features"), "write {0}.schema"),
+    **dict.fromkeys(("concatenate", "interleave"), "write shardio.mix([…], weights=[…])"),
+    "filter": "write {0}.select(lambda columns: …, fields=[…])",
+    "head": "write {0}[:n]",
+    **dict.fromkeys(
+        ("map", "set_transform", "with_transform"),
+        "write shardio.ShardLoader({0}, batch_size, transform=f), which calls f(sample)",
+    ),
+    **dict.fromkeys(("num_rows", "shape"), "write len({0})"),
+    **dict.fromkeys(
+        ("random_split", "train_test_split"),
+        'write shardio.maintenance.split(path, …), then shardio.open(path, subset="train")',
+    ),
+    **dict.fromkeys(
+        ("remove_columns", "select_columns"),
+        "write shardio.ShardLoader({0}, batch_size, fields=[…])",
+    ),
+    "repeat": "every iteration of a shardio.ShardLoader is one epoch",
+    **dict.fromkeys(
+        ("set_format", "with_format"), 'write shardio.ShardLoader({0}, batch_size, output="torch")'
+    ),
+    "shuffle": "write shardio.ShardLoader({0}, batch_size, shuffle=True)",
+    "skip": "write {0}.select(range(n, len({0})))",
+    "sort": 'write {0}.select(numpy.argsort({0}.column("label")))',
+    "take": "write {0}.select(range(n)), or {0}[:n] for a list",
+    "targets": 'write {0}.column("label")',
+    **dict.fromkeys(
+        ("to_pandas", "to_polars"), 'write pandas.DataFrame({{"label": {0}.column("label"), …}})'
+    ),
+    **dict.fromkeys(("to_dict", "to_list"), "write list({0})"),
+}
+"""Attributes of other libraries' data sets; {0} stands for a variable with the dataset or view."""
+DATASET_ADVICE: Final = {k: text.format("dataset") for k, text in _ATTRIBUTE_ADVICE.items()}
+_VIEW_ADVICE: Final = {k: text.format("view") for k, text in _ATTRIBUTE_ADVICE.items()} | {
+    name: f"write view.dataset.{name}(…), which its dataset has"
+    for name in ("clips", "pack", "preload", "windows")
+}
+
 
 class Table(NamedTuple):
     """An array that a view needs in every process of a loader; `what` names it in messages."""
@@ -53,13 +95,15 @@ Tables = Mapping[str, npt.NDArray[Any]]
 ViewFactory = Callable[[Dataset, Tables], "SampleView"]
 
 
-class SampleView(Sequence[dict[str, Any]]):
+class SampleView(Sequence[dict[str, Any]], Listed):
     """A sequence of samples derived from the rows of a borrowed dataset.
 
     Not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers, with images,
     clips and audio decoded. On first use, a view reads its tables from the indices of the shards;
     `repr` does not.
     """
+
+    _public = "column dataset sample schema select sources_of subset"
 
     spans_rows = False
     """True if a sample may contain data of several rows."""
@@ -79,14 +123,7 @@ class SampleView(Sequence[dict[str, Any]]):
     if not TYPE_CHECKING:  # for type checkers, a view would have every attribute
 
         def __getattr__(self, name: str) -> Any:
-            kind = type(self).__name__
-            if hasattr(type(self), name):
-                return object.__getattribute__(self, name)  # a property failed: raise its own error
-            if name in ("clips", "pack", "preload", "windows"):
-                raise AttributeError(
-                    f"a {kind} has no {name}(): call that of its dataset, view.dataset.{name}(…)"
-                )
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            return missing_attribute(self, name, _VIEW_ADVICE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, *self.options)

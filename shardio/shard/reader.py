@@ -39,6 +39,8 @@ class ShardReader(Closing):
         ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
     """
 
+    _public = "access close column id path present sample schema"
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -18,11 +18,12 @@ from typing import (
     overload,
 )
 
-from shardio._base.callers import one_of, refuse_unknown_options
+from shardio._base.callers import missing_attribute, one_of, refuse_unknown_options
 from shardio._base.classes import Closing, undo_on_error
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.iterator import ProgressBar
 from shardio._loading.options import (
+    LOADER_ADVICE,
     TORCH_ADVICE,
     SharedKeywords,
     check_device,
@@ -121,6 +122,15 @@ class RemoteLoader(Closing, Generic[Value_co]):
         BatchTimeout: (also in the loop) the server is alive, but does not answer in time.
         ShardCorrupt, TransformError, …: the errors of the loader at the server.
     """
+
+    _public = (
+        "address close epoch generation lineage load_state_dict progress served state_dict stats"
+    )
+
+    if not TYPE_CHECKING:  # for type checkers, a loader would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, LOADER_ADVICE)
 
     @overload
     def __init__(

@@ -1,0 +1,203 @@
+"""`dir` lists what the documentation names, and attributes of other libraries get a hint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, DatasetWriter, Schema, ShardLoader
+from shardio.serving.client.remote_loader import RemoteLoader
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = "".join(page.read_text("utf-8") for page in sorted(ROOT.glob("docs/reference/*.md")))
+N = 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("habits") / "data"
+    with DatasetWriter(path, Schema({"x": Array("float32", (2,)), "label": Array("int64")})) as new:
+        for i in range(N):
+            new.append({"x": np.full(2, i, np.float32), "label": i})
+    return path
+
+
+@pytest.fixture(scope="module")
+def objects(folder: Path) -> Iterator[dict[str, Any]]:
+    """Return an object for each name that a variable has in the documentation."""
+    with (
+        shardio.open(folder) as dataset,
+        shardio.mix({folder: 1}) as mixture,
+        ShardLoader(folder, 2, num_workers=0, output="numpy") as loader,
+    ):
+        batch = next(iter(loader))
+        reader = dataset.reader(0)
+        yield {
+            "batch": batch,
+            "dataset": dataset,
+            "loader": loader,
+            "mixture": mixture,
+            "reader": reader,
+            "view": loader.view,
+        }
+
+
+# Methods of every mapping, which need no documentation of ours.
+OF_MAPPINGS = {"get", "items", "keys", "values"}
+# What the pages have after a dot besides attributes: names of files, attributes of other loaders.
+NO_ATTRIBUTES = {"json", "kill", "md", "skipped"}
+
+
+def documented(name: str) -> set[str]:
+    return {*re.findall(rf"\b{name}\.([a-z]\w*)", PAGES)} - NO_ATTRIBUTES
+
+
+def listed(thing: object) -> set[str]:
+    return {name for name in dir(thing) if not re.fullmatch("__.*__", name)}
+
+
+@pytest.mark.parametrize("name", ["dataset", "loader", "reader", "view"])
+def test_dir_lists_the_documented_attributes(objects: dict[str, Any], name: str) -> None:
+    assert listed(objects[name]) == documented(name)
+
+
+def test_dir_of_a_batch_and_of_a_mixture(objects: dict[str, Any]) -> None:
+    assert listed(objects["batch"]) == documented("batch") | OF_MAPPINGS | {"skipped"}
+    sources = {"sources", "sources_of"}
+    assert listed(objects["mixture"]) == documented("dataset") | sources
+    assert sources <= documented("mixture")
+
+
+def test_dir_lists_attributes_that_exist(objects: dict[str, Any]) -> None:
+    for thing in objects.values():
+        assert all(hasattr(thing, name) for name in dir(thing))
+
+
+def test_dir_of_writers_and_other_loaders(objects: dict[str, Any], tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "new", objects["dataset"].schema) as writer:
+        assert listed(writer) == {"abort", "append", "close", "path", "schema"}
+        writer.abort()
+    with shardio.ShardWriter(tmp_path / "a.shard", objects["dataset"].schema) as shard:
+        assert listed(shard) == documented("writer")
+        shard.abort()
+    steps = {"aggregate", "close", "disaggregate", "pipe", "sink", "stats"}
+    assert listed(shardio.Pipeline([1])) == steps
+    state = {"load_state_dict", "state_dict"}
+    assert listed(shardio.DataLoader([1])) == {"close", "stats"} | state
+    remote = RemoteLoader.__new__(RemoteLoader)  # connected to no server
+    served = {"address", "generation", "lineage", "served"}
+    assert listed(remote) == served | listed(objects["loader"]) - {
+        *("dataset", "schema", "trace", "view")
+    }
+
+
+def test_dir_of_schemas_statistics_and_reports(objects: dict[str, Any], tmp_path: Path) -> None:
+    assert listed(objects["dataset"].schema) == OF_MAPPINGS
+    loader = objects["loader"]
+    assert listed(loader.trace()) == {"save"}
+    stats = {name for name in dir(loader.stats()) if name[0] != "_"}
+    assert stats == documented("stats") | {"n_workers"}
+    report = shardio.convert([{"x": 1}], tmp_path / "out")
+    assert {name for name in dir(report) if name[0] != "_"} <= documented("report")
+
+
+def test_dir_of_the_package_is_what_it_documents() -> None:
+    assert listed(shardio) == {*shardio.__all__, *shardio._MODULES} - {"__version__"}
+    assert "__version__" in dir(shardio)
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "hint"),
+    [
+        ("dataset", "map", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
+        ("dataset", "filter", "write dataset.select(lambda columns: …, fields=[…])"),
+        ("dataset", "shuffle", "write shardio.ShardLoader(dataset, batch_size, shuffle=True)"),
+        ("dataset", "take", "write dataset.select(range(n))"),
+        ("dataset", "batch", "write shardio.ShardLoader(dataset, batch_size)"),
+        ("dataset", "to_pandas", 'write pandas.DataFrame({"label": dataset.column("label"), …})'),
+        ("dataset", "train_test_split", "write shardio.maintenance.split(path, …)"),
+        ("mixture", "map", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
+        ("view", "shuffle", "write shardio.ShardLoader(view, batch_size, shuffle=True)"),
+        ("view", "clips", "write view.dataset.clips(…)"),
+        ("loader", "set_epoch", "it is not needed: every iteration is the next epoch"),
+        ("loader", "sampler", "set_epoch is not needed"),
+        ("loader", "batch_size", "batch.n_rows"),
+    ],
+)
+def test_attributes_of_other_libraries_get_a_hint(
+    objects: dict[str, Any], name: str, attribute: str, hint: str
+) -> None:
+    thing = objects[name]
+    assert not hasattr(thing, attribute)
+    text = f"{type(thing).__name__} has no attribute {attribute!r}: "
+    with pytest.raises(AttributeError, match=re.escape(text) + ".*" + re.escape(hint)):
+        getattr(thing, attribute)
+
+
+@pytest.mark.parametrize("name", ["dataset", "loader", "view"])
+def test_python_suggests_attributes_that_dir_lists(objects: dict[str, Any], name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(objects[name], "schemas")  # noqa: B009 - a checker would refuse the plain spelling
+    assert caught.value.name == "schemas" and caught.value.obj is objects[name]
+
+
+def test_the_hints_work(folder: Path, objects: dict[str, Any]) -> None:
+    dataset, view = objects["dataset"], objects["view"]
+    with dataset.select(range(3)) as few:
+        assert [sample["label"] for sample in few] == [0, 1, 2]
+    with (
+        dataset.select(range(4, len(dataset))) as rest,
+        dataset.select(np.argsort(-dataset.column("label"))) as descending,
+    ):
+        assert len(rest) == 2 and descending[0]["label"] == N - 1
+    assert [sample["label"] for sample in view[:2]] == [0, 1]
+    assert len(objects["loader"]) == N // 2 and len(objects["loader"].dataset) == N
+    with ShardLoader(dataset, 2, num_workers=0, output="numpy", transform=dict) as loader:
+        assert sum(batch.n_rows for batch in loader) == N
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Dataset", "write shardio.open(path)"),
+        ("load_dataset", "write shardio.open(path)"),
+        ("ImageFolder", "write shardio.convert(source, path), then shardio.open(path)"),
+        ("interleave_datasets", "write shardio.mix("),
+        ("random_split", "write shardio.maintenance.split(path, …)"),
+    ],
+)
+def test_names_of_other_libraries_get_a_hint(name: str, hint: str) -> None:
+    text = re.escape(f"shardio has no {name!r}: {hint}")
+    assert not hasattr(shardio, name)
+    with pytest.raises(AttributeError, match=text):
+        getattr(shardio, name)
+    with pytest.raises(ImportError, match=text):
+        exec(f"from shardio import {name}")
+
+
+def test_a_path_to_dataloader_says_to_use_shardloader(folder: Path) -> None:
+    with pytest.raises(shardio.InvalidArgument, match="ShardLoader"):
+        shardio.DataLoader(str(folder))
+
+
+@pytest.mark.parametrize("opens", [shardio.open, lambda path: ShardLoader(path, 2)])
+def test_a_folder_of_other_files_is_to_be_converted_first(opens: Any, tmp_path: Path) -> None:
+    hint = "convert them first: shardio convert "
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(shardio.errors.DatasetNotFound, match=r"never finished$"):
+        opens(tmp_path / "empty")
+    picture = tmp_path / "pictures" / "cat.jpg"
+    picture.parent.mkdir()
+    picture.write_bytes(b"")
+    for path in (picture, picture.parent):
+        with pytest.raises(shardio.errors.DatasetNotFound, match=re.escape(f"{hint}{path} OUT")):
+            opens(path)
+    (tmp_path / "pictures" / "00000.shard").write_bytes(b"")
+    with pytest.raises(shardio.errors.DatasetNotFound, match=r"never finished$"):
+        opens(picture.parent)
