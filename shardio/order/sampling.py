@@ -9,9 +9,9 @@ that are left (P. Efraimidis and P. Spirakis, 2006). Libraries' logarithms diffe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,15 @@ class WeightedSampler:
         return f"WeightedSampler({what}, replacement={self.replacement}, n_draws={self.n_draws})"
 
 
-Sampler = WeightedSampler | Collection[int] | Callable[[int], Collection[int]]
+class Indices(Protocol):
+    """Indices of samples; torch's samplers have no more than these methods of a collection."""
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def __len__(self) -> int: ...
+
+
+Sampler = WeightedSampler | Indices | Callable[[int], Indices]
 """Weighted draws; a collection of positions in the view; a torch sampler, iterated for each epoch;
 or a function from the number of an epoch, from 0, to its positions."""
 

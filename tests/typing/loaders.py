@@ -42,6 +42,22 @@ def train(path: str) -> float:
     return total
 
 
+class EveryOther:
+    """A sampler as torch has them."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 100, 2))
+
+    def __len__(self) -> int:
+        return 50
+
+
+def sampled(path: str) -> None:
+    ShardLoader(path, 8, sampler=EveryOther())
+    ShardLoader(path, 8, sampler=lambda epoch: range(epoch, 100, 2))
+    ShardLoader(path, 8, sampler=np.arange(100))
+
+
 def captions(path: str) -> list[str]:
     """Annotate the loader if some fields are lists."""
     loader: ShardLoader[Any] = ShardLoader(path, 8, output="torch")
