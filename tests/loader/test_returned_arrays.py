@@ -290,8 +290,8 @@ def test_a_tensor_of_bfloat16_arrives_as_one(folder: str, taker: str, num_worker
         assert found[:, 1, 2].tolist() == [label + 0.5 for label in range(N)]
     else:
         rows = [row for batch in batches for row in batch["x"]]
-        half = np.array([label + 0.5 for label in range(N)], np.float32).view(np.uint32) >> 16
-        assert [row[1, 2] for row in rows] == half.tolist()
+        assert {row.dtype for row in rows} == {torch.bfloat16}
+        assert [row[1, 2].item() for row in rows] == [label + 0.5 for label in range(N)]
 
 
 def test_bits_of_bfloat16_are_not_taken_for_whole_numbers(folder: str, tmp_path: Path) -> None:
