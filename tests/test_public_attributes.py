@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,23 @@ def test_dir_of_a_batch_and_of_a_mixture(objects: dict[str, Any]) -> None:
 def test_dir_lists_attributes_that_exist(objects: dict[str, Any]) -> None:
     for thing in objects.values():
         assert all(hasattr(thing, name) for name in dir(thing))
+
+
+def test_dir_of_a_class_lists_no_more_than_that_of_an_object(objects: dict[str, Any]) -> None:
+    """IPython completes an object's attributes with both."""
+    for thing in objects.values():
+        assert {"sample", "state_dict", "indices"} & listed(type(thing)) <= listed(thing)
+        assert listed(type(thing)) <= listed(thing)
+
+
+def test_no_property_has_the_type_of_a_literal(objects: dict[str, Any]) -> None:
+    """Jedi, with which IPython completes, then fails for all attributes of the object."""
+    for thing in objects.values():
+        for name in dir(thing):
+            found = getattr(type(thing), name, None)
+            if isinstance(found, property):
+                hint = typing.get_type_hints(found.fget).get("return")
+                assert typing.get_origin(hint) is not typing.Literal, name
 
 
 def test_dir_of_writers_and_other_loaders(objects: dict[str, Any], tmp_path: Path) -> None:

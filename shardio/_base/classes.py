@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from reprlib import Repr
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 
-class Listed:
+class _ListedMeta(ABCMeta):
+    # IPython completes `thing.` with the names of both the object and its class.
+    def __dir__(cls) -> list[str]:
+        return _listed_names(cls, super().__dir__())
+
+
+class Listed(metaclass=_ListedMeta):
     """A base class whose `dir` lists what users may use, and methods of the language.
 
     These are the names in `_public` of the class and its bases; without any, the names that do not
@@ -20,9 +26,12 @@ class Listed:
     _public: ClassVar[str] = ""
 
     def __dir__(self) -> list[str]:
-        public = " ".join(vars(each).get("_public", "") for each in type(self).__mro__).split()
-        names = sorted(object.__dir__(self))
-        return [n for n in names if n[:2] == "__" or (n in public if public else n[0] != "_")]
+        return _listed_names(type(self), object.__dir__(self))
+
+
+def _listed_names(kind: type, names: Iterable[str]) -> list[str]:
+    public = " ".join(vars(each).get("_public", "") for each in kind.__mro__).split()
+    return [n for n in names if n[:2] == "__" or (n in public if public else n[0] != "_")]
 
 
 class Closing(Listed, ABC):

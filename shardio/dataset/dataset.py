@@ -69,6 +69,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """The index of each shard's first row, followed by the total number of rows."""
         self._generation = generation
         self.verify: Verify = verify
+        # No property: jedi, with which IPython completes, fails on one whose type is a Literal.
+        self.access: Access = files.access
+        """The method by which files are accessed: "mmap" (mapped) or "pread" (read)."""
         # Usually all shards but the last have the same number of samples. The shard of a row is
         # then found by a division, which takes a tenth of the time of a binary search.
         counts = generation.shards.samples
@@ -80,11 +83,6 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def current_path(self) -> str:
         """The path as the user gave it, or `root` if a chdir has made that path invalid."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
-
-    @property
-    def access(self) -> Access:
-        """The method by which files are accessed: "mmap" (mapped) or "pread" (read)."""
-        return self.files.access
 
     @property
     def classes(self) -> tuple[str, ...]:
