@@ -25,7 +25,7 @@ _PADDING: Final = "padding:1px 14px 1px 0"
 _MUTED: Final = "opacity:.65"
 
 
-def plain(value: object, max_length: int = 60) -> str:
+def escaped(value: object, max_length: int = 60) -> str:
     """Return a shortened, escaped text; characters that are not printable are replaced."""
     text = str(value)
     if len(text) > max_length:
@@ -61,9 +61,9 @@ def fragment(kind: str, where: object, facts: Iterable[str], *parts: str) -> str
 
     `where` and `facts` are escaped here; `parts` are HTML. Empty facts and parts are left out.
     """
-    shown = [f"<b>{plain(kind)}</b>"]
-    shown += [f"<code>{plain(where, 80)}</code>"] if str(where) else []
-    shown += [plain(fact, 80) for fact in facts if fact]
+    shown = [f"<b>{escaped(kind)}</b>"]
+    shown += [f"<code>{escaped(where, 80)}</code>"] if str(where) else []
+    shown += [escaped(fact, 80) for fact in facts if fact]
     found, end = f'<div style="line-height:1.5">{" · ".join(shown)}', "</div>"
     for part in parts:
         if _size(found) + _size(part) + len(end) <= MAX_BYTES:
@@ -101,9 +101,9 @@ def listing(label: str, items: Iterable[object], n_items: int) -> str:
     """Return a line with the first items, and the number of the others; "" without any items."""
     if not n_items:
         return ""
-    found, n_left, shown = [f'<span style="{_MUTED}">{plain(label)}</span> '], _MAX_LIST_BYTES, 0
+    found, n_left, shown = [f'<span style="{_MUTED}">{escaped(label)}</span> '], _MAX_LIST_BYTES, 0
     for item in items:
-        text = plain(item, 40)
+        text = escaped(item, 40)
         n_left -= _size(text) + 4
         if n_left < 0:
             break
@@ -116,7 +116,7 @@ def listing(label: str, items: Iterable[object], n_items: int) -> str:
 
 def note(text: str) -> str:
     """Return a paragraph; "" without text."""
-    return f"<div>{plain(text, 300)}</div>" if text else ""
+    return f"<div>{escaped(text, 300)}</div>" if text else ""
 
 
 def pictures(shown: Iterable[tuple[bytes | None, object]]) -> str:
@@ -125,7 +125,7 @@ def pictures(shown: Iterable[tuple[bytes | None, object]]) -> str:
     for jpeg, caption in shown:
         if jpeg is None:
             continue
-        data, text = b64encode(jpeg).decode(), plain(caption, 16)
+        data, text = b64encode(jpeg).decode(), escaped(caption, 16)
         made = (
             '<span style="display:inline-block;margin:4px 8px 0 0;text-align:center">'
             f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="display:block;margin:0">'
@@ -141,7 +141,7 @@ def _row(tag: str, cells: Sequence[object], numeric: Sequence[bool]) -> str:
     made, line = "", f";border-bottom:{_LINE}" if tag == "th" else ""
     for cell, is_number in zip(cells, numeric, strict=True):
         side = "right" if is_number else "left"
-        text = plain(cell if isinstance(cell, str) else format_number(cell))
+        text = escaped(cell if isinstance(cell, str) else format_number(cell))
         made += f'<{tag} style="text-align:{side};{_PADDING}{line}">{text}</{tag}>'
     return f'<tr style="background:none">{made}</tr>'
 

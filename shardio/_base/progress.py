@@ -57,7 +57,7 @@ class ProgressState:
         """Return the state as one plain line."""
         parts = [self.counts, self.rate, self.more, self.faults]
         if self.total and self.unit == "bytes":
-            parts.insert(0, f"{100 * self.done // self.total}% of {size_text(self.total)}")
+            parts.insert(0, f"{100 * self.done // self.total}% of {binary_size_text(self.total)}")
         return f"{self.title}: {', '.join(filter(None, parts))}"
 
 
@@ -123,8 +123,8 @@ class ProgressLine:
         if self.kind == "notebook":
             return _NOTEBOOK_COLUMNS
         if self._live is None:
-            self._live = _live(self._file, stays=self._stays)
-            self._stop = weakref.finalize(self, _stop, self._live)
+            self._live = _start_live(self._file, stays=self._stays)
+            self._stop = weakref.finalize(self, _stop_live, self._live)
         # The last column stays empty: some terminals begin a new line after it.
         return self._live.console.width - 1
 
@@ -163,7 +163,7 @@ def line_parts(
     from rich.cells import cell_len
 
     title, name = (_writable(_printable(text), encoding) for text in (state.title, state.name))
-    title = shortened(title, max(_MIN_TITLE, width // 3), encoding)
+    title = keep_end(title, max(_MIN_TITLE, width // 3), encoding)
     speed = (state.done - n_before) / elapsed_s if elapsed_s > 0 else 0.0
     parts = {
         "percent": f"{100 * state.done // state.total:3d}%" if state.total else "",
@@ -180,7 +180,7 @@ def line_parts(
         if parts[key] and n_columns <= room:
             room -= n_columns
             shown[key] = parts[key]
-    name = shortened(name, room - len(_GAP), encoding) if room - len(_GAP) >= _MIN_NAME else ""
+    name = keep_end(name, room - len(_GAP), encoding) if room - len(_GAP) >= _MIN_NAME else ""
     room -= cell_len(name) + len(_GAP) if name else 0
     line = [(title, "bold")]
     if state.total:
@@ -190,7 +190,7 @@ def line_parts(
     return [*line, (name, "dim")] if name else line
 
 
-def shortened(text: str, width: int, encoding: str = "utf-8") -> str:
+def keep_end(text: str, width: int, encoding: str = "utf-8") -> str:
     """Return the end of `text` in at most `width` columns of a terminal, after an ellipsis.
 
     The characters of some scripts take two columns.
@@ -209,7 +209,7 @@ def counted(n: int, things: str) -> str:
     return f"{n:,} {things.removesuffix('s') if n == 1 else things}"
 
 
-def size_text(n_bytes: float) -> str:
+def binary_size_text(n_bytes: float) -> str:
     """Return a number of bytes in the largest unit in which it is at least 1."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
@@ -257,7 +257,7 @@ def _is_unicode(encoding: str) -> bool:
 
 
 def _rate(speed: float, unit: str) -> str:
-    return f"{size_text(speed)}/s" if unit == "bytes" else f"{speed:,.1f} {unit}/s"
+    return f"{binary_size_text(speed)}/s" if unit == "bytes" else f"{speed:,.1f} {unit}/s"
 
 
 def _clock(seconds: float) -> str:
@@ -276,7 +276,7 @@ def _writable(text: str, encoding: str) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _live(file: TextIO, *, stays: bool) -> Live:
+def _start_live(file: TextIO, *, stays: bool) -> Live:
     from rich.console import Console
     from rich.live import Live
 
@@ -293,6 +293,6 @@ def _live(file: TextIO, *, stays: bool) -> Live:
     return live
 
 
-def _stop(live: Live) -> None:
+def _stop_live(live: Live) -> None:
     with contextlib.suppress(OSError, ValueError):
         live.stop()

@@ -172,7 +172,7 @@ class Batch(Mapping[str, Value_co], Listed):
         facts = f"step {self.step} of epoch {self.epoch}", f"{self.n_rows:,} rows"
         rows = (self._html_cells(name) for name in self)
         header = ("field", "type", "dtype", "shape", "first row")
-        return fragment("Batch", "", facts, table(header, rows, len(self)), self._strip())
+        return fragment("Batch", "", facts, table(header, rows, len(self)), self._thumbnails())
 
     def _html_cells(self, name: str) -> tuple[object, ...]:
         value = self._values.get(name)
@@ -190,7 +190,7 @@ class Batch(Mapping[str, Value_co], Listed):
             first,
         )
 
-    def _strip(self) -> str:
+    def _thumbnails(self) -> str:
         """Return thumbnails of the first field that has pictures."""
         arrays, indices = (
             self._layout.arrays(self._block, self.n_rows),

@@ -154,7 +154,7 @@ def split_listing(
     """
     if wanted is False:
         return listing
-    named = find_split(listing.classes, 1 if wanted else 2)
+    named = find_split_folders(listing.classes, 1 if wanted else 2)
     found = source.subset_folders(listing.inputs) or {path: name for name, path in named.items()}
     if not found:
         if wanted and not appends:
@@ -164,20 +164,20 @@ def split_listing(
             )
         return listing
     patterns = {tuple(path.split("/")): name for path, name in found.items()}
-    class_of = {folder: _split_folder(folder, patterns)[1] for folder in listing.classes}
+    class_of = {folder: _subset_and_class(folder, patterns)[1] for folder in listing.classes}
     classes = tuple(sorted({*class_of.values()} - {""}))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
     numbers = [*(labels[class_of[folder]] for folder in listing.classes), -1]
     subsets = {
         one.name: subset
         for one in listing.inputs
-        if (subset := _split_folder(posixpath.dirname(one.name), patterns)[0])
+        if (subset := _subset_and_class(posixpath.dirname(one.name), patterns)[0])
     }
     inputs = tuple(replace(one, label=numbers[one.label]) for one in listing.inputs)
     return Listing(inputs, classes, subsets)
 
 
-def _split_folder(folder: str, patterns: Mapping[tuple[str, ...], str]) -> tuple[str, str]:
+def _subset_and_class(folder: str, patterns: Mapping[tuple[str, ...], str]) -> tuple[str, str]:
     """Return the subset of a folder, "" if none, and its path without the folder of the split."""
     parts = folder.split("/")
     for pattern, subset in patterns.items():
@@ -246,12 +246,12 @@ _NEUTRAL_WORDS: Final = frozenset(
 _WORD: Final = re.compile(r"[^\W\d_]+")
 
 
-def find_split(folders: Iterable[str], n_least: int = 2) -> dict[str, str]:
+def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
-    A folder counts only if it and its siblings are named like at least `n_least` splits, and only
-    at the least depth with such siblings. If several parents have them, the paths are patterns,
-    such as `*/train`.
+    A folder counts only if it and its siblings are named like at least `min_splits` splits, and
+    only at the least depth with such siblings. If several parents have them, the paths are
+    patterns, such as `*/train`.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
@@ -260,7 +260,7 @@ def find_split(folders: Iterable[str], n_least: int = 2) -> dict[str, str]:
             if len(path) > depth and _split_name(path[depth]):
                 inside.setdefault("/".join(path[:depth]), set()).add(path[depth])
         parents = [
-            one for one, names in inside.items() if len({*map(_split_name, names)}) >= n_least
+            one for one, names in inside.items() if len({*map(_split_name, names)}) >= min_splits
         ]
         if parents:
             parent = parents[0] if len(parents) == 1 else "/".join("*" * depth)

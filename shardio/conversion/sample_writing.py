@@ -44,13 +44,13 @@ def write_samples(
     """Write samples to a new dataset at `out`, or append them; without any, publish nothing."""
     start_s = time.monotonic()
     base = load_base(out) if options.append else None
-    classes = known_classes(base, merge_classes(parts), out)
+    classes = known_classes(base, _merge_classes(parts), out)
     if base is not None:
         if schema is not None:
             check_same_schema(base.schema, schema, out)
         schema = base.schema
     elif schema is None:
-        schema = merge_schemas(parts)
+        schema = _merge_schemas(parts)
     rows: Iterable[tuple[str, Mapping[str, Any]]]
     rows = ((part.subset, sample) for part in parts for sample in part.samples)
     if schema is None:
@@ -147,7 +147,7 @@ _NEW_DATASET: Final = "0" * 16
 """The name of the folder of a new dataset, in the work folder."""
 
 
-def merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
+def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
     """Return the classes of all parts, which must be the same."""
     classes = parts[0].classes
     for part in parts:
@@ -159,7 +159,7 @@ def merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
     return classes
 
 
-def merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
+def _merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
     """Return a schema that can store the samples of all parts; None if one is not known.
 
     A field is optional if it is so in one of them.
@@ -171,11 +171,13 @@ def merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
         if merged is None:
             merged = part.schema
             continue
-        of_part, known = part.schema, merged
-        optional = {name for s in (of_part, known) for name, field in s.items() if field.optional}
+        part_schema, known = part.schema, merged
+        optional = {
+            name for s in (part_schema, known) for name, field in s.items() if field.optional
+        }
         merged, found = (
             Schema({name: field.as_optional(name in optional) for name, field in s.items()})
-            for s in (known, of_part)
+            for s in (known, part_schema)
         )
         if merged != found:
             raise InvalidArgument(

@@ -39,7 +39,7 @@ _FRAME_BYTES: Final = 256 << 20
 _MAX_CHANNELS: Final = 4
 _MAX_COMPONENTS: Final = 64
 """The maximum sizes of a last dimension with statistics per channel or component."""
-_PICTURED: Final = ("image", "video")
+_PICTURE_MEDIA: Final = ("image", "video")
 _PIXELS: Final = Array("uint8", (None, None, 3))
 
 Floats = npt.NDArray[np.float64]
@@ -165,7 +165,7 @@ def _counted_fields(dataset: ShardDataset, *, decode: bool) -> dict[str, Array]:
     """Return the type of the values that are counted, for each field that has any."""
     found = {}
     for name, field in dataset.schema.items():
-        array = _PIXELS if decode and field.medium in _PICTURED else field.array or field.item
+        array = _PIXELS if decode and field.medium in _PICTURE_MEDIA else field.array or field.item
         if array is not None:
             found[name] = array
     return found
@@ -176,7 +176,7 @@ def _keep_pixels(dataset: ShardDataset, older: Any, found: dict[str, Any]) -> No
     fields = older.get("fields") if isinstance(older, dict) else None
     known = fields if isinstance(fields, dict) else {}
     pixels = {
-        n: known[n] for n, f in dataset.schema.items() if f.medium in _PICTURED and n in known
+        n: known[n] for n, f in dataset.schema.items() if f.medium in _PICTURE_MEDIA and n in known
     }
     both = found["fields"] | pixels
     found["fields"] = {name: both[name] for name in dataset.schema if name in both}
@@ -385,7 +385,7 @@ class _FieldStatistics:
         """Add n finite values, given their mean, sum of squared deviations, minimum and maximum."""
         low_high = (low, high) if not self._n.any() else (min(self._min, low), max(self._max, high))
         self._min, self._max = low_high
-        self._n, self._mean, self._squared_deviations = _combined(
+        self._n, self._mean, self._squared_deviations = _merge_moments(
             (self._n, self._mean, self._squared_deviations), (n, mean, squares)
         )
 
@@ -401,7 +401,7 @@ class _FieldStatistics:
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict. A statistic that is unknown or infinite is None."""
         each = [*zip(self._n, self._mean, self._squared_deviations, strict=True)]
-        n, mean, squares = functools.reduce(_combined, each)
+        n, mean, squares = functools.reduce(_merge_moments, each)
         found = {
             "count": int(n),
             "mean": _finite(mean) if n else None,
@@ -431,7 +431,7 @@ def _n_channels(field: Array) -> int:
     return n if "float" in field.dtype and n <= _MAX_COMPONENTS else 1
 
 
-def _combined(one: _Moments, other: _Moments) -> _Moments:
+def _merge_moments(one: _Moments, other: _Moments) -> _Moments:
     """Return the count, mean and sum of squared deviations of two sets of values together."""
     (n, mean, squares), (n_more, mean_more, squares_more) = one, other
     with np.errstate(all="ignore"):  # values near the largest float64 may overflow

@@ -30,7 +30,7 @@ _QUALITIES: Final = (4, 8, 16, 31)
 """The quantizers of a thumbnail, from the best to the worst: the first that fits is used."""
 _MIN_SIDE: Final = 8
 """The minimum height and width of an array that counts as a picture."""
-_SHOWN_NUMBERS: Final = 4
+_MAX_NUMBERS_SHOWN: Final = 4
 _STRIP_FRAMES: Final = 8
 _STRIP_HEIGHT: Final = 160
 
@@ -156,7 +156,7 @@ def describe(value: Any) -> str:
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if isinstance(value, np.ndarray | np.generic):
-        is_short = value.ndim < 2 and value.size <= _SHOWN_NUMBERS
+        is_short = value.ndim < 2 and value.size <= _MAX_NUMBERS_SHOWN
         return str(value) if is_short else format_shape(value.shape)
     if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
         return f"{len(value):,} arrays"
@@ -178,17 +178,17 @@ def thumbnail(value: Any) -> bytes | None:
     Pixels are uint8 of (height, width), of 1 or 3 channels, or a clip of such frames.
     """
     try:
-        pixels = _picture_in(value)
+        pixels = _preview_pixels(value)
         return None if pixels is None else _small_jpeg(pixels)
     except Exception:  # noqa: BLE001  # a damaged value must not hide the rest of a fragment
         return None
 
 
-def _picture_in(value: Any) -> Pixels | None:
+def _preview_pixels(value: Any) -> Pixels | None:
     if isinstance(value, EncodedImage):
         return decode_image(value, min_size=(_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     if isinstance(value, EncodedStream):
-        return _keyframe_in_the_middle(value) if value.n_frames and value.width else None
+        return _middle_keyframe(value) if value.n_frames and value.width else None
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or not 2 <= value.ndim <= 4:
         return None
     pixels = value[len(value) // 2] if value.ndim == 4 else value
@@ -201,7 +201,7 @@ def _picture_in(value: Any) -> Pixels | None:
     return np.broadcast_to(pixels, (height, width, 3)) if is_picture else None
 
 
-def _keyframe_in_the_middle(stream: EncodedStream) -> Pixels:
+def _middle_keyframe(stream: EncodedStream) -> Pixels:
     """Decode the keyframe nearest to the middle of a video, scaled to a thumbnail."""
     table = FrameTable(stream.packets, stream.n_frames)
     keys = np.flatnonzero(table.packet_of == table.start_of)

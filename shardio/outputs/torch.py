@@ -35,7 +35,7 @@ class TorchAdapter:
 
     def __init__(self, device: str | None = None) -> None:
         self._torch = import_extra("output='torch' needs torch", "torch", "torch")
-        self._device = _open(self._torch, device or "cpu")
+        self._device = _open_device(self._torch, device or "cpu")
         self.aliases: bool = self._device.type == "cpu"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ class TorchAdapter:
             ) from error
 
 
-def _open(torch: Any, name: str) -> Any:
+def _open_device(torch: Any, name: str) -> Any:
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -54,7 +54,7 @@ def dataset_html(dataset: Dataset) -> str:
     ]
     if can_read:
         names = _names_of_pictures(dataset.schema)
-        parts.append(_strip(dataset, n, names, lambda i, name: _value(dataset, name, i)))
+        parts.append(_thumbnails(dataset, n, names, lambda i, name: _value(dataset, name, i)))
     return fragment(type(dataset).__name__, dataset.path, facts, *parts)
 
 
@@ -81,7 +81,7 @@ def view_html(view: SampleView) -> str:
 
     parts = [note(failure), _table(schema, lambda name: value(0, name), can_read=can_read)]
     if can_read:
-        parts.append(_strip(dataset, n, _names_of_pictures(schema), value))
+        parts.append(_thumbnails(dataset, n, _names_of_pictures(schema), value))
     return fragment(type(view).__name__, dataset.path, (view.summary,), *parts)
 
 
@@ -111,7 +111,9 @@ def _names_of_pictures(schema: Schema) -> list[str]:
     return [n for n, field in schema.items() if field.medium in ("image", "video")] + arrays
 
 
-def _strip(dataset: Dataset, n: int, names: Iterable[str], value: Callable[[int, str], Any]) -> str:
+def _thumbnails(
+    dataset: Dataset, n: int, names: Iterable[str], value: Callable[[int, str], Any]
+) -> str:
     """Return thumbnails of samples from all over, of the first field that has pictures."""
     numbers = np.unique(np.linspace(0, n - 1, min(n, _N_PICTURES)).astype(int)).tolist()
     for name in names:

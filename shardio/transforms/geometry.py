@@ -55,7 +55,7 @@ class RandomResizedCrop(RandomTransform):
         fields: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(fields, size=size, scale=scale, ratio=ratio)
-        self._size_made = _sides(size)
+        self._sides = _sides(size)
         self._scale = check_bounds("scale", scale, minimum=1e-6, maximum=1.0)
         low, high = check_bounds("ratio", ratio, minimum=1e-3, maximum=1e3)
         self._ratio, self._log_ratio = (low, high), (math.log(low), math.log(high))
@@ -80,7 +80,7 @@ class RandomResizedCrop(RandomTransform):
         top, left, tall, wide = self.box(height, width, rng)
 
         def change(pixels: Pixels) -> Pixels:
-            return _resized(pixels[..., top : top + tall, left : left + wide, :], self._size_made)
+            return _resized(pixels[..., top : top + tall, left : left + wide, :], self._sides)
 
         return change
 

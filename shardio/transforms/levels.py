@@ -62,9 +62,9 @@ class ColorJitter(RandomTransform):
         given = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
         super().__init__(fields, **given, hue=hue)
         self._factors = [
-            _factor("brightness", brightness),
-            _factor("contrast", contrast),
-            _factor("saturation", saturation),
+            _factor_bounds("brightness", brightness),
+            _factor_bounds("contrast", contrast),
+            _factor_bounds("saturation", saturation),
         ]
         if isinstance(hue, int | float):
             hue = (-hue, hue)
@@ -75,7 +75,7 @@ class ColorJitter(RandomTransform):
         # numbers for the others.
         brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
         angle = 2 * math.pi * rng.uniform(*self._hue)
-        colours = brightness * contrast * _colour_map(saturation, angle)
+        colours = brightness * contrast * _colour_matrix(saturation, angle)
 
         def change(pixels: Pixels) -> Pixels:
             grey = 0.0 if contrast == 1 else brightness * (1 - contrast) * _mean_grey(pixels)
@@ -96,7 +96,7 @@ class RandomGrayscale(RandomTransform):
         self._p = check_probability(p)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        return _greyed if rng.random() < self._p else lambda pixels: pixels
+        return _to_grey if rng.random() < self._p else lambda pixels: pixels
 
 
 class ToFloat(FixedTransform):
@@ -239,7 +239,7 @@ def _float_type(dtype: FloatType) -> np.dtype[np.floating[Any]]:
     return np.dtype(dtype)
 
 
-def _greyed(pixels: Pixels) -> Pixels:
+def _to_grey(pixels: Pixels) -> Pixels:
     given = np.ascontiguousarray(pixels).reshape(-1, 3)
     made = np.empty_like(given)
     weights = _GREY.astype(np.float32)
@@ -253,7 +253,7 @@ def _greyed(pixels: Pixels) -> Pixels:
     return made.reshape(pixels.shape)
 
 
-def _colour_map(saturation: float, angle: float) -> Floats:
+def _colour_matrix(saturation: float, angle: float) -> Floats:
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
     turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # rotates red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
@@ -270,9 +270,9 @@ def _mean_grey(pixels: Pixels) -> float:
 def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
     given = np.ascontiguousarray(pixels).reshape(-1, 3)
     made = np.empty_like(given)
-    of_rgb = colours.T.astype(np.float32)
+    matrix = colours.T.astype(np.float32)
     for start in range(0, len(given), _CHUNK_PIXELS):
-        levels = given[start : start + _CHUNK_PIXELS].astype(np.float32) @ of_rgb
+        levels = given[start : start + _CHUNK_PIXELS].astype(np.float32) @ matrix
         levels += np.float32(grey + 0.5)
         np.maximum(levels, 0, out=levels)
         np.minimum(levels, 255, out=levels)
@@ -280,7 +280,7 @@ def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
     return made.reshape(pixels.shape)
 
 
-def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
+def _factor_bounds(name: str, given: float | Sequence[float]) -> tuple[float, float]:
     if isinstance(given, int | float):
         if not given >= 0:
             raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 import shardio
 from shardio._base import progress
-from shardio._base.progress import ProgressLine, ProgressState, line_parts, shortened
+from shardio._base.progress import ProgressLine, ProgressState, keep_end, line_parts
 from shardio.conversion import Progress
 from shardio.conversion.report import progress_state
 from shardio.maintenance import MaintenanceProgress, verify_dataset
@@ -93,8 +93,8 @@ def test_less_room_drops_the_less_important_parts() -> None:
     ],
 )
 def test_names_keep_their_end(text: str, width: int, expected: str) -> None:
-    assert shortened(text, width) == expected
-    assert cell_len(shortened(text, width)) <= width
+    assert keep_end(text, width) == expected
+    assert cell_len(keep_end(text, width)) <= width
 
 
 def test_control_characters_of_names_are_escaped() -> None:

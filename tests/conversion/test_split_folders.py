@@ -11,7 +11,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress, journal
-from shardio.conversion.classes import find_split
+from shardio.conversion.classes import find_split_folders
 from shardio.maintenance import compute_stats
 from shardio.media import encode_jpeg
 from shardio_tools import cli
@@ -63,7 +63,7 @@ def classes_by_source(out: Path) -> dict[str, str]:
     ],
 )
 def test_splits_are_found(folders: list[str], splits: str) -> None:
-    assert find_split(folders) == {path.rpartition("/")[2]: path for path in splits.split()}
+    assert find_split_folders(folders) == {path.rpartition("/")[2]: path for path in splits.split()}
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,9 @@ def test_a_demo_says_each_step_and_runs_again(
         assert any("needs clang" in line for line in lines)
         assert any(line.startswith("  epoch 1  loss ") for line in lines)
         assert any("% of the time" in line and "waiting for data" in line for line in lines)
-        assert f"some classes have fewer than {demo.FEW} videos: too few to learn from" in lines
+        assert (
+            f"some classes have fewer than {demo.FEW_VIDEOS} videos: too few to learn from" in lines
+        )
         assert lines[-1].startswith("accuracy ") and lines[-1].endswith("%)")
         assert "of the other videos (a constant guess: " in lines[-1]
     assert {path: path.read_bytes() for path in videos.rglob("*.mp4")} == before

@@ -65,7 +65,7 @@ def test_the_screen_fits_24_lines_of_80_columns(monkeypatch: pytest.MonkeyPatch)
     assert cli.main(["doctor"]) == 0
     lines = re.sub("\x1b\\[[0-9;]*m", "", terminal.getvalue()).splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    labels = [line[2 : 2 + doctor.LABEL].strip() for line in lines]
+    labels = [line[2 : 2 + doctor.LABEL_WIDTH].strip() for line in lines]
     wanted = ["shardio", "packages", "extras", "CPUs", "memory", "open files", "memory maps"]
     assert [label for label in labels if label in wanted] == wanted
     assert f"numpy {np.__version__}" in " ".join(" ".join(lines).split())

@@ -53,16 +53,16 @@ OUT: Final = "shardio-demo"
 REPORT: Final = "demo.json"
 """The name of the report in OUT. A folder with this file is one of an earlier demo."""
 MIN_VIDEOS: Final = 4
-FEW: Final = 4
+FEW_VIDEOS: Final = 4
 """The number of videos of a class below which the report says that they are few."""
 N_VIDEOS: Final = 8
 """The number of videos that are drawn of each class."""
 MAX_EPOCHS: Final = 8
 BATCH_SIZE: Final = 16
 PARTS: Final = {"train": 0.75, "test": 0.25}
-PICTURE: Final = 14
+PICTURE_SIDE: Final = 14
 """The number of pixels, about, that the network sees of each side of a frame."""
-WIDTH: Final = 64
+N_HIDDEN: Final = 64
 LEARNING_RATE: Final = 1e-3
 
 Floats = npt.NDArray[np.float32]
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     shows = wants_progress(options)
     say = _say if shows else _say_nothing
     out = Path(options.out)
-    _claim(out)
+    _make_folder(out)
     dataset, sheet = out / "dataset", out / "sheet.png"
     videos = Path(options.videos or out / "videos")
     if options.videos is None:
@@ -151,7 +151,7 @@ def _say_nothing(element: Element) -> None:
     """Print nothing, with --quiet and --json."""
 
 
-def _claim(out: Path) -> None:
+def _make_folder(out: Path) -> None:
     """Make the folder of the demo; refuse a folder that holds anything but an earlier demo."""
     if out.exists() and not (out / REPORT).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise InvalidArgument(f"{out}: not an empty folder or an earlier demo: name another folder")
@@ -199,7 +199,7 @@ def features(sample: dict[str, Any]) -> dict[str, Any]:
     """
     frames = sample["frames"]
     n, height, width, n_channels = frames.shape
-    k = max(1, min(height, width) // PICTURE)
+    k = max(1, min(height, width) // PICTURE_SIDE)
     cut = frames[:, : height // k * k, : width // k * k]
     small = cut.reshape(n, height // k, k, width // k, k, n_channels).mean((2, 4), np.float32) / 255
     pictures = np.stack([small.mean(0) - 0.5, 4 * small.std(0)])
@@ -207,7 +207,7 @@ def features(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 class Network(Protocol):
-    """A network of two layers: WIDTH rectified numbers, then a number for each class."""
+    """A network of two layers: N_HIDDEN rectified numbers, then a number for each class."""
 
     name: str
     output: Any
@@ -237,7 +237,7 @@ class TinygradNetwork:
         # tinygrad has the context variable from 0.14 on, and Tensor.train before.
         old = getattr(tensor, "train", None)
         self._training: Callable[[], Any] = old or (lambda: lib.Context(TRAINING=1))
-        first, second = nn.Linear(n_inputs, WIDTH), nn.Linear(WIDTH, n_classes)
+        first, second = nn.Linear(n_inputs, N_HIDDEN), nn.Linear(N_HIDDEN, n_classes)
         optimizer = nn.optim.Adam(nn.state.get_parameters([first, second]), lr=LEARNING_RATE)
 
         def scores_of(pictures: Any) -> Any:
@@ -273,7 +273,7 @@ class NumpyNetwork:
     def __init__(self, n_inputs: int, n_classes: int) -> None:
         rng = np.random.default_rng(0)
         self._weights: list[Floats] = []
-        for n_from, n_to in ((n_inputs, WIDTH), (WIDTH, n_classes)):
+        for n_from, n_to in ((n_inputs, N_HIDDEN), (N_HIDDEN, n_classes)):
             scale = np.sqrt(2 / n_from)
             self._weights.append(rng.normal(0, scale, (n_from, n_to)).astype(np.float32))
             self._weights.append(np.zeros(n_to, np.float32))
@@ -295,12 +295,17 @@ class NumpyNetwork:
         shares = powers / powers.sum(1, keepdims=True)
         rows = np.arange(len(labels))
         loss = -float(np.log(shares[rows, labels] + 1e-9).mean())
-        to_scores = shares.copy()
-        to_scores[rows, labels] -= 1
-        to_scores /= len(labels)
-        to_hidden = to_scores @ self._weights[2].T * (hidden > 0)
+        score_gradient = shares.copy()
+        score_gradient[rows, labels] -= 1
+        score_gradient /= len(labels)
+        hidden_gradient = score_gradient @ self._weights[2].T * (hidden > 0)
         self._update(
-            [pictures.T @ to_hidden, to_hidden.sum(0), hidden.T @ to_scores, to_scores.sum(0)]
+            [
+                pictures.T @ hidden_gradient,
+                hidden_gradient.sum(0),
+                hidden.T @ score_gradient,
+                score_gradient.sum(0),
+            ]
         )
         return loss, float((scores.argmax(1) == labels).mean())
 
@@ -344,8 +349,8 @@ def _network_kind(say: Say) -> type[TinygradNetwork | NumpyNetwork]:
     return NumpyNetwork
 
 
-def _train(dataset: Path, most_s: float, say: Say) -> dict[str, Any]:
-    """Train for some epochs, at most `most_s` seconds, and test; return the figures."""
+def _train(dataset: Path, limit_s: float, say: Say) -> dict[str, Any]:
+    """Train for some epochs, at most `limit_s` seconds, and test; return the figures."""
     split(dataset, PARTS)
     kind = _network_kind(say)
     with ExitStack() as opened:
@@ -355,7 +360,7 @@ def _train(dataset: Path, most_s: float, say: Say) -> dict[str, Any]:
         n_clips = format_count(len(training.view), "clip")
         say(Heading(f"Training on {n_clips}, three quarters of the videos ({network.name})"))
         start_s = time.perf_counter()
-        n_epochs = _train_epochs(network, training, most_s, say)
+        n_epochs = _train_epochs(network, training, limit_s, say)
         training_s = time.perf_counter() - start_s
         found, labels = _test(network, testing)
         total = training.stats().total
@@ -388,9 +393,9 @@ def _loader(opened: ExitStack, dataset: Path, part: str, output: Any) -> shardio
     return opened.enter_context(loader)
 
 
-def _train_epochs(network: Network, loader: shardio.ShardLoader, most_s: float, say: Say) -> int:
-    """Train for MAX_EPOCHS epochs or `most_s` seconds; return the number of epochs begun."""
-    end_s = time.perf_counter() + most_s
+def _train_epochs(network: Network, loader: shardio.ShardLoader, limit_s: float, say: Say) -> int:
+    """Train for MAX_EPOCHS epochs or `limit_s` seconds; return the number of epochs begun."""
+    end_s = time.perf_counter() + limit_s
     for epoch in range(MAX_EPOCHS):
         results = []
         for batch in loader:
@@ -419,8 +424,10 @@ def _conclusion(report: DemoReport) -> Iterator[Element]:
         f" {report.samples_per_s:,.0f} clips/s, waiting for data {report.waiting_share:.0%} of the "
         "time"
     )
-    if min(report.n_videos.values()) < FEW:
-        yield Cell(f"some classes have fewer than {FEW} videos: too few to learn from", "warning")
+    if min(report.n_videos.values()) < FEW_VIDEOS:
+        yield Cell(
+            f"some classes have fewer than {FEW_VIDEOS} videos: too few to learn from", "warning"
+        )
     yield Done(
         f"accuracy {report.accuracy:.1%} on {format_count(report.n_tested, 'clip')} of the other "
         f"videos (a constant guess: {report.guess:.1%})"

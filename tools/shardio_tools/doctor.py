@@ -73,7 +73,7 @@ _LOW_SHM: Final = 256 << 20
 _REQUIREMENT: Final = re.compile(
     r"([\w.-]+)(?:\[[\w,]+\])?\s*([^;]*)(?:;.*extra == ['\"](\w+)['\"])?"
 )
-LABEL: Final = 13
+LABEL_WIDTH: Final = 13
 
 
 @dataclass
@@ -293,10 +293,14 @@ def _advice(found: Diagnosis) -> Iterator[str]:
     if limits.memory_bytes < _LOW_MEMORY:
         yield f"little memory is free ({limits.memory_limit}): use small batches and few workers"
     if limits.max_open_files is not None and limits.max_open_files < _LOW_FILES:
-        most = limits.max_raised_open_files
-        can = most is None or most > limits.max_open_files
-        n = min(65_536, most or 65_536)
-        how = f"run `ulimit -n {n}` first" if can else "ask for a higher hard limit (`ulimit -Hn`)"
+        hard_limit = limits.max_raised_open_files
+        can_raise = hard_limit is None or hard_limit > limits.max_open_files
+        n = min(65_536, hard_limit or 65_536)
+        how = (
+            f"run `ulimit -n {n}` first"
+            if can_raise
+            else "ask for a higher hard limit (`ulimit -Hn`)"
+        )
         yield f"few files may be open, which limits blocks and shards: {how}"
     if limits.max_maps < _LOW_MAPS:
         yield "few memory maps are allowed: as root, `sysctl -w vm.max_map_count=262144`"
@@ -335,7 +339,7 @@ def describe(found: Diagnosis) -> Iterator[Element]:
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> Table:
-    return facts([f"{label:<{LABEL}}", text] for label, text in rows)
+    return facts([f"{label:<{LABEL_WIDTH}}", text] for label, text in rows)
 
 
 def _versions(found: Diagnosis) -> Iterator[tuple[str, str]]:

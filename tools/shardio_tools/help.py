@@ -19,12 +19,12 @@ _HELP_COLUMN: Final = 26
 _NAME_WIDTH: Final = 12
 _EXAMPLES: Final = "\nExamples:\n"
 _PURPOSE: Final = "Turn folders of video, images and arrays into datasets that feed training loops."
-_FIRST: Final = """\
+_FIRST_STEPS: Final = """\
 try first:
   shardio demo                    # from videos to a trained network in a minute
   shardio convert videos/ out/    # your own videos, one folder for each class
   shardio inspect out/            # see the fields, classes and samples"""
-_LAST: Final = "shardio COMMAND --help shows the options of a command, with examples."
+_MORE_HELP: Final = "shardio COMMAND --help shows the options of a command, with examples."
 
 
 class HelpText(NamedTuple):
@@ -53,7 +53,7 @@ def command_help(module: ModuleType) -> dict[str, Any]:
 def overview(groups: Mapping[str, Mapping[str, ModuleType]]) -> str:
     """Return the overview of all commands in their groups, with the commands to try first."""
     width = _width()
-    blocks = ["usage: shardio COMMAND [options]", textwrap.fill(_PURPOSE, width), _FIRST]
+    blocks = ["usage: shardio COMMAND [options]", textwrap.fill(_PURPOSE, width), _FIRST_STEPS]
     for title, commands in groups.items():
         lines = [f"{title}:"]
         for name, module in commands.items():
@@ -62,7 +62,7 @@ def overview(groups: Mapping[str, Mapping[str, ModuleType]]) -> str:
             summary = help_text(module).summary
             lines.append(textwrap.fill(start + summary, width, subsequent_indent=indent))
         blocks.append("\n".join(lines))
-    return "\n\n".join([*blocks, textwrap.fill(_LAST, width)]) + "\n"
+    return "\n\n".join([*blocks, textwrap.fill(_MORE_HELP, width)]) + "\n"
 
 
 def _width() -> int:

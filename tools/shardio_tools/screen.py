@@ -147,7 +147,7 @@ def _plain(element: Element, encoding: str) -> str:
 def _plain_rows(table: Table, encoding: str) -> Iterator[str]:
     from rich.cells import cell_len
 
-    rows, n_more = _shown(table)
+    rows, n_more = _visible_rows(table)
     rows = [list(table.head), *rows] if table.head else rows
     # Characters that the encoding lacks become escapes, which are wider.
     rows = [[c.encode(encoding, "backslashreplace").decode(encoding) for c in row] for row in rows]
@@ -162,24 +162,26 @@ def _plain_rows(table: Table, encoding: str) -> Iterator[str]:
         yield f"  … and {n_more:,} more ({table.rest})"
 
 
-def _shown(table: Table) -> tuple[list[Sequence[str]], int]:
+def _visible_rows(table: Table) -> tuple[list[Sequence[str]], int]:
     """Return the rows to show, with decimal points below one another, and how many are left out."""
     limit = MAX_LISTED if table.rest else len(table.rows)
     columns = [list(column) for column in zip(*table.rows[:limit], strict=True)]
     for i, column in enumerate(columns):
         if table.align[i : i + 1] == ".":
-            columns[i] = _at_the_point(column)
+            columns[i] = _align_points(column)
     return [*map(list, zip(*columns, strict=True))], max(0, len(table.rows) - limit)
 
 
-def _at_the_point(cells: Sequence[str]) -> list[str]:
+def _align_points(cells: Sequence[str]) -> list[str]:
     """Return numbers, padded so that the points are below one another if aligned right."""
     lengths = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
     longest = max(lengths, default=0)
-    return [_like(cell, cell + " " * (longest - n)) for cell, n in zip(cells, lengths, strict=True)]
+    return [
+        _with_role(cell, cell + " " * (longest - n)) for cell, n in zip(cells, lengths, strict=True)
+    ]
 
 
-def _like(cell: str, text: str) -> str:
+def _with_role(cell: str, text: str) -> str:
     return Cell(text, cell.role) if isinstance(cell, Cell) else text
 
 
@@ -245,7 +247,7 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
 def _print_table(table: Table, console: Console) -> None:
     from rich.padding import Padding
 
-    rows, n_more = _shown(table)
+    rows, n_more = _visible_rows(table)
     if rows or table.head:
         console.print(Padding(_rich_table(table, rows), (0, 0, 0, 2), expand=False))
     if n_more:
