@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
-from shardio._base.callers import one_of
+from shardio._base.callers import one_of, refuses
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, SkippedItem
 from shardio._loading.options import OnError, check_seconds, check_skips, refuse_path
@@ -308,6 +308,10 @@ class SharedMemoryShim(Loader):
         self.loader.shutdown()
 
 
+@refuses(
+    {"items": "to read a dataset, write shardio.open(path) or ShardLoader(path, batch_size)"},
+    "shardio.load",
+)
 def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
     """Load items in this process, each item when it is requested; yield the loaded values.
 

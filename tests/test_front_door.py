@@ -93,6 +93,11 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
     ("function", "option", "hint"),
     [
         (shardio.open, "split", "write subset="),
+        (
+            shardio.ShardLoader,
+            "split",
+            'write ShardLoader(shardio.open(path, subset="train"), batch',
+        ),
         (shardio.ShardDataset.clips, "num_frames", "did you mean 'frames'?"),
         (shardio.ShardDataset.pack, "seq_len", "write length="),
         (shardio.mix, "weight", "did you mean 'weights'?"),
@@ -103,6 +108,40 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
 def test_unknown_options_get_a_hint(function: Callable[..., Any], option: str, hint: str) -> None:
     with pytest.raises(TypeError, match=re.escape(f"has no option {option!r}: {hint}")):
         function(None, **{option: 1})
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "said"),
+    [
+        (
+            shardio.ShardLoader,
+            ("set/", 8, "train"),
+            'shardio.open(path, subset="train"), batch_size',
+        ),
+        (shardio.ShardLoader, ("set/", 8, True), "found True, too: write shuffle=True"),
+        (shardio.ShardLoader, ("set/", 8, 4), "write the name of the option: fields=, shuffle=, "),
+        (
+            shardio.ShardLoader,
+            ("set/",),
+            "needs batch_size: write ShardLoader(dataset, batch_size)",
+        ),
+        (shardio.ShardLoader, (), "ShardLoader needs dataset and batch_size: write"),
+        (shardio.open, ("set/", "train"), "shardio.open takes only path without a name; found 'tr"),
+        (shardio.open, ("set/", "train"), "'train', too: write subset=\"train\""),
+        (shardio.open, (), "shardio.open needs path: write shardio.open(path)"),
+        (shardio.WeightedSampler, (), "needs weights: write WeightedSampler(weights)"),
+        (
+            shardio.load,
+            ("set/",),
+            "shardio.load(loader, items); to read a dataset, write shardio.open",
+        ),
+    ],
+)
+def test_values_without_names_get_a_hint(
+    function: Callable[..., Any], values: tuple[Any, ...], said: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        function(*values)
 
 
 @pytest.mark.parametrize("package", ["av", "multiprocessing", "numpy", "tinygrad"])

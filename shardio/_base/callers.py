@@ -63,6 +63,39 @@ def refuse_unknown_options(
         raise TypeError(f"{name} has no option {option!r}: {hint}")
 
 
+def _check_positional(
+    name: str,
+    values: tuple[Any, ...],
+    options: Mapping[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    advice: Mapping[str, str],
+) -> None:
+    """Raise TypeError if there are too few or too many values without a name; say what to write.
+
+    `advice` is as in `refuse_unknown_options`. Its text for "split" is used for a text without a
+    name, its text for a required parameter if this parameter is missing.
+    """
+    own = [p for p in parameters.values() if p.name != "self"]
+    places = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = [p.name for p in places if p.default is p.empty]
+    if missing := [each for each in required[len(values) :] if each not in options]:
+        call = f"{name}({', '.join(required)})"
+        hint = f"; {advice[missing[0]]}" if missing[0] in advice else ""
+        raise TypeError(f"{name} needs {' and '.join(missing)}: write {call}{hint}")
+    if len(values) <= len(places):
+        return
+    found = values[len(places)]
+    named = [p.name for p in own if p.kind is p.KEYWORD_ONLY]
+    if isinstance(found, str) and "split" in advice:
+        hint = advice["split"]
+    elif isinstance(found, bool) and "shuffle" in named:
+        hint = f"write shuffle={found}"
+    else:
+        hint = f"write the name of the option: {listed((f'{each}=' for each in named), 300)}"
+    taken = f"only {', '.join(p.name for p in places)} without a name"
+    raise TypeError(f"{name} takes {taken}; found {found!r:.200}, too: {hint}")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question that suggests the known word most similar to `word`; "" without one."""
     close = difflib.get_close_matches(word, known, 1, MIN_SIMILARITY)
@@ -98,11 +131,16 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
 
     def decorate(target: _Callable) -> _Callable:
         called: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-        known = [each for each in inspect.signature(called).parameters if each != "self"]
+        parameters = inspect.signature(called).parameters
+        known = [each for each in parameters if each != "self"]
 
         @functools.wraps(called)
         def checked(*args: Any, **options: Any) -> Any:
-            refuse_unknown_options(name or target.__name__, options, known, advice)
+            shown = name or target.__name__
+            refuse_unknown_options(shown, options, known, advice)
+            _check_positional(
+                shown, args[len(parameters) - len(known) :], options, parameters, advice
+            )
             return called(*args, **options)
 
         if not isinstance(target, type):

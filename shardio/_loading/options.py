@@ -104,6 +104,7 @@ def dataset_advice(call: str) -> dict[str, str]:
         for name in of_view.keys() - {"field", "pad"}:
             calls[name] = f"shardio.open(path).{view}({of_view[name]}=…)"
     calls["clip"] = calls["clips"]
+    calls["split"] = 'shardio.open(path, subset="train")'
     return {name: f"write {call.format(given)}" for name, given in calls.items()} | {
         "preload": "write dataset.preload(fields) before, and pass that dataset",
         "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',

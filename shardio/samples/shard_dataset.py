@@ -29,7 +29,7 @@ from shardio.storage.remote.storage import RemoteStorage
 
 _ADVICE: Final = {
     "mode": "a dataset is opened to read; shardio.DatasetWriter writes one",
-    "split": "write subset=, the name of a subset",
+    "split": 'write subset="train", the name of a subset',
     "streaming": "samples are read when they are needed",
     **dict.fromkeys(("batch_size", "num_workers", "shuffle"), "pass it to shardio.ShardLoader"),
 }
