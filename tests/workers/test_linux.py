@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from shardio._workers.processes import linux
@@ -47,3 +50,15 @@ def test_what_is_freed_is_kept_unless_the_environment_says_something_of_malloc(
     assert allocator.told == told
     monkeypatch.setattr(linux, "_libc", object())  # without mallopt
     linux.keep_freed_memory()
+
+
+def test_finalizer_of_an_object_that_outlives_the_globals_of_modules() -> None:
+    program = """
+import sys
+from shardio._workers.processes.linux import Finalizer
+class Owner: pass
+sys._late = Owner()
+Finalizer(sys._late, print, "called").atexit = False
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

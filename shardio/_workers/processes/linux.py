@@ -72,12 +72,17 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptabl
 
     Python discards every exception that is raised during garbage collection. If Ctrl-C arrives
     during a call by the garbage collection, the signal is sent again after the call.
+
+    `is_at_exit` is bound as a default, because the interpreter clears the globals of modules before
+    it collects the last objects; such a call does nothing, as in the base class.
     """
 
     __slots__ = ()
 
-    def __call__(self, owner: Any = None) -> object:
-        if owner is None:
+    def __call__(
+        self, owner: Any = None, is_at_exit: Callable[[], bool] = sys.is_finalizing
+    ) -> object:
+        if owner is None or is_at_exit():
             return super().__call__()
         with _record_interrupts(_send_again):
             return super().__call__(owner)
