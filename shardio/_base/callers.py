@@ -103,7 +103,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:
-    """Return the error for a name that is no field at `place`: it suggests one, or lists them."""
+    """Return a KeyError for a name that is no field of `place`, with a suggestion or all names."""
     known = list(known)
     hint = did_you_mean(name, known) or f"its fields are {listed(known, 300)}"
     return KeyError(f"{place}: no field {name!r}; {hint}")

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 MAX_BYTES: Final = 20_000
-"""The maximum size of a fragment in UTF-8."""
+"""The maximum size of a fragment, in bytes of UTF-8."""
 _MAX_TABLE_BYTES: Final = 6_500
 _MAX_LIST_BYTES: Final = 600
 _MAX_PICTURE_BYTES: Final = 10_800
@@ -26,7 +26,7 @@ _MUTED: Final = "opacity:.65"
 
 
 def escaped(value: object, max_length: int = 60) -> str:
-    """Return a shortened, escaped text; characters that are not printable are replaced."""
+    """Return the text of a value: shortened, escaped for HTML, unprintable characters replaced."""
     text = str(value)
     if len(text) > max_length:
         text = f"{text[: max_length - 1]}…"
@@ -40,7 +40,7 @@ def format_shape(shape: Iterable[int | None]) -> str:
 
 
 def format_size(n_bytes: int) -> str:
-    """Return a number of bytes with three digits and a unit."""
+    """Return a number of bytes with three digits and a decimal unit: "1.23 MB"."""
     number, units = float(n_bytes), ["bytes", "kB", "MB", "GB", "TB"]
     while number >= 999.5 and len(units) > 1:
         number, units = number / 1000, units[1:]
@@ -48,7 +48,7 @@ def format_size(n_bytes: int) -> str:
 
 
 def format_number(value: object) -> str:
-    """Return a figure with four digits, several figures with commas, and "–" for None."""
+    """Return a number as text, with four digits for a float; a list with commas; "–" for None."""
     if isinstance(value, list | tuple):
         return ", ".join(map(format_number, value))
     if isinstance(value, float):
@@ -59,7 +59,8 @@ def format_number(value: object) -> str:
 def fragment(kind: str, where: object, facts: Iterable[str], *parts: str) -> str:
     """Return the fragment of an object: its class, a path, facts, and the parts that fit.
 
-    `where` and `facts` are escaped here; `parts` are HTML. Empty facts and parts are left out.
+    `kind`, `where` (the path, or "") and `facts` are escaped here; `parts` are HTML, such as a
+    `table`. Empty facts and parts are left out.
     """
     shown = [f"<b>{escaped(kind)}</b>"]
     shown += [f"<code>{escaped(where, 80)}</code>"] if str(where) else []
@@ -74,7 +75,8 @@ def fragment(kind: str, where: object, facts: Iterable[str], *parts: str) -> str
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], n_rows: int) -> str:
     """Return a table of the first rows, and the number of the others; "" without any rows.
 
-    Columns of numbers are aligned at the right. `rows` is not read much beyond the rows shown.
+    `n_rows` is the number of all rows; at most 20 are read from `rows`. A cell is a text, a number
+    or a list of numbers, which are aligned right.
     """
     if not n_rows:
         return ""
@@ -98,7 +100,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], n_rows: int) 
 
 
 def listing(label: str, items: Iterable[object], n_items: int) -> str:
-    """Return a line with the first items, and the number of the others; "" without any items."""
+    """Return a line with the first items, and the number of the others; "" without any items.
+
+    `n_items` is the number of all items; `items` is read as far as there is room.
+    """
     if not n_items:
         return ""
     found, n_left, shown = [f'<span style="{_MUTED}">{escaped(label)}</span> '], _MAX_LIST_BYTES, 0
@@ -120,7 +125,10 @@ def note(text: str) -> str:
 
 
 def pictures(shown: Iterable[tuple[bytes | None, object]]) -> str:
-    """Return a strip of the JPEGs that fit, each with its caption; None is a missing picture."""
+    """Return a row of the JPEGs that fit, each with its caption; "" without any.
+
+    A picture that is None is left out.
+    """
     found, n_left = "", _MAX_PICTURE_BYTES
     for jpeg, caption in shown:
         if jpeg is None:

@@ -38,9 +38,15 @@ _STYLES: Final = {"percent": "bold", "rate": "cyan", "faults": "bold yellow"}
 class ProgressState:
     """The state of an operation, to be displayed.
 
-    `done` and `total` are numbers of `unit`. `counts` has the progress in units that the user
-    counts, `faults` the faults so far, `name` the input that finished last; `more` is shown if
-    there is room for it. `rate` defaults to the mean rate.
+    Attributes:
+        title: the name of the operation, such as "converting".
+        done, total: numbers of `unit`; `total` is 0 if it is unknown.
+        counts: the progress as text, such as "3 of 10 files".
+        rate: the speed as text; by default, a rewritten line shows the mean speed.
+        faults: the number of faults as text, such as "1 broken"; "" for none.
+        name: the input that finished last.
+        more: another text, the first to be left out if there is no room.
+        unit: the unit of `done` and `total`.
     """
 
     title: str
@@ -64,9 +70,9 @@ class ProgressState:
 class ProgressLine:
     """A display of one or more operations, one after another.
 
-    A terminal or a notebook shows one line that is rewritten; it is as wide as the terminal at
-    most. Any other file gets a plain line after each tenth of the work. At the end, the line is
-    removed from the terminal, unless `stays` is True.
+    A terminal or a notebook shows one line, no wider than the terminal, which is rewritten. Any
+    other file gets a plain line after each tenth of the work. `close` removes the line from the
+    terminal, unless `stays` is True.
 
     Errors of the file are ignored: an operation works without its display.
     """
@@ -157,8 +163,8 @@ def line_parts(
 ) -> list[Part]:
     """Return the parts of a line of at most `width` columns, gaps of two columns included.
 
-    `n_before` is how much was done when the display began, `elapsed_s` seconds ago. If there is
-    not enough room, the name is shortened, and then parts are left out.
+    `n_before` is the value of `state.done` when the display began, `elapsed_s` seconds ago. If
+    there is not enough room, the name is shortened first; then whole parts are left out.
     """
     from rich.cells import cell_len
 
@@ -205,12 +211,12 @@ def keep_end(text: str, width: int, encoding: str = "utf-8") -> str:
 
 
 def counted(n: int, things: str) -> str:
-    """Return a count and its noun, given in the plural with "s": "1 file", "2,000 files"."""
+    """Return a count and its noun: "1 file", "2,000 files". `things` is the plural with "s"."""
     return f"{n:,} {things.removesuffix('s') if n == 1 else things}"
 
 
 def binary_size_text(n_bytes: float) -> str:
-    """Return a number of bytes in the largest unit in which it is at least 1."""
+    """Return a number of bytes in the largest binary unit in which it is at least 1: "1.5 MiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
             return f"{n_bytes:,.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
@@ -223,7 +229,8 @@ def shows_progress(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for a function with the option `progress`: True displays the progress.
 
-    `describe` turns a state, as the function passes it to a callable `progress`, into a line.
+    The function passes its state to a callable `progress`; `describe` returns the `ProgressState`
+    of such a state. With True, the decorator passes a callable that displays each of them.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

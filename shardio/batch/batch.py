@@ -238,9 +238,9 @@ class Batch(Mapping[str, Value_co], Listed):
         return np.ones(self.n_rows, np.bool_)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
-        """Return a copy of the batch whose torch tensors are on `device`; lists of tensors, too.
+        """Return a copy of the batch with its torch tensors on `device`, also those in lists.
 
-        Values that are no tensors stay as they are. `non_blocking` is passed to `Tensor.to`.
+        Values that are not tensors stay as they are. `non_blocking` is passed to `Tensor.to`.
 
         Raises:
             TypeError: the arrays of the batch are not torch tensors.

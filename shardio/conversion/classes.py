@@ -136,9 +136,10 @@ SPLIT_FOLDERS: Final = "split_folders"
 
 
 def uses_split_folders(base: Generation | None, *, wanted: bool | None) -> bool | None:
-    """Return whether folders are subsets; None if that depends on the names of the folders.
+    """Return whether folders are subsets; None if their names are to decide.
 
-    An append does as the conversion of the dataset did, unless `wanted` differs.
+    `wanted` is the option of the caller. If it is None, an append to `base` does as the conversion
+    of `base` did.
     """
     if base is None or wanted is not None:
         return wanted
@@ -150,7 +151,9 @@ def split_listing(
 ) -> Listing:
     """Return the listing with the subsets of its inputs, and classes shared by all subsets.
 
-    With `wanted`, a single folder that is named like a split counts too.
+    The subsets are the folders that the converter names, or else those that are named like splits:
+    two or more if `wanted` is None, one or more if it is True, none if it is False. If there are
+    none, True raises InvalidArgument, except in an append.
     """
     if wanted is False:
         return listing
@@ -178,7 +181,7 @@ def split_listing(
 
 
 def _subset_and_class(folder: str, patterns: Mapping[tuple[str, ...], str]) -> tuple[str, str]:
-    """Return the subset of a folder, "" if none, and its path without the folder of the split."""
+    """Return the subset of a folder, or "", and its class: the path without the split's folder."""
     parts = folder.split("/")
     for pattern, subset in patterns.items():
         depth = len(pattern)
@@ -189,10 +192,10 @@ def _subset_and_class(folder: str, patterns: Mapping[tuple[str, ...], str]) -> t
 
 
 def subset_details(runs: Sequence[tuple[str, int]], previous: Generation | None) -> dict[str, Any]:
-    """Return the attributes of the next generation that say which samples are in which subset.
+    """Return the attributes of the next generation that assign samples to subsets.
 
     Each item of `runs` has a subset, or "" for none, and the number of consecutive new samples in
-    it. New samples follow those of `previous`, whose statistics of subsets are dropped.
+    it. New samples follow those of `previous`, whose statistics are dropped if a subset grows.
     """
     names = [name for name, _ in runs]
     counts = [n for _, n in runs]
@@ -222,7 +225,10 @@ def subset_sizes(found: Generation | None) -> dict[str, int]:
 def random_split_details(
     split: Mapping[str, float] | None, seed: int, n_samples: int, out: str | os.PathLike[str]
 ) -> dict[str, Any]:
-    """Return the attributes of a new generation whose samples are assigned at random."""
+    """Return the attributes of a new generation that assign samples to subsets at random.
+
+    `split` maps subsets to shares of the samples; None to assign none. `out` is for errors.
+    """
     if split is None:
         return {}
     return {
@@ -238,7 +244,7 @@ _SPLIT_NAMES: Final = {
     **dict.fromkeys(("eval", "evaluation"), "eval"),
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
-"""Words in the names of folders, and the splits that they denote."""
+"""Words in the names of folders, and the name of the split that each denotes."""
 _NEUTRAL_WORDS: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
@@ -249,13 +255,13 @@ _WORD: Final = re.compile(r"[^\W\d_]+")
 def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
-    A folder counts only if it and its siblings are named like at least `min_splits` splits, and
-    only at the least depth with such siblings. If several parents have them, the paths are
+    A folder counts only if it and its siblings denote at least `min_splits` different splits, and
+    if no such siblings lie closer to the root. If they lie in several parents, the paths are
     patterns, such as `*/train`.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
-        inside: dict[str, set[str]] = {}  # a parent -> the folders in it that are named like splits
+        inside: dict[str, set[str]] = {}  # maps a parent to the folders in it named like splits
         for path in paths:
             if len(path) > depth and _split_name(path[depth]):
                 inside.setdefault("/".join(path[:depth]), set()).add(path[depth])

@@ -28,8 +28,8 @@ from shardio.shard.writer import check_schema
 class SamplePart(NamedTuple):
     """Samples of one subset; `subset` is "" for no subset.
 
-    `schema` can store them, or is None if it is not known before the first sample. `classes` are
-    the class names of the field `label`.
+    `schema` is a schema that can store the samples; None to infer it from the first sample.
+    `classes` are the class names of the field `label`.
     """
 
     samples: Iterable[Mapping[str, Any]]
@@ -41,7 +41,15 @@ class SamplePart(NamedTuple):
 def write_samples(
     parts: Sequence[SamplePart], out: str, schema: Schema | None, options: ConvertOptions
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`, or append them; without any, publish nothing."""
+    """Write samples to a new dataset at `out`, or append them; without samples, publish nothing.
+
+    Without `schema`, use the schemas of the parts, or infer one from the first sample.
+
+    Raises:
+        InvalidArgument: the parts do not match each other or the dataset in `out`, or there is
+            neither a schema nor a sample.
+        SchemaError: a sample does not match the schema.
+    """
     start_s = time.monotonic()
     base = load_base(out) if options.append else None
     classes = known_classes(base, _merge_classes(parts), out)
@@ -148,7 +156,7 @@ _NEW_DATASET: Final = "0" * 16
 
 
 def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
-    """Return the classes of all parts, which must be the same."""
+    """Return the classes that all parts have; raise InvalidArgument if they differ."""
     classes = parts[0].classes
     for part in parts:
         if part.classes != classes:
@@ -160,9 +168,9 @@ def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
 
 
 def _merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
-    """Return a schema that can store the samples of all parts; None if one is not known.
+    """Return a schema that can store the samples of all parts; None if a part has no schema.
 
-    A field is optional if it is so in one of them.
+    A field is optional if it is optional in any part. Other differences raise InvalidArgument.
     """
     merged: Schema | None = None
     for part in parts:

@@ -33,7 +33,7 @@ from shardio.shard.verification import Rows
 _CHUNK_ITEMS: Final = 1 << 20
 """The number of values that are processed at a time. Converted to float64, they take 8 MiB."""
 _FOLDED_ROWS: Final = 128
-"""The number of rows of a value per channel that are added as one row."""
+"""The number of rows, each with a value per channel, that are added as one row."""
 _FRAME_BYTES: Final = 256 << 20
 """The size of the frames of a video that are decoded at a time."""
 _MAX_CHANNELS: Final = 4
@@ -172,7 +172,7 @@ def _counted_fields(dataset: ShardDataset, *, decode: bool) -> dict[str, Array]:
 
 
 def _keep_pixels(dataset: ShardDataset, older: Any, found: dict[str, Any]) -> None:
-    """Add the statistics of images and videos in `older`, which is from a file, to `found`."""
+    """Copy the statistics of images and videos from `older`, unchecked JSON, to `found`."""
     fields = older.get("fields") if isinstance(older, dict) else None
     known = fields if isinstance(fields, dict) else {}
     pixels = {
@@ -280,8 +280,8 @@ def _pixels(
 ) -> Iterator[npt.NDArray[np.uint8] | None]:
     """Yield the pictures of a field of images or videos, (n, height, width, 3).
 
-    Yield None for a missing value. Of each video, decode at most `frames` frames: if the video were
-    cut into that many equal parts, the frame in the middle of each.
+    Yield None for a missing value. Decode at most `frames` frames of a video: the middle frames of
+    that many equal parts.
     """
     with ClipDecoder() as decoder:
         for row, value in zip(rows.tolist(), reader.records.values(name, rows), strict=True):

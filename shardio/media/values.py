@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _THUMBNAIL_SIDE: Final = 96
 _THUMBNAIL_BYTES: Final = 1_400
 _QUALITIES: Final = (4, 8, 16, 31)
-"""The quantizers of a thumbnail, from the best to the worst: the first that fits is used."""
+"""The quantizers of a thumbnail, from the best to the worst. The first that gives at most
+_THUMBNAIL_BYTES is used; the last one may give twice as many."""
 _MIN_SIDE: Final = 8
 """The minimum height and width of an array that counts as a picture."""
 _MAX_NUMBERS_SHOWN: Final = 4
@@ -51,11 +52,15 @@ class StoredImage(EncodedImage):
         return decode_image(self, mode=mode)
 
     def to_pil(self) -> PilImage:
-        """Return the decoded image as an RGB image of Pillow."""
+        """Return the decoded image as an RGB image of Pillow.
+
+        Raises MediaError and UnsupportedEnvironment as `decode` does; the latter also without
+        Pillow.
+        """
         return _pil_image(self.decode())
 
     def show(self) -> None:
-        """Show the image: in the notebook, or else with Pillow's viewer."""
+        """Show the image in the notebook, or else with Pillow's viewer. Raises as `to_pil`."""
         _show(self.to_pil())
 
     def __int__(self) -> NoReturn:
@@ -111,11 +116,17 @@ class StoredVideo(EncodedStream):
         return out
 
     def to_pil(self, frame: int = 0) -> PilImage:
-        """Return a frame, by default the first, as an RGB image of Pillow."""
+        """Return a frame, by default the first, as an RGB image of Pillow.
+
+        Raises the errors of `decode`, and UnsupportedEnvironment without Pillow.
+        """
         return _pil_image(self.decode(frames=[frame])[0])
 
     def show(self) -> None:
-        """Show up to 8 frames side by side: in the notebook, or else with Pillow's viewer."""
+        """Show up to 8 frames side by side, in the notebook, or else with Pillow's viewer.
+
+        Raises as `to_pil`.
+        """
         numbers = np.linspace(0, self.n_frames - 1, min(_STRIP_FRAMES, self.n_frames)).astype(int)
         height = min(self.height, _STRIP_HEIGHT)
         size = height, max(1, round(self.width * height / self.height))
@@ -139,14 +150,14 @@ class StoredVideo(EncodedStream):
 
 
 def value_decoder(field: Field) -> Callable[[Content, tuple[int, ...]], Any]:
-    """Return the function that decodes records of a field; images become `StoredImage`s."""
+    """Return f(record, shape), which decodes a record of the field; images are `StoredImage`s."""
     if field.medium == "image":
         return lambda record, shape: StoredImage(record, *shape)
     return field.decode
 
 
 def describe(value: Any) -> str:
-    """Return a short text about a value of a sample."""
+    """Return a short text about a value of a sample: its shape, size or codec, or the value."""
     if value is None:
         return "–"
     if isinstance(value, EncodedImage):

@@ -197,7 +197,7 @@ def as_transform(function: Any) -> Any:
 
 
 def as_step(function: Any) -> Any:
-    """Return a step of a chain of transforms, which takes and returns NumPy arrays."""
+    """Return a user's transform as a step of a chain, which takes and returns NumPy arrays."""
     found = as_transform(function)
     return found.returning_arrays() if isinstance(found, OnTensors) else found
 

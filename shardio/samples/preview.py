@@ -29,7 +29,7 @@ _ERRORS: Final = (ShardioError, OSError)
 def dataset_html(dataset: Dataset) -> str:
     """Return the fragment of a dataset, with thumbnails of some samples; damage is left out.
 
-    No data is read of a dataset in an object store.
+    From an object store, no data is read.
     """
     n, n_shards = len(dataset), len(dataset.shards)
     n_bytes = sum(
@@ -61,7 +61,8 @@ def dataset_html(dataset: Dataset) -> str:
 def view_html(view: SampleView) -> str:
     """Return the fragment of a view, with thumbnails of some samples; damage is left out.
 
-    The index of a large dataset, or of one in an object store, is not read, nor are large samples.
+    Large samples are not decoded. The index is not read if the dataset is large or in an object
+    store.
     """
     dataset = view.dataset
     is_small = len(dataset) <= _MAX_ROWS and not dataset.remote_storages
@@ -102,7 +103,7 @@ def _classes(dataset: Dataset) -> Iterable[str]:
 
 
 def _names_of_pictures(schema: Schema) -> list[str]:
-    """Return the fields that may have pictures; encoded images and videos come first."""
+    """Return the names of fields that may have pictures; encoded images and videos come first."""
     arrays = [
         name
         for name, field in schema.items()
@@ -114,7 +115,7 @@ def _names_of_pictures(schema: Schema) -> list[str]:
 def _thumbnails(
     dataset: Dataset, n: int, names: Iterable[str], value: Callable[[int, str], Any]
 ) -> str:
-    """Return thumbnails of samples from all over, of the first field that has pictures."""
+    """Return thumbnails of evenly spaced samples, from the first field that has pictures."""
     numbers = np.unique(np.linspace(0, n - 1, min(n, _N_PICTURES)).astype(int)).tolist()
     for name in names:
         shown = (_captioned_thumbnail(dataset, i, name, value) for i in numbers)

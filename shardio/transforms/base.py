@@ -31,7 +31,8 @@ class PictureTransform(ABC):
     """
 
     takes_floats: ClassVar[bool] = False
-    """True if pictures may be floats. Those count only if a sample has none of uint8."""
+    """True if pictures may be floats. Without `fields`, pictures of floats are changed only in
+    samples without pictures of uint8."""
 
     def __init__(self, fields: str | Sequence[str] | None, **options: Any) -> None:
         """Set the fields; `options` are the arguments of the constructor, for `repr`."""
@@ -200,9 +201,9 @@ def _describe(sample: Mapping[str, Any]) -> str:
 class Compose:
     """A chain of transforms, each called with the result of the previous one.
 
-    Functions f(sample) or f(sample, rng) that return a dict are transforms too. All draw from the
-    same generator, one after another. The results of torch modules and of OnTensors are converted
-    back to NumPy arrays, with pictures in (height, width, 3).
+    Functions f(sample) or f(sample, rng) that return a dict are transforms too. All draw random
+    numbers from the same generator, one after another. The results of torch modules and of
+    OnTensors are converted back to NumPy arrays, with pictures in (height, width, 3).
 
     Raises InvalidArgument if no transform is given, or one cannot be called in this way.
     """

@@ -266,6 +266,10 @@ class RandomErasing(RandomTransform):
 class HorizontalFlip(RandomTransform):
     """A left-right flip with probability `p`.
 
+    Args:
+        p: the probability of a flip.
+        fields: the names of the fields to change; by default all pictures and clips.
+
     Raises:
         InvalidArgument: `p` is not from 0 to 1.
     """

@@ -46,6 +46,10 @@ class ColorJitter(RandomTransform):
     NVIDIA DALI; torchvision's rotation in HSV takes much longer. All changes are applied as one
     linear map, and the result is clipped once, so the order of the changes makes no difference.
 
+    Args:
+        brightness, contrast, saturation, hue: a number x or a pair of bounds, as above.
+        fields: the names of the fields to change; by default all pictures and clips.
+
     Raises:
         InvalidArgument: a parameter is not valid.
     """
@@ -87,6 +91,10 @@ class ColorJitter(RandomTransform):
 class RandomGrayscale(RandomTransform):
     """A conversion to grey with probability `p`. All three channels become the luma of the pixel.
 
+    Args:
+        p: the probability of the conversion.
+        fields: the names of the fields to change; by default all pictures and clips.
+
     Raises:
         InvalidArgument: `p` is not from 0 to 1.
     """
@@ -125,9 +133,9 @@ class ToFloat(FixedTransform):
 class Normalize(FixedTransform):
     """Conversion of levels to normalized floats: (level / 255 - `mean`) / `std`, per channel.
 
-    Floats, such as those of ToFloat, are not divided by 255. Normalize belongs behind the
-    transforms that only accept uint8, which are all others but RandomErasing. `Normalize.of` takes
-    the statistics of a dataset.
+    Pictures of floats, such as ToFloat returns, are not divided by 255. Place Normalize after the
+    transforms that accept only uint8, which are all others except RandomErasing. `Normalize.of`
+    takes the mean and standard deviation from a dataset.
 
     Args:
         mean, std: three numbers, or one for all channels, for levels from 0 to 1 as in torchvision.

@@ -51,18 +51,19 @@ from shardio_tools.screen import Cell, Done, Element, Heading, Next
 
 OUT: Final = "shardio-demo"
 REPORT: Final = "demo.json"
-"""The name of the report in OUT. A folder with this file is one of an earlier demo."""
+"""The name of the report in OUT. A folder with this file was made by an earlier demo."""
 MIN_VIDEOS: Final = 4
 FEW_VIDEOS: Final = 4
-"""The number of videos of a class below which the report says that they are few."""
+"""The report warns of classes with fewer videos."""
 N_VIDEOS: Final = 8
 """The number of videos that are drawn of each class."""
 MAX_EPOCHS: Final = 8
 BATCH_SIZE: Final = 16
 PARTS: Final = {"train": 0.75, "test": 0.25}
 PICTURE_SIDE: Final = 14
-"""The number of pixels, about, that the network sees of each side of a frame."""
+"""The approximate height and width, in pixels, of the pictures that the network gets."""
 N_HIDDEN: Final = 64
+"""The number of values in the hidden layer of the network."""
 LEARNING_RATE: Final = 1e-3
 
 Floats = npt.NDArray[np.float32]
@@ -85,7 +86,7 @@ class DemoReport:
     accuracy: float
     """The share of the clips of the test videos whose class was found."""
     guess: float
-    """The share of the clips that the most frequent class of the test has."""
+    """The share of the clips in the most frequent class: the accuracy of a constant guess."""
     n_tested: int
     waiting_share: float
     """The share of the time of the training loop in which it waited for data."""
@@ -207,11 +208,11 @@ def features(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 class Network(Protocol):
-    """A network of two layers: N_HIDDEN rectified numbers, then a number for each class."""
+    """A network of two linear layers: N_HIDDEN rectified values, then a score for each class."""
 
     name: str
     output: Any
-    """The kind of batches that the network takes, as of ShardLoader."""
+    """The option `output` of the loader: the kind of arrays that the network takes."""
 
     def step(self, batch: shardio.Batch) -> tuple[float, float]:
         """Train with a batch; return the loss and the share of clips whose class is found."""
@@ -223,7 +224,7 @@ class Network(Protocol):
 
 
 class TinygradNetwork:
-    """The network on tinygrad, each step as one captured program."""
+    """The network on tinygrad; each step is one captured program."""
 
     output = "tinygrad"
 
@@ -266,7 +267,7 @@ class TinygradNetwork:
 
 
 class NumpyNetwork:
-    """The network on NumPy, with gradients by hand: needs no compiler."""
+    """The network on NumPy, with gradients written by hand; it needs no compiler."""
 
     output, name = "numpy", "NumPy"
 
@@ -282,7 +283,7 @@ class NumpyNetwork:
         self._n_steps = 0
 
     def _scores(self, pictures: Floats) -> tuple[Floats, Floats]:
-        """Return the numbers of the first layer, and those of the classes."""
+        """Return the values of the hidden layer, and the scores of the classes."""
         a, b, c, d = self._weights
         hidden = np.maximum(pictures @ a + b, 0)
         return hidden, hidden @ c + d
@@ -310,7 +311,7 @@ class NumpyNetwork:
         return loss, float((scores.argmax(1) == labels).mean())
 
     def _update(self, gradients: list[Floats]) -> None:
-        """Change the weights by the rule of Adam."""
+        """Update the weights with Adam."""
         self._n_steps += 1
         state = zip(self._weights, self._means, self._squares, gradients, strict=True)
         for weight, mean, square, gradient in state:

@@ -64,16 +64,19 @@ PROBES: Final = {
 }
 """Programs that print the devices that a framework sees, and run in other processes."""
 _PROBE_S: Final = 60.0
+"""The maximum duration of such a program."""
 _FAILS: Final = "fails: "
 _JAX_PLUGINS: Final = ("jax-cuda13-plugin", "jax-cuda12-plugin", "jax-rocm7-plugin")
 _LOW_FILES: Final = 1024
 _LOW_MAPS: Final = 65_530
 _LOW_MEMORY: Final = 1 << 30
 _LOW_SHM: Final = 256 << 20
+"""The limits below which there is advice: numbers of files and of memory maps, sizes in bytes."""
 _REQUIREMENT: Final = re.compile(
     r"([\w.-]+)(?:\[[\w,]+\])?\s*([^;]*)(?:;.*extra == ['\"](\w+)['\"])?"
 )
 LABEL_WIDTH: Final = 13
+"""The number of columns of the labels, which are aligned over all tables of the report."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 MAX_LISTED: Final = 20
-"""Number of list entries to print; the others are counted."""
+"""The maximum number of rows of a list to print; the others are counted."""
 
 Role = Literal["", "good", "warning", "bad", "dim"]
 _STYLES: Final[dict[Role, str]] = {
@@ -36,7 +36,7 @@ _MARKS: Final[dict[Role, tuple[str, str]]] = {
 
 
 class Cell(str):
-    """A text with a meaning, which is shown as a colour on a terminal."""
+    """A text with a role, which a terminal shows as a colour."""
 
     role: Role
 
@@ -60,7 +60,8 @@ class Table:
     """Rows of cells, below column titles if there are any.
 
     `align` has one character per column: "<" left, ">" right, "." at the decimal point; further
-    columns are aligned left. If `rest` says where to find more, at most MAX_LISTED rows are shown.
+    columns are aligned left. With `rest`, a text about where to find all rows, at most MAX_LISTED
+    rows are shown.
     """
 
     rows: Sequence[Sequence[str]]
@@ -70,13 +71,13 @@ class Table:
 
 
 def facts(rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table whose first column names what the others say."""
+    """Return a table with names in the first column, and the facts in the others."""
     return Table([[Cell(name, "dim"), *rest] for name, *rest in rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The closing line: what was done, and how it ended."""
+    """The closing line: the work that was done, with its outcome as `role`."""
 
     text: str
     role: Role = "good"
@@ -102,7 +103,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def rendered(elements: Iterable[Element], stream: TextIO) -> Iterator[str]:
-    """Yield the text of each element, in the form for `stream`."""
+    """Yield the text of each element, styled if `stream` is a terminal, otherwise plain."""
     console = console_of(stream) if is_terminal(stream) else None
     is_first, is_spaced = True, console is not None
     for element in elements:
