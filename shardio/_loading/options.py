@@ -180,11 +180,17 @@ def check_user_function(name: str, function: Any, given: str) -> Any:
     if function is None:
         return None
     if not callable(function):
-        raise InvalidArgument(f"{name} must be callable; found {function!r}")
+        chain = isinstance(function, list | tuple)
+        advice = ", such as shardio.transforms.Compose(a, b)" if chain else ""
+        raise InvalidArgument(f"{name} must be callable{advice}; found {function!r}")
     if type(function).__module__ == "torchvision.transforms.transforms":
         raise InvalidArgument(
             f"{name}: {type(function).__name__} of torchvision.transforms takes a picture, and not "
             f"a {given}: write torchvision.transforms.v2.{type(function).__name__}"
+        )
+    if name == "transform" and type(function).__name__ in ("MixUp", "CutMix"):
+        raise InvalidArgument(
+            f"transform: {function!r} mixes the samples of a batch: write batch_transform="
         )
     function = as_transform(function)
     takes_rng(name, given, function)

@@ -243,8 +243,15 @@ class Batch(Mapping[str, Value_co], Listed):
         Values that are not tensors stay as they are. `non_blocking` is passed to `Tensor.to`.
 
         Raises:
-            TypeError: the arrays of the batch are not torch tensors.
+            TypeError: `device` is not a device; or the arrays of the batch are not torch tensors.
         """
+        # Tensor.to takes dtypes and other tensors, too, and would convert labels along with pixels.
+        is_known = isinstance(device, str | int) and not isinstance(device, bool)
+        if not is_known and not is_of(device, "torch", "device"):
+            raise TypeError(
+                f'batch.to takes a device, such as "cpu" or "cuda:0"; found {device!r}: '
+                "convert single fields to another dtype: batch[name].to(dtype)"
+            )
         made = copy(self)
         move = functools.partial(_moved, device=device, non_blocking=non_blocking)
         made._values = {name: move(value) for name, value in self._values.items()}

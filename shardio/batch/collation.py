@@ -138,9 +138,10 @@ def _parse_rule(rule: object) -> CollateRule:
     for kind in KINDS:
         if isinstance(rule, str) and rule == kind:
             return CollateRule(kind)
+    advice = ". A function makes all fields of a batch: collate=f" if callable(rule) else ""
     raise InvalidArgument(
         f"collate must map a field to one of {', '.join(map(repr, KINDS))}, or the shape to pad "
-        f"to, a tuple with None for the largest of the batch; found {rule!r}"
+        f"to, a tuple with None for the largest of the batch; found {rule!r}{advice}"
     )
 
 

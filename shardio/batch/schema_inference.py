@@ -31,6 +31,10 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
             f"a sample must be a dict of fields, found {type(sample).__name__}; "
             "to leave samples out, select them beforehand"
         )
+    if not sample:
+        raise SchemaError(
+            'a sample has no fields: return those to keep, {"label": sample["label"]}'
+        )
     known = source if source is not None else {}
     return Schema({name: _infer(name, value, known.get(name)) for name, value in sample.items()})
 

@@ -117,6 +117,7 @@ class OnTensors:
     def __init__(self, function: Callable[..., Mapping[str, Any]]) -> None:
         if not callable(function):
             raise InvalidArgument(f"OnTensors takes a function of a sample; found {function!r}")
+        _refuse_class(function)
         self._function, self._draws = function, takes_rng("OnTensors", "sample", function)
         self._pictures: frozenset[str] = frozenset()
         self._n_leading = 0
@@ -183,17 +184,20 @@ class OnTensors:
 def as_transform(function: Any) -> Any:
     """Return a user's transform; a torch module becomes an OnTensors.
 
-    Raises InvalidArgument for a class of torch modules.
+    Raises InvalidArgument for a class of transforms.
     """
+    _refuse_class(function)
     kind = getattr(sys.modules.get("torch.nn"), "Module", None)  # None also if partly imported
-    if kind is None:
-        return function
-    if isinstance(function, type) and issubclass(function, kind):
+    return OnTensors(function) if kind and isinstance(function, kind) else function
+
+
+def _refuse_class(function: Any) -> None:
+    """Raise InvalidArgument for a class whose instances can be called."""
+    if isinstance(function, type) and any("__call__" in vars(each) for each in function.__mro__):
         raise InvalidArgument(
             f"a transform is the class {function.__name__}; pass an instance, "
             f"{function.__name__}(…)"
         )
-    return OnTensors(function) if isinstance(function, kind) else function
 
 
 def as_step(function: Any) -> Any:

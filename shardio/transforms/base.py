@@ -12,6 +12,7 @@ import numpy.typing as npt
 from shardio._base.callers import takes_rng
 from shardio._base.classes import listed
 from shardio.errors import InvalidArgument, SchemaError
+from shardio.format.types.array_values import is_of
 from shardio.outputs.torch import as_step
 
 Pixels = npt.NDArray[np.uint8]
@@ -48,6 +49,7 @@ class PictureTransform(ABC):
         """Return a copy of the sample with its pictures and clips changed."""
 
     def _pictures(self, sample: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        _check_sample(type(self).__name__, "takes", sample)
         dtypes = "uint8 or floats" if self.takes_floats else "uint8"
         expected = f"{dtypes} of (height, width, 3) or (frames, height, width, 3)"
         if self._fields is None:
@@ -57,7 +59,7 @@ class PictureTransform(ABC):
                     return found
             raise SchemaError(
                 f"{type(self).__name__} found no picture in a sample of {_describe(sample)}: "
-                f"expected {expected}"
+                f"expected {expected}{self._advice(sample)}"
             )
         kinds = "uf" if self.takes_floats else "u"
         for name in self._fields:
@@ -69,8 +71,16 @@ class PictureTransform(ABC):
                 raise SchemaError(
                     f"field {name!r}: {type(self).__name__} expects {expected}; "
                     f"found {_describe({name: sample[name]})}"
+                    f"{self._advice({name: sample[name]})}"
                 )
         return {name: sample[name] for name in self._fields if sample[name] is not None}
+
+    def _advice(self, sample: Mapping[str, Any]) -> str:
+        if any(is_of(value, "torch", "Tensor") for value in sample.values()):
+            return ". In a chain with torch modules, write shardio.transforms.Compose(…)"
+        if not self.takes_floats and any(_is_picture(value, "f") for value in sample.values()):
+            return ". Put ToFloat or Normalize behind the transforms of uint8"
+        return ""
 
 
 class RandomTransform(PictureTransform):
@@ -79,10 +89,17 @@ class RandomTransform(PictureTransform):
     Raises SchemaError (from the call) if the pictures and clips have different sizes.
     """
 
-    def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    def __call__(
+        self, sample: Mapping[str, Any], rng: np.random.Generator | None = None
+    ) -> dict[str, Any]:
         """Draw parameters; return a copy of the sample with its pictures and clips changed."""
-        made = dict(sample)
         pictures = self._pictures(sample)
+        if rng is None:
+            raise InvalidArgument(
+                f"{type(self).__name__} draws from a generator: call it as f(sample, rng), such as "
+                "with rng = numpy.random.default_rng(0)"
+            )
+        made = dict(sample)
         if not pictures:
             return made
         height, width = self._size(pictures)
@@ -168,9 +185,17 @@ def check_channels(
 
 def check_probability(p: Any) -> float:
     """Return `p`; raise InvalidArgument unless it is a number from 0 to 1."""
-    if not isinstance(p, int | float) or not 0 <= p <= 1:
+    if not isinstance(p, int | float | np.integer | np.floating) or not 0 <= p <= 1:
         raise InvalidArgument(f"p must be a probability, from 0 to 1; found {p!r}")
-    return p
+    return float(p)
+
+
+def _check_sample(name: str, verb: str, sample: Any) -> None:
+    if not isinstance(sample, Mapping):
+        raise SchemaError(
+            f'{name} {verb} a sample, a dict such as {{"image": pixels}}; '
+            f"found {type(sample).__name__}"
+        )
 
 
 def _is_picture(value: Any, kinds: str) -> bool:
@@ -213,7 +238,14 @@ class Compose:
             raise InvalidArgument("Compose takes one or more transforms, each as an argument")
         for transform in transforms:
             if not callable(transform):
-                raise InvalidArgument(f"Compose takes functions of a sample; found {transform!r}")
+                advice = (
+                    "pass each as an argument, Compose(a, b)"
+                    if isinstance(transform, list | tuple)
+                    else "such as HorizontalFlip()"
+                )
+                raise InvalidArgument(
+                    f"Compose takes functions of a sample: {advice}; found {transform!r}"
+                )
         steps = [as_step(each) for each in transforms]
         self._steps = [(t, takes_rng("each transform", "sample", t)) for t in steps]
 
@@ -225,4 +257,7 @@ class Compose:
         """Return the result of the last transform."""
         for transform, draws in self._steps:
             sample = transform(sample, rng) if draws else transform(sample)
+            if not isinstance(sample, Mapping):
+                name = getattr(transform, "__name__", None) or repr(transform)
+                _check_sample(f"the transform {name} in Compose", "must return", sample)
         return sample

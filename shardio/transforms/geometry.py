@@ -169,7 +169,7 @@ class RandomRotation(RandomTransform):
         fields: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(fields, degrees=degrees, interpolation=interpolation, fill=fill)
-        if isinstance(degrees, int | float):
+        if isinstance(degrees, int | float | np.integer | np.floating):
             degrees = (-degrees, degrees)
         self._degrees = check_bounds("degrees", degrees, minimum=-360, maximum=360)
         self._interpolation = one_of("interpolation", interpolation, ("nearest", "bilinear"))
@@ -307,9 +307,10 @@ def _require_pillow(transform: object) -> None:
 
 def _sides(size: Any) -> tuple[int, int]:
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
-    if len(sides) != 2 or not all(isinstance(n, int) and 0 < n <= _MAX_SIDE for n in sides):
+    are_numbers = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in sides)
+    if len(sides) != 2 or not are_numbers or not all(0 < n <= _MAX_SIDE for n in sides):
         raise InvalidArgument(
             f"size must be (height, width) or one number, in pixels, from 1 to {_MAX_SIDE}; "
             f"found {size!r}"
         )
-    return sides
+    return int(sides[0]), int(sides[1])

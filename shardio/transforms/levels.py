@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import one_of, unknown_field
 from shardio.errors import InvalidArgument
 from shardio.transforms.base import (
     Change,
@@ -70,7 +71,7 @@ class ColorJitter(RandomTransform):
             _factor_bounds("contrast", contrast),
             _factor_bounds("saturation", saturation),
         ]
-        if isinstance(hue, int | float):
+        if isinstance(hue, int | float | np.integer | np.floating):
             hue = (-hue, hue)
         self._hue = check_bounds("hue", hue, minimum=-0.5, maximum=0.5)
 
@@ -212,9 +213,18 @@ def _channel_statistics(
         )
     if hasattr(dataset, "sources_of"):
         raise InvalidArgument(f"{dataset.path} has no statistics: pass one of its datasets")
-    names = names or [name for name, field in dataset.schema.items() if _has_pictures(field)]
-    if not names:
+    schema = dataset.schema
+    if unknown := [name for name in names or () if name not in schema]:
+        raise InvalidArgument(unknown_field(str(dataset.path), unknown[0], schema).args[0])
+    with_pictures = [name for name, field in schema.items() if _has_pictures(field)]
+    if not with_pictures:
         raise InvalidArgument(f"{dataset.path}: no field has pictures of three channels")
+    if others := [name for name in names or () if name not in with_pictures]:
+        raise InvalidArgument(
+            f"{dataset.path}: field {others[0]!r} has no pictures of three channels: pass "
+            f"fields={with_pictures}"
+        )
+    names = names or with_pictures
     subset = dataset.subset_name
     kept: Any = dataset.stats if subset is None else dataset.stats.get("subsets", {})
     fields = kept.get("whole" if subset is None else subset, {}).get("fields", {})
@@ -242,9 +252,8 @@ def _has_pictures(field: Any) -> bool:
 
 
 def _float_type(dtype: FloatType) -> np.dtype[np.floating[Any]]:
-    if dtype not in ("float32", "float16"):
-        raise InvalidArgument(f"dtype must be 'float32' or 'float16'; found {dtype!r}")
-    return np.dtype(dtype)
+    found: np.dtype[np.floating[Any]] = np.dtype(one_of("dtype", dtype, ("float32", "float16")))
+    return found
 
 
 def _to_grey(pixels: Pixels) -> Pixels:
@@ -289,8 +298,8 @@ def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
 
 
 def _factor_bounds(name: str, given: float | Sequence[float]) -> tuple[float, float]:
-    if isinstance(given, int | float):
+    if isinstance(given, int | float | np.integer | np.floating):
         if not given >= 0:
             raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
-        given = (max(0.0, 1 - given), 1 + given)
+        given = (max(0.0, 1 - float(given)), 1 + float(given))
     return check_bounds(name, given, minimum=0.0, maximum=1e6)

@@ -232,6 +232,15 @@ def test_only_tensors_of_torch_can_be_moved(nested: str) -> None:
                 next(iter(loader)).to("cpu")
 
 
+@pytest.mark.parametrize("wrong", ["dtype", "tensor", "none"])
+def test_to_takes_a_device_and_nothing_that_would_convert_labels(nested: str, wrong: str) -> None:
+    found: Any = {"dtype": torch.float16, "tensor": torch.ones(1), "none": None}[wrong]
+    with ShardLoader(nested, 2, output="torch", num_workers=0) as loader:
+        batch = next(iter(loader))
+    with pytest.raises(TypeError, match=r"batch\.to takes a device, .*batch\[name\]\.to\(dtype\)"):
+        batch.to(found)
+
+
 def test_a_batch_is_pickled_with_its_lists_of_tensors(nested: str) -> None:
     with _loader(nested) as loader:
         batch = pickle.loads(pickle.dumps(next(iter(loader))))

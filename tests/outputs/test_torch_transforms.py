@@ -402,3 +402,24 @@ def test_a_map_view_gives_what_torchvision_makes(folder: str, num_workers: int) 
         batches = list(DataLoader(view, batch_size=5, num_workers=num_workers))
     assert [batch["image"].shape for batch in batches] == [(5, 3, 6, 6)] * 2
     assert torch.cat([batch["label"] for batch in batches]).tolist() == list(range(N))
+
+
+def test_mistaken_transforms_are_refused_with_what_to_write(folder: str) -> None:
+    v = v2()
+    mistakes: list[tuple[Any, str]] = [
+        (v.MixUp(num_classes=N), r"mixes the samples of a batch: write batch_transform="),
+        ([v.RandomHorizontalFlip()], r"must be callable, such as .*Compose\(a, b\)"),
+        (HorizontalFlip, r"the class HorizontalFlip; pass an instance"),
+    ]
+    for transform, words in mistakes:
+        with pytest.raises(InvalidArgument, match=words):
+            loader(folder, transform=transform)
+    with pytest.raises(InvalidArgument, match=r"the class RandomHorizontalFlip; pass an instance"):
+        OnTensors(v.RandomHorizontalFlip)
+    for wrong in (HorizontalFlip(), v.Compose([HorizontalFlip()])):
+        with pytest.raises(TransformError, match=r"write shardio\.transforms\.Compose\(…\)"):
+            epoch(folder, transform=OnTensors(wrong), fields=["image"])
+    with pytest.raises(TransformError, match=r"a sample has no fields: return those to keep"):
+        epoch(folder, transform=lambda sample: {})
+    with pytest.raises(InvalidArgument, match=r"A function makes all fields of a batch: collate=f"):
+        loader(folder, collate={"image": np.stack})

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio import Array, Schema, ShardLoader
+from shardio import open as shardio_open
 from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment
 from shardio.transforms import (
     CenterCrop,
@@ -426,6 +427,8 @@ NONSENSE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (RandomResizedCrop, (8,), {"ratio": (0, 1)}, "ratio must be"),
     (RandomResizedCrop, (8,), {"fields": []}, "fields must be"),
     (HorizontalFlip, (1.1,), {}, "p must be a probability"),
+    (RandomResizedCrop, (True,), {}, "size must be"),
+    (ToFloat, (np.array([1, 2]),), {}, "dtype must be"),
     (HorizontalFlip, (float("nan"),), {}, "p must be a probability"),
     (HorizontalFlip, (), {"fields": ["a", 3]}, "fields must be"),
     (ColorJitter, (-0.1,), {}, "brightness must be from 0 up"),
@@ -486,3 +489,52 @@ def test_every_transform_shows_all_of_its_options() -> None:
     ):
         options = set(inspect.signature(type(transform)).parameters) - {"fields"}
         assert all(f"{name}=" in repr(transform) for name in options)
+
+
+def test_numbers_of_numpy_are_taken_as_numbers() -> None:
+    flip = HorizontalFlip(np.float32(1))  # type: ignore[arg-type]
+    assert np.array_equal(changed(flip, picture()), picture()[:, ::-1])
+    size: Any = np.int64(5)
+    assert changed(Resize((size, size)), picture()).shape == (5, 5, 3)
+    assert changed(RandomResizedCrop(size), picture()).shape == (5, 5, 3)
+    one: Any = np.float32(0.5)
+    jitters = ColorJitter(one, hue=one), ColorJitter(0.5, hue=0.5)
+    assert np.array_equal(*(changed(each, picture()) for each in jitters))
+    turns = RandomRotation(np.int64(9)), RandomRotation(9)  # type: ignore[arg-type]
+    assert np.array_equal(*(changed(each, picture()) for each in turns))
+
+
+def test_what_is_no_sample_is_refused_with_what_to_write() -> None:
+    transforms: list[Any] = [HorizontalFlip(), ToFloat()]
+    for transform in transforms:
+        with pytest.raises(SchemaError, match=r"takes a sample, a dict such as .*found ndarray"):
+            transform(picture(), generator(0))
+    with pytest.raises(InvalidArgument, match=r"f\(sample, rng\).*default_rng\(0\)"):
+        HorizontalFlip()({"x": picture()})
+    with pytest.raises(SchemaError, match=r"expected uint8 .*Put ToFloat or Normalize behind"):
+        HorizontalFlip()({"x": picture().astype(np.float32)}, generator(0))
+    with pytest.raises(SchemaError, match=r"expects uint8 .*Put ToFloat or Normalize behind"):
+        Resize(8, fields="x")({"x": picture().astype(np.float32)})
+
+
+def test_a_chain_says_what_to_write() -> None:
+    with pytest.raises(InvalidArgument, match=r"each as an argument, Compose\(a, b\)"):
+        Compose([HorizontalFlip()])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"the class ToFloat; pass an instance, ToFloat\("):
+        Compose(ToFloat)  # type: ignore[arg-type]
+
+    def nothing(sample: Any) -> Any:
+        return None
+
+    with pytest.raises(SchemaError, match=r"transform nothing in Compose must return a sample"):
+        Compose(nothing, HorizontalFlip())({"x": picture()}, generator(0))
+
+
+def test_statistics_are_those_of_fields_that_have_pictures(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("uint8", (4, 4, 3)), "label": Array("int64")})
+    samples = [{"x": np.zeros((4, 4, 3), np.uint8), "label": 0}]
+    with shardio_open(write_dataset(tmp_path / "set", 1, 1, schema, samples)) as dataset:
+        with pytest.raises(InvalidArgument, match=r"no field 'labels'; did you mean 'label'"):
+            Normalize.of(dataset, fields="labels")
+        with pytest.raises(InvalidArgument, match=r"'label' has no pictures .*fields=\['x'\]"):
+            Normalize.of(dataset, fields="label")
