@@ -81,9 +81,10 @@ def _check_no_arrays(name: str, value: Mapping[Any, Any]) -> None:
 
 def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
     known = source.item if source else None
-    if not value:
-        return List(known or Array("float64", (None,)))
-    element = _infer_array(name, np.asarray(value[0]), known)
+    if value:
+        element = _infer_array(name, np.asarray(value[0]), known)
+    else:
+        element = known or Array("float64", (None,))
     return List(Array(element.dtype, (None,) * len(element.shape)))
 
 

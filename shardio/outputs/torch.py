@@ -151,32 +151,37 @@ class OnTensors:
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> Any:
         """Convert a sample to tensors, and return the result of the function."""
-        given = {name: self._tensors(name, value) for name, value in sample.items()}
+        n_leading = self._n_leading
+        given = {name: self._tensors(name, value, n_leading) for name, value in sample.items()}
         with _one_thread():
             made = self._function(given, rng) if self._draws else self._function(given)
         if not self._returns_arrays or not isinstance(made, Mapping):
             return made
-        pictures = {name for name, value in sample.items() if self._is_picture(name, value)}
+        pictures = {
+            name for name, value in sample.items() if self._is_picture(name, value, n_leading)
+        }
         return {name: _as_array(value, name in pictures) for name, value in made.items()}
 
-    def _tensors(self, name: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._tensors(name, each) for each in value]
+    def _tensors(self, name: str, value: Any, n_leading: int) -> Any:
+        if isinstance(value, list):  # of rows, or of the arrays of a sample: without leading axes
+            return [self._tensors(name, each, 0) for each in value]
         if not isinstance(value, np.ndarray):
             return value
         torch, tv_tensors = _packages()
         tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
-        if not self._is_picture(name, value):
+        if not self._is_picture(name, value, n_leading):
             return tensor
         if not self._gets_channels_first:
             tensor = tensor.movedim(-1, -3)
         if tv_tensors is None:
             return tensor
-        is_clip = value.ndim - self._n_leading > 3
+        is_clip = value.ndim - n_leading > 3
         return (tv_tensors.Video if is_clip else tv_tensors.Image)(tensor)
 
-    def _is_picture(self, name: str, value: Any) -> bool:
-        if not isinstance(value, np.ndarray) or value.ndim - self._n_leading not in (3, 4):
+    def _is_picture(self, name: str, value: Any, n_leading: int) -> bool:
+        if isinstance(value, list):
+            return any(self._is_picture(name, each, 0) for each in value)
+        if not isinstance(value, np.ndarray) or value.ndim - n_leading not in (3, 4):
             return False
         return name in self._pictures or (value.dtype == np.uint8 and value.shape[-1] == 3)
 
@@ -236,6 +241,8 @@ def _as_array(value: Any, is_picture: bool) -> Any:  # noqa: FBT001
 
     A tensor that is no array of NumPy stays a tensor, which the loader converts or refuses.
     """
+    if isinstance(value, list):
+        return [_as_array(each, is_picture) for each in value]
     torch, tv_tensors = _packages()
     if not isinstance(value, torch.Tensor):
         return value

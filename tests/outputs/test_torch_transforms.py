@@ -423,3 +423,45 @@ def test_mistaken_transforms_are_refused_with_what_to_write(folder: str) -> None
         epoch(folder, transform=lambda sample: {})
     with pytest.raises(InvalidArgument, match=r"A function makes all fields of a batch: collate=f"):
         loader(folder, collate={"image": np.stack})
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Rows of pictures of unequal sizes, and lists of pictures, of which the first is empty."""
+    kind = Array("uint8", (None, None, 3))
+    schema = Schema({"image": kind, "views": List(kind)})
+    samples = ({"image": _image(i)[i:], "views": [_image(i)] * (i % 3)} for i in range(4))
+    return write_dataset(tmp_path_factory.mktemp("uneven") / "set", 4, 1, schema, samples)
+
+
+@pytest.mark.parametrize("option", ["transform", "batch_transform"])
+@pytest.mark.parametrize("layout", [None, "CHW", "HWC"])
+def test_pictures_in_lists_are_given_and_arrive_as_others(
+    uneven: str, option: str, layout: Any
+) -> None:
+    given: list[Any] = []
+
+    def halved(fields: dict[str, Any]) -> dict[str, Any]:
+        images = fields["image"] if option == "batch_transform" else [fields["image"]]
+        given.extend(images)
+        halves = [each[:, ::2] for each in images]
+        return {**fields, "image": halves if option == "batch_transform" else halves[0]}
+
+    with loader(uneven, layout=layout, **{option: OnTensors(halved)}) as made:
+        batch = next(iter(made))
+    assert all(each.shape[0] == 3 and each.shape[2] == 10 for each in given)
+    axes = (0, 1, 2) if layout == "HWC" else (2, 0, 1)
+    for i in range(4):
+        assert np.array_equal(batch["image"][i], _image(i)[i::2].transpose(axes))
+        assert len(batch["views"][i]) == i % 3
+        for view in batch["views"][i]:
+            assert np.array_equal(view, _image(i).transpose(axes))
+
+
+def test_in_a_chain_pictures_in_lists_are_arrays_behind_a_module(uneven: str) -> None:
+    def kinds(sample: dict[str, Any]) -> dict[str, Any]:
+        found = [f"{type(each).__name__} {each.shape}" for each in sample["views"]]
+        return {"kinds": " ".join(found)}
+
+    with loader(uneven, transform=Compose(torch.nn.Identity(), kinds)) as made:
+        assert next(iter(made))["kinds"][1] == "ndarray (8, 10, 3)"
