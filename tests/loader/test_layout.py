@@ -145,6 +145,22 @@ def test_functions_of_batches_are_given_the_order_of_the_dataset(folder: str) ->
     assert batch["picture"].shape == (BATCH, 3, 4, 6)
 
 
+@pytest.mark.parametrize("option", ["batch_transform", "collate"])
+def test_each_call_is_given_pictures_of_unequal_sizes_in_the_order_of_the_dataset(
+    folder: str, option: str
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def corner(given: Any) -> dict[str, Any]:
+        rows = [each["varying"] for each in given] if option == "collate" else given["varying"]
+        shapes.extend(each.shape for each in rows)
+        return {"varying": np.stack([each[:2, :5] for each in rows])}
+
+    batch = first(folder, **{option: corner})
+    assert {shape[1:] for shape in shapes} == {(8, 3)}
+    assert batch["varying"].shape == (BATCH, 3, 2, 5)
+
+
 def test_padded_pictures_and_their_masks_are_permuted(folder: str) -> None:
     batch = first(folder, collate={"varying": "pad"}, fields=["varying"])
     assert batch["varying"].shape == batch["varying_mask"].shape == (BATCH, 3, 8, 8)

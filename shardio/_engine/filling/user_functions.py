@@ -11,6 +11,7 @@ import functools
 import os
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -271,7 +272,9 @@ class BatchBuilder:
         epoch, start = rows.chunk.keys.epoch, rows.chunk.positions[rows.part.start]
         arrays = rows.layout.arrays(block, rows.n_rows)
         locate = functools.partial(self._batch_location, rows)
-        batch = Batch.of_block(rows.layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
+        # Functions are given pictures in (height, width, 3), and only the results are permuted.
+        layout = replace(rows.layout, channels_first=frozenset())
+        batch = Batch.of_block(layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
         made: Any = dict(batch)
         if (collate := batch_spec.collation.function) is not None:
             key = self._collation_keys.key(epoch, start)
