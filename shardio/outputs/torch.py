@@ -146,7 +146,8 @@ class OnTensors:
         `channels_first` is True if these fields have the shape (rows, …, 3, height, width).
         """
         made = copy.copy(self)
-        made._pictures, made._n_leading, made._gets_channels_first = pictures, 1, channels_first
+        made._pictures = pictures | {f"{name}_mask" for name in pictures}  # of collate="pad"
+        made._n_leading, made._gets_channels_first = 1, channels_first
         return made
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> Any:
@@ -173,7 +174,7 @@ class OnTensors:
             return tensor
         if not self._gets_channels_first:
             tensor = tensor.movedim(-1, -3)
-        if tv_tensors is None:
+        if tv_tensors is None or value.dtype == np.bool_:  # masks are no pictures to be changed
             return tensor
         is_clip = value.ndim - n_leading > 3
         return (tv_tensors.Video if is_clip else tv_tensors.Image)(tensor)

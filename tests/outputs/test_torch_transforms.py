@@ -465,3 +465,18 @@ def test_in_a_chain_pictures_in_lists_are_arrays_behind_a_module(uneven: str) ->
 
     with loader(uneven, transform=Compose(torch.nn.Identity(), kinds)) as made:
         assert next(iter(made))["kinds"][1] == "ndarray (8, 10, 3)"
+
+
+@pytest.mark.parametrize("layout", [None, "CHW", "HWC"])
+def test_masks_of_padded_pictures_have_the_axes_of_the_pictures(uneven: str, layout: Any) -> None:
+    def checked(batch: dict[str, Any]) -> dict[str, Any]:
+        assert batch["image_mask"].shape == batch["image"].shape == (4, 3, 8, 10)
+        assert type(batch["image_mask"]) is torch.Tensor
+        return batch
+
+    options: dict[str, Any] = {"collate": {"image": "pad"}, "fields": ["image"]}
+    with loader(uneven, layout=layout, batch_transform=OnTensors(checked), **options) as made:
+        batch = next(iter(made))
+    assert batch["image"].shape == batch["image_mask"].shape
+    assert batch["image"].shape[-1 if layout == "HWC" else 1] == 3
+    assert batch["image_mask"][3].sum() == 5 * 10 * 3
