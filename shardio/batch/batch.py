@@ -23,6 +23,7 @@ from shardio.batch.layout import (
     to_channels_first,
 )
 from shardio.errors import ShardCorrupt
+from shardio.format.schema import group_parts
 from shardio.format.types.array_values import is_of
 from shardio.media.values import describe, thumbnail
 
@@ -147,9 +148,7 @@ class Batch(Mapping[str, Value_co], Listed):
                 items: Value_co = self._lists[name]
                 return items
         if name in self._layout.schema.groups:
-            inner = [each[len(name) + 1 :] for each in self if each.startswith(f"{name}.")]
-            parts = dict.fromkeys(each.partition(".")[0] for each in inner)
-            group: Any = {part: self[f"{name}.{part}"] for part in parts}
+            group: Any = {part: self[f"{name}.{part}"] for part in group_parts(self, name)}
             nested: Value_co = group
             return nested
         raise KeyError(f"{name!r}: this batch has {', '.join(self)}")

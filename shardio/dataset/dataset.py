@@ -20,7 +20,7 @@ from shardio.dataset.generation import Generation
 from shardio.dataset.selection import RowSelection, check_rows
 from shardio.errors import InsufficientMemory
 from shardio.format.checksum import distinct
-from shardio.format.schema import Schema
+from shardio.format.schema import Schema, group_parts
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
@@ -225,8 +225,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def column_at(self, name: str, rows: Rows) -> Any:
         """Return the values of a field in `rows`, indices over all shards; see `column`."""
         if name in self.schema.groups:
-            inner = [each for each in self.schema if each.startswith(f"{name}.")]
-            parts = dict.fromkeys(each[len(name) + 1 :].partition(".")[0] for each in inner)
+            parts = group_parts(self.schema, name)
             return {part: self.column_at(f"{name}.{part}", rows) for part in parts}
         if name not in self.schema:
             raise unknown_field(self.path, name, self.schema)

@@ -7,7 +7,7 @@ their meaning; `docs/reference/format.md` lists them.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping
 from typing import Any, Final
 
 from shardio._base.classes import Listed, cached_property, listed
@@ -185,6 +185,13 @@ class Schema(Mapping[str, Field], Listed):
         if schema.to_json() != content:
             raise SchemaError("the schema is not in canonical form")
         return schema
+
+
+def group_parts(names: Iterable[str], group: str) -> list[str]:
+    """Return the names of the fields and groups directly in a nested record, without its name."""
+    start = f"{group}."
+    inner = (name.removeprefix(start) for name in names if name.startswith(start))
+    return list(dict.fromkeys(name.partition(".")[0] for name in inner))
 
 
 def _html_cells(field: Field) -> tuple[str, str, str, str]:
