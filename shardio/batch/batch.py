@@ -181,20 +181,13 @@ class Batch(Mapping[str, Value_co], Listed):
             first = describe(self._with_arrays(self._layout)[name][0]) if self.n_rows else ""
         except ShardCorrupt:
             first = "cannot be read"
-        return (
-            name,
-            f"list of {type(self._layout.schema[name]).__name__}",
-            "",
-            f"{self.n_rows}",
-            first,
-        )
+        kind = f"list of {type(self._layout.schema[name]).__name__}"
+        return name, kind, "", f"{self.n_rows}", first
 
     def _thumbnails(self) -> str:
         """Return thumbnails of the first field that has pictures."""
-        arrays, indices = (
-            self._layout.arrays(self._block, self.n_rows),
-            self.indices[:_N_PICTURES].tolist(),
-        )
+        arrays = self._layout.arrays(self._block, self.n_rows)
+        indices = self.indices[:_N_PICTURES].tolist()
         stored = self._with_arrays(replace(self._layout, channels_first=frozenset()))
         for name, field in self._layout.schema.items():
             if field.array is None or field.array.dtype != "uint8" or len(field.array.shape) < 2:

@@ -43,18 +43,19 @@ def dataset_html(dataset: Dataset) -> str:
         format_size(n_bytes),
         f"generation {dataset.generation}" if dataset.generation else "",
     ]
-    view = [f"{name} {format_number(value)}" for name, value in dataset.view.items()]
+    options = {} if dataset.view == ROWS else dataset.view
+    view = [f"{name} {format_number(option)}" for name, option in options.items()]
     subsets = (f"{name} {size:,}" for name, size in dataset.subsets.items())
     can_read = bool(n) and not dataset.remote_storages
+    value = functools.partial(_stored_value, dataset)
     parts = [
-        listing("view", view if dataset.view != ROWS else (), len(view) * (dataset.view != ROWS)),
+        listing("view", view, len(view)),
         listing("subsets", subsets, len(dataset.subsets)),
         listing(f"{len(dataset.classes):,} classes", _classes(dataset), len(dataset.classes)),
-        _table(dataset.schema, lambda name: _value(dataset, name, 0), can_read=can_read),
+        _table(dataset.schema, lambda name: value(0, name), can_read=can_read),
     ]
     if can_read:
-        names = _names_of_pictures(dataset.schema)
-        parts.append(_thumbnails(dataset, n, names, lambda i, name: _value(dataset, name, i)))
+        parts.append(_thumbnails(dataset, n, _names_of_pictures(dataset.schema), value))
     return fragment(type(dataset).__name__, dataset.path, facts, *parts)
 
 
@@ -138,7 +139,7 @@ def _captioned_thumbnail(
     return jpeg, i
 
 
-def _value(dataset: Dataset, name: str, i: int) -> Any:
+def _stored_value(dataset: Dataset, i: int, name: str) -> Any:
     row = dataset.rows.at(np.array([i]))
     shard = int(dataset.locate(row)[0])
     return dataset.sample(shard, int(row[0] - dataset.shard_starts[shard]), [name])[name]
