@@ -79,6 +79,7 @@ class ProgressLine:
 
     def __init__(self, file: TextIO | None = None, *, stays: bool = False) -> None:
         self._file = sys.stderr if file is None else file
+        self._encoding = getattr(self._file, "encoding", None) or "utf-8"
         self.kind = display_kind(self._file)
         self._title, self._began, self._shown_s, self._n_printed = "", (0.0, 0), 0.0, 0
         self._is_empty, self._stays = True, stays
@@ -105,15 +106,13 @@ class ProgressLine:
             self._shown_s = now_s
             began_s, n_before = self._began
             width = self._width()
-            encoding = getattr(self._file, "encoding", None) or "utf-8"
-            self._rewrite(line_parts(state, now_s - began_s, n_before, width, encoding))
+            self._rewrite(line_parts(state, now_s - began_s, n_before, width, self._encoding))
         self._is_empty = False
 
     def print(self, state: ProgressState) -> None:
         """Print a state as a plain line."""
         with contextlib.suppress(OSError, ValueError):
-            encoding = getattr(self._file, "encoding", None) or "utf-8"
-            self._file.write(_writable(state.as_text(), encoding) + "\n")
+            self._file.write(_writable(state.as_text(), self._encoding) + "\n")
             self._file.flush()
 
     def close(self) -> None:
