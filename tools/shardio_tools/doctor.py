@@ -12,13 +12,14 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import operator
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -75,6 +76,13 @@ _LOW_SHM: Final = 256 << 20
 _REQUIREMENT: Final = re.compile(
     r"([\w.-]+)(?:\[[\w,]+\])?\s*([^;]*)(?:;.*extra == ['\"](\w+)['\"])?"
 )
+_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 LABEL_WIDTH: Final = 13
 """The number of columns of the labels, which are aligned over all tables of the report."""
 
@@ -199,18 +207,8 @@ def found_version(name: str) -> str | None:
 
 def satisfies(found: str, needs: str) -> bool:
     """Return True if a version fulfils requirements such as ">=17,<19"."""
-    for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", needs):
-        a, b = _numbers(found), _numbers(bound)
-        order = (a > b) - (a < b)
-        if not {
-            ">=": order >= 0,
-            "<=": order <= 0,
-            "==": order == 0,
-            "<": order < 0,
-            ">": order > 0,
-        }[sign]:
-            return False
-    return True
+    bounds = re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", needs)
+    return all(_COMPARISONS[sign](_numbers(found), _numbers(bound)) for sign, bound in bounds)
 
 
 def _numbers(text: str) -> list[int]:
