@@ -383,8 +383,9 @@ class _FieldStatistics:
 
     def _combine(self, n: Rows, mean: Floats, squares: Floats, low: Any, high: Any) -> None:
         """Add n finite values, given their mean, sum of squared deviations, minimum and maximum."""
-        low_high = (low, high) if not self._n.any() else (min(self._min, low), max(self._max, high))
-        self._min, self._max = low_high
+        if self._n.any():
+            low, high = min(self._min, low), max(self._max, high)
+        self._min, self._max = low, high
         self._n, self._mean, self._squared_deviations = _merge_moments(
             (self._n, self._mean, self._squared_deviations), (n, mean, squares)
         )
@@ -435,9 +436,9 @@ def _merge_moments(one: _Moments, other: _Moments) -> _Moments:
     """Return the count, mean and sum of squared deviations of two sets of values together."""
     (n, mean, squares), (n_more, mean_more, squares_more) = one, other
     with np.errstate(all="ignore"):  # values near the largest float64 may overflow
-        total, step = n + n_more, mean_more - mean
+        total, delta = n + n_more, mean_more - mean
         share = n_more / np.maximum(total, 1)
-        return total, mean + step * share, squares + squares_more + step * step * n * share
+        return total, mean + delta * share, squares + squares_more + delta * delta * n * share
 
 
 def _finite(number: float) -> float | None:
