@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
@@ -41,7 +41,7 @@ from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import check_folder_name
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.storage.remote.connection import is_url
 
@@ -241,6 +241,7 @@ def convert(
 
     def convert_into(folder: PathName, options: ConvertOptions) -> ConversionReport:
         check_folder_name(folder)
+        options.undo_killed_overwrite(folder)
         if samples is not None or not isinstance(src, str | os.PathLike):
             return _convert_object(src, samples, names, schema, folder, options)
         if names is not None:
@@ -320,12 +321,21 @@ def _sample_part(
     src: Any, subset: str, names: Sequence[str] | None, options: ConvertOptions
 ) -> SamplePart:
     if not _is_table(src, options.workers):
-        rows = (as_mapping(value, names) for value in src)
+        rows = _as_mappings(src, names)
         return SamplePart(rows, None, hugging_face_classes(src), subset)
     if names is not None:
         raise InvalidArgument("names: not for data frames; rename the columns instead")
     frame = FrameRows(src)
     return SamplePart(frame, frame.schema, tuple(frame.classes), subset)
+
+
+def _as_mappings(src: Any, names: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
+    for number, value in enumerate(src):
+        try:
+            sample = as_mapping(value, names)
+        except SchemaError as error:
+            raise SchemaError(f"sample {number}: {error}") from error
+        yield sample
 
 
 def _check_object(

@@ -146,6 +146,7 @@ def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "converter": converter.get("name"),
         "version of the converter": converter.get("version"),
+        "split_folders": False,
         **{name: value for name, value in options if name not in RUN_OPTIONS},
     }
 

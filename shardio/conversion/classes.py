@@ -174,7 +174,7 @@ def split_listing(
     subsets = {
         one.name: subset
         for one in listing.inputs
-        if (subset := _subset_and_class(posixpath.dirname(one.name), patterns)[0])
+        if (subset := _subset_and_class(one.name, patterns)[0])
     }
     inputs = tuple(replace(one, label=numbers[one.label]) for one in listing.inputs)
     return Listing(inputs, classes, subsets)
@@ -257,17 +257,22 @@ def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str,
 
     A folder counts only if it and its siblings denote at least `min_splits` different splits, and
     if no such siblings lie closer to the root. If they lie in several parents, the paths are
-    patterns, such as `*/train`.
+    patterns, such as `*/train`. If there are no folders in the splits, the parents are classes, and
+    a parent with a single split counts, too.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
         inside: dict[str, set[str]] = {}  # maps a parent to the folders in it named like splits
+        deepest = 0
         for path in paths:
             if len(path) > depth and _split_name(path[depth]):
                 inside.setdefault("/".join(path[:depth]), set()).add(path[depth])
+                deepest = max(deepest, len(path))
         parents = [
             one for one, names in inside.items() if len({*map(_split_name, names)}) >= min_splits
         ]
+        if parents and deepest == depth + 1:
+            parents = [*inside]
         if parents:
             parent = parents[0] if len(parents) == 1 else "/".join("*" * depth)
             found = sorted(set().union(*(inside[one] for one in parents)))

@@ -143,7 +143,7 @@ class Converter(ABC):
         return {}
 
     def subset_folders(self, inputs: Sequence[Input]) -> Mapping[str, str]:
-        """Return a dict from folders, relative to the source, to the names of their subsets.
+        """Return a dict from folders or inputs, relative to the source, to their subsets.
 
         If the dict is empty, folders are recognized as subsets by their names.
         """

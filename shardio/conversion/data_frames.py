@@ -372,6 +372,12 @@ def dict_columns(arrays: Mapping[str, Any]) -> tuple[int, list[FrameColumn]]:
 
 def _dict_column(name: str, values: Any) -> FrameColumn:
     refuse_masked(f"column {name!r}", values)
+    # NumPy would make floats of integers with nulls.
+    if any(is_of(values, "pandas", kind) for kind in ("Series", "ExtensionArray")):
+        return _pandas_column(name, sys.modules["pandas"].Series(values))
+    if is_of(values, "polars", "Series"):
+        (column,) = arrow_columns(values.alias(name).to_frame())[1]
+        return column
     if not hasattr(values, "dtype"):
         values = list(values)
     else:
@@ -383,6 +389,12 @@ def _dict_column(name: str, values: Any) -> FrameColumn:
                 raise InvalidArgument(_unsupported_dtype(name, dtype))
             field = Array(dtype, tuple(n or None for n in values.shape[1:]))
             return FrameColumn(name, field, lambda start, stop: values[start:stop])
+        if values.dtype.names:
+            parts = ", ".join(f"{part!r}: x[{part!r}]" for part in values.dtype.names)
+            raise InvalidArgument(
+                f"column {name!r}: found a structured array; pass each of its fields as an array: "
+                f"{{{parts}}}"
+            )
         values = values.tolist()
     return object_column(name, lambda start, stop: values[start:stop], values)
 

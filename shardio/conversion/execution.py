@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.callers import did_you_mean
@@ -44,7 +45,14 @@ from shardio.conversion.converter import (
     options_of,
 )
 from shardio.conversion.inputs import Listing, join_parts
-from shardio.conversion.journal import UnitEvent, conversion_settings, cut_units, has_items
+from shardio.conversion.journal import (
+    WORK_FOLDER,
+    UnitEvent,
+    conversion_settings,
+    cut_units,
+    has_items,
+    lacks_units,
+)
 from shardio.conversion.report import ConversionReport, InputReport, Progress, check_any_of_kind
 from shardio.conversion.scheduler import ConversionState, run_in_workers, run_on_ray
 from shardio.conversion.staging import Staging
@@ -122,7 +130,8 @@ class ConvertOptions:
             if self.split_seed != 0:
                 raise InvalidArgument("split_seed (--split-seed): only together with split")
             return
-        check_split(self.split, self.split_seed, is_whole=False)
+        names = ("split", "split_seed")
+        check_split(self.split, self.split_seed, is_whole=False, names=names)
         if self.append:
             raise InvalidArgument(
                 "split and append are mutually exclusive: append first, and then assign all "
@@ -138,6 +147,13 @@ class ConvertOptions:
             appends=self.append,
             hint="" if self.uploader is None else self.uploader.hint,
         )
+
+    def undo_killed_overwrite(self, out: PathName) -> None:
+        """Undo an overwrite by samples of Python that was killed: it cannot be resumed."""
+        is_local = self.uploader is None
+        if is_local and not self.overwrite and lacks_units(Path(out) / WORK_FOLDER):
+            with self.make_staging(out):
+                pass
 
     def fit_source(
         self, base: Generation | None, listing: Listing, out: PathName

@@ -266,6 +266,14 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
     write_atomic(folder / RECORD_FILE, to_checksummed_json(content), exclusive=False)
 
 
+def lacks_units(folder: Path) -> bool:
+    """Return True if the plan in a work folder has no units, so that nothing can be resumed."""
+    with contextlib.suppress(DataError, InvalidArgument, OSError):
+        plan = read_plan(folder)
+        return plan is not None and not plan.units
+    return False
+
+
 def has_records(folder: Path) -> bool:
     """Return True if the work folder has the record of a finished unit."""
     return next(folder.glob(f"*/{RECORD_FILE}"), None) is not None

@@ -106,6 +106,8 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
     if names is None:
         names = getattr(value, "_fields", None)  # the names in a named tuple
     parts = value if isinstance(value, tuple | list) else (value,)
+    if value is None:
+        raise SchemaError("a sample must be a dict of fields, found None; leave it out")
     if names is None:
         found = f"{type(value).__name__} of {len(parts)}" * isinstance(value, tuple | list)
         raise SchemaError(

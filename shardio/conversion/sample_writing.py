@@ -168,14 +168,14 @@ def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
 
 
 def _merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
-    """Return a schema that can store the samples of all parts; None if a part has no schema.
+    """Return a schema that can store the samples of all parts whose schema is known, or None.
 
     A field is optional if it is optional in any part. Other differences raise InvalidArgument.
     """
     merged: Schema | None = None
     for part in parts:
         if part.schema is None:
-            return None
+            continue
         if merged is None:
             merged = part.schema
             continue

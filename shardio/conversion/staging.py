@@ -28,6 +28,7 @@ from shardio.conversion.journal import (
     check_same_settings,
     check_same_units,
     has_records,
+    lacks_units,
     plan_path,
     read_plan,
     write_plan,
@@ -161,6 +162,11 @@ class Staging:
                 # Check the options before the plan is removed: if this raises an error, the upload
                 # can still be resumed.
                 self._check_out()
+            self._remove_work()
+            self._check_out()
+            return
+        if not self._store_hint and lacks_units(self.folder):
+            self._undo()
             self._remove_work()
             self._check_out()
             return

@@ -130,16 +130,21 @@ def _refuse_empty(
         )
 
 
-def check_split(parts: Any, seed: Any, *, is_whole: bool = True) -> None:
-    """Check the shares of subsets, and the seed; the shares must add up to 1 if `is_whole`."""
+def check_split(
+    parts: Any, seed: Any, *, is_whole: bool = True, names: tuple[str, str] = ("parts", "seed")
+) -> None:
+    """Check the shares of subsets, and the seed; the shares must add up to 1 if `is_whole`.
+
+    `names` are those of the two options, for messages.
+    """
+    if not isinstance(parts, Mapping) or not parts:
+        raise InvalidArgument(f"{names[0]} must map names to their shares; found {parts!r}")
     _check_parts(parts, is_whole=is_whole)
     if type(seed) is not int or seed < 0:
-        raise InvalidArgument(f"seed must be an integer from 0 up; found {seed!r}")
+        raise InvalidArgument(f"{names[1]} must be an integer from 0 up; found {seed!r}")
 
 
-def _check_parts(parts: Any, *, is_whole: bool) -> None:
-    if not isinstance(parts, Mapping) or not parts:
-        raise InvalidArgument(f"parts must be names and their shares; found {parts!r}")
+def _check_parts(parts: Mapping[Any, Any], *, is_whole: bool) -> None:
     for name, share in parts.items():
         if not isinstance(name, str) or not name or not name.isprintable():
             raise InvalidArgument(f"the name of a part must be printable text; found {name!r}")

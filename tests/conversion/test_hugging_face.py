@@ -89,6 +89,15 @@ def test_streams_have_splits_and_classes_too(tmp_path: Path) -> None:
     assert report.subsets == {"train": 4, "test": 2} and report.classes == ("cat", "dog")
 
 
+def test_a_stream_beside_a_data_set_has_its_fields(tmp_path: Path) -> None:
+    for k, order in enumerate((("train", "test"), ("test", "train"))):
+        both = {"train": make(4), "test": make(2).to_iterable_dataset()}
+        report = shardio.convert({name: both[name] for name in order}, tmp_path / str(k))
+        assert report.subsets == {"train": 4, "test": 2}
+        with shardio.open(tmp_path / str(k)) as dataset:
+            assert dataset.schema["image"] == Image()
+
+
 def test_splits_that_differ_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"subset 'b': found the classes \['fox'\], expected"):
         shardio.convert({"a": make(2), "b": make(1, ["fox"])}, tmp_path / "out")
@@ -145,3 +154,18 @@ def test_parquet_that_datasets_wrote(tmp_path: Path) -> None:
     make(4).to_parquet(tmp_path / "in" / "x.parquet")
     shardio.convert(tmp_path / "in", tmp_path / "out", workers=0)
     check(tmp_path / "out", [*range(4)])
+
+
+def test_parquet_of_several_splits_gives_subsets(tmp_path: Path) -> None:
+    folder = tmp_path / "in" / "data"
+    for name, n in (("train-00000-of-00002", 4), ("train-00001-of-00002", 3)):
+        make(n).to_parquet(folder / f"{name}.parquet")
+    report = shardio.convert(tmp_path / "in", tmp_path / "one", workers=0, split={"a": 1.0})
+    assert report.subsets == {"a": 7}  # a single split is no reason for a subset
+    make(2).to_parquet(folder / "test.clean-00000-of-00001.parquet")
+    make(1).to_parquet(folder / "more.parquet")
+    report = shardio.convert(tmp_path / "in", tmp_path / "out", workers=0)
+    assert report.subsets == {"test.clean": 2, "train": 7} and report.n_samples == 10
+    check(tmp_path / "out", [*range(4), *range(3)], "train")
+    report = shardio.convert(tmp_path / "in", tmp_path / "no", workers=0, split_folders=False)
+    assert report.subsets == {}

@@ -77,6 +77,10 @@ def test_a_dict_of_arrays_is_converted_row_by_row(tmp_path: Path) -> None:
         ({"x": {1, 2}}, "column 'x': found set"),
         ({"x": np.zeros(3, complex)}, "column 'x': unsupported dtype complex128"),
         ({"x": np.zeros(3, "M8[s]")}, r"column 'x': unsupported dtype datetime64\[s\]"),
+        (
+            {"x": np.zeros(3, [("a", "i4"), ("b", "f4")])},
+            r"column 'x': found a structured array; .*: \{'a': x\['a'\], 'b': x\['b'\]\}",
+        ),
         ({"x": [1, "a"]}, "column 'x', row 1: found Text, expected int64"),
         ({1: [1]}, "the name of column 1 is not a string"),
         ({}, "found an empty dict"),
@@ -93,6 +97,31 @@ def test_a_masked_array_and_names_are_refused(tmp_path: Path) -> None:
         shardio.convert({"x": np.ma.masked_less([1, 2], 2)}, tmp_path / "out")
     with pytest.raises(InvalidArgument, match="names: not for data frames"):
         shardio.convert({"x": [1]}, tmp_path / "out", names=["y"])
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_nulls_of_a_series_change_no_number(package: str, tmp_path: Path) -> None:
+    library = pytest.importorskip(package, reason="a series")
+    dtype = {"dtype": "Int64"} if package == "pandas" else {}
+    big = library.Series([2**60 + 1, None], **dtype)
+    source = {"big": big, "text": library.Series(["a", None])}
+    if package == "pandas":
+        source["array"] = big.array
+        source["time"] = library.Series(library.to_datetime(["2020-01-01", None]))
+    shardio.convert(source, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [*dataset.schema] == [*source]
+        assert dataset.schema["big"] == Array("int64", optional=True)
+        assert dataset.schema["text"] == Text(optional=True)
+        assert plain(dataset[0]["big"]) == 2**60 + 1
+        assert all(value is None for value in dataset[1].values())
+
+
+def test_a_sample_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="sample 1: .* found None; leave it out"):
+        shardio.convert([{"x": 1}, None], tmp_path / "out")
+    with pytest.raises(SchemaError, match=r"sample 1: .* found a tuple of 2; name its parts"):
+        shardio.convert([{"x": 1}, (1, 2)], tmp_path / "out")
 
 
 def test_torch_tensors_are_arrays(tmp_path: Path) -> None:
@@ -178,15 +207,24 @@ def test_a_kill_at_the_worst_moment_loses_nothing(tmp_path: Path) -> None:
     shardio.convert(numbers(5), out)
     done = subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
     assert done.returncode == -signal.SIGKILL
-    with pytest.raises(DatasetExists, match="already holds data"):
-        shardio.convert(numbers(2), out)
+    with pytest.raises(DatasetExists, match="already holds a dataset; overwrite=True"):
+        shardio.convert(numbers(2), out)  # puts the old dataset back
+    assert values(out) == [*range(5)] and ".conversion" not in os.listdir(out)
+    subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
+    assert shardio.convert(numbers(1), out, append=True).n_samples_before == 5
+    assert values(out) == [*range(5), 0] and ".conversion" not in os.listdir(out)
+    subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
     with pytest.raises(InvalidArgument, match="no samples to infer the schema from"):
         shardio.convert([], out, overwrite=True)
     schema = Schema({"x": Array("int64")})
     shardio.convert([], out, overwrite=True, schema=schema)  # puts the old dataset back
-    assert values(out) == [*range(5)]
+    assert values(out) == [*range(5), 0]
     shardio.convert(numbers(2), out, overwrite=True)
     assert values(out) == [0, 1] and ".conversion" not in os.listdir(out)
+    new = tmp_path / "new"
+    subprocess.run([sys.executable, "-c", KILLED, str(new)], check=False)
+    shardio.convert(numbers(2), new)
+    assert values(new) == [0, 1] and ".conversion" not in os.listdir(new)
 
 
 # Shards.

@@ -65,10 +65,10 @@ def test_shares_below_1_leave_samples_in_no_subset(tmp_path: Path) -> None:
         ({"split": {"a": 1.5}}, "'a': a share must be above 0 and at most 1; found 1.5"),
         ({"split": {"a": -0.5}}, "a share must be above 0"),
         ({"split": {"a": "0.5"}}, "a share must be above 0"),
-        ({"split": {}}, "names and their shares"),
-        ({"split": 0.9}, "names and their shares"),
+        ({"split": {}}, "split must map names to their shares"),
+        ({"split": 0.9}, "split must map names to their shares"),
         ({"split": {"": 0.9}}, "printable text"),
-        ({"split": {"a": 0.5}, "split_seed": -1}, "from 0 up; found -1"),
+        ({"split": {"a": 0.5}, "split_seed": -1}, "split_seed must be an integer from 0 up"),
         ({"split_seed": 1}, "only together with split"),
         ({"split": {"a": 0.5}, "append": True}, "split and append are mutually exclusive"),
     ],
@@ -108,6 +108,7 @@ def test_the_command_splits(
     )
     assert cli.main([*command, "--overwrite", "--split", "a=0.5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["subsets"] == {"a": 20}
-    with pytest.raises(SystemExit):
-        cli.main([*command, "--split", "train"])
-    assert "expected NAME=SHARE, as in train=0.9" in capsys.readouterr().err
+    for nonsense in ("train", "train=0.9;val=0.1", "train=0.9 val=0.1", "train=90%", "=1"):
+        with pytest.raises(SystemExit):
+            cli.main([*command, "--split", nonsense])
+        assert "expected NAME=SHARE, as in train=0.9" in capsys.readouterr().err

@@ -49,6 +49,7 @@ def classes_by_source(out: Path) -> dict[str, str]:
         (["set/train/cat", "set/test_images/cat"], "set/test_images set/train"),
         (["a/train/x", "a/test/y", "b/train/x", "c/x"], "a/test a/train"),
         (["a/train", "a/test", "b/train", "b/test"], "*/test */train"),
+        (["a/train", "a/test", "b/train", "c/val"], "*/test */train */val"),
         (["training/x", "valid/x", "evaluation"], "evaluation training valid"),
         (["train-clean-100/1", "dev-clean/2"], "dev-clean train-clean-100"),
         ([], ""),
@@ -77,6 +78,8 @@ def test_splits_are_found(folders: list[str], splits: str) -> None:
         (["set/train/cat", "set/test/cat", "more"], ["more", "set/cat"], "test train"),
         # Splits in the folders of classes
         (["cat/train", "cat/test", "dog/train", "dog/test"], ["cat", "dog"], "test train"),
+        # … some of which have a single split
+        (["cat/train", "cat/test", "dog/train", "emu/test"], ["cat", "dog", "emu"], "test train"),
         # Nested classes; no classes
         (["train/a/b", "validation/a/c"], ["a/b", "a/c"], "train validation"),
         (["train", "valid"], [], "train valid"),
@@ -180,7 +183,7 @@ def test_an_append_extends_the_subsets(tmp_path: Path) -> None:
     assert report.subsets == {"test": 1, "train": 2, "val": 2}
     with shardio.open(out) as dataset:
         assert len(dataset) == 8
-    with pytest.raises(InvalidArgument, match="split_folders was True, is None"):
+    with pytest.raises(InvalidArgument, match="split_folders was True, is False"):
         shardio.convert(source, out, workers=0, append=True, split_folders=False)
 
 
@@ -188,7 +191,7 @@ def test_an_append_does_as_the_conversion_did(tmp_path: Path) -> None:
     out = tmp_path / "out"
     shardio.convert(make_pictures(tmp_path / "in", "cat", "dog"), out, workers=0)
     more = make_pictures(tmp_path / "more", "train/cat", "val/cat")
-    with pytest.raises(InvalidArgument, match="split_folders was None, is True"):
+    with pytest.raises(InvalidArgument, match="split_folders was False, is True"):
         shardio.convert(more, out, workers=0, append=True, split_folders=True)
     report = shardio.convert(more, out, workers=0, append=True)
     assert (report.classes, report.subsets) == (("cat", "dog", "train/cat", "val/cat"), {})

@@ -240,6 +240,27 @@ def test_splits_of_any_name_are_subsets(tmp_path: Path) -> None:
         assert convert(tmp_path / "in", tmp_path / damage).subsets == {}
 
 
+@pytest.mark.parametrize(
+    ("names", "subsets"),
+    [
+        (["data/train-00000-of-00002", "data/train-00001-of-00002"], {}),
+        (["train-00000-of-00001", "test.a-00000-of-00001", "x"], {"test.a": 1, "train": 1}),
+        # One in each of several folders: the folders may be anything
+        (["a/train-00000-of-00001", "b/test-00000-of-00001"], {}),
+        (["train/train-00000-of-00001", "val/val-00000-of-00001"], {"train": 1, "val": 1}),
+        (["data/train-0-of-1", "data/test-0-of-1"], {}),
+    ],
+)
+def test_names_of_parquet_files_give_subsets(
+    names: list[str], subsets: dict[str, int], tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"x": [1]}), tmp_path / "in" / f"{name}.parquet")
+    report = convert(tmp_path / "in", tmp_path / "out")
+    assert report.subsets == subsets and report.n_samples == len(names)
+
+
 def test_parquet_with_the_metadata_of_hugging_face(tmp_path: Path) -> None:
     features = {
         "words": {"dtype": "string", "_type": "Value"},

@@ -106,7 +106,7 @@ def parse_shares(text: str) -> dict[str, float]:
     """Parse subsets such as "train=0.9,val=0.1"."""
     parts: dict[str, float] = {}
     for entry in utf8_name(text).split(","):
-        name, _, share = entry.rpartition("=")
+        name, _, share = entry.partition("=")
         name = name.strip()
         if name in parts:
             raise argparse.ArgumentTypeError(f"{name!r} is given twice")

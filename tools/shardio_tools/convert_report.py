@@ -181,7 +181,9 @@ def _psnr_text(psnr_db: Mapping[str, float]) -> str:
 
 
 def _describe_subsets(report: shardio.ConversionReport, *, is_random: bool) -> Iterator[Element]:
-    how = "at random" if is_random else "from folders; --no-split-folders makes them classes"
+    how = "at random" if is_random else "from folders"
+    if not is_random and not report.n_samples_before:
+        how += "; --no-split-folders makes them classes"
     yield Heading(f"{format_count(len(report.subsets), 'subset')}, {how}")
     rows = [[escaped(name), f"{n:,}"] for name, n in report.subsets.items()]
     total = report.n_samples_before + report.n_samples
