@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,8 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("mixture", "map", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
         ("view", "shuffle", "write shardio.ShardLoader(view, batch_size, shuffle=True)"),
         ("view", "clips", "write view.dataset.clips(…)"),
+        ("dataset", "transform", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
+        ("batch", "label", "write batch['label']"),
         ("loader", "set_epoch", "it is not needed: every iteration is the next epoch"),
         ("loader", "sampler", "set_epoch is not needed"),
         ("loader", "batch_size", "batch.n_rows"),
@@ -158,7 +161,7 @@ def test_attributes_of_other_libraries_get_a_hint(
         getattr(thing, attribute)
 
 
-@pytest.mark.parametrize("name", ["dataset", "loader", "view"])
+@pytest.mark.parametrize("name", ["batch", "dataset", "loader", "view"])
 def test_python_suggests_attributes_that_dir_lists(objects: dict[str, Any], name: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(objects[name], "schemas")  # noqa: B009 - a checker would refuse the plain spelling
@@ -219,3 +222,15 @@ def test_a_folder_of_other_files_is_to_be_converted_first(opens: Any, tmp_path: 
     (tmp_path / "pictures" / "00000.shard").write_bytes(b"")
     with pytest.raises(shardio.errors.DatasetNotFound, match=r"never finished$"):
         opens(picture.parent)
+
+
+@pytest.mark.parametrize("opens", [shardio.open, lambda path: ShardLoader(path, 2)])
+def test_a_subset_as_a_folder_is_to_be_named(opens: Any, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(folder, path)
+    shardio.maintenance.split(path, {"train": 0.5, "val": 0.5})
+    hint = f": write shardio.open({str(path)!r}, subset='train')"
+    with pytest.raises(shardio.errors.DatasetNotFound, match=re.escape(hint)):
+        opens(path / "train")
+    with pytest.raises(shardio.errors.DatasetNotFound, match=r"there is no such folder$"):
+        opens(path / "test")

@@ -40,11 +40,6 @@ from shardio.samples.view import SampleView
 
 _VERSION: Final = 1
 _MAX_COUNT: Final = 1 << 60
-_ELSEWHERE: Final = {
-    "lineage": "the state belongs to another dataset: ",
-    "view": "the state belongs to another selection or view of the dataset: ",
-}
-"""Explanations for values of a state that are not options of the loader."""
 
 
 def state_of(plan: EpochPlan, epoch_sampler: EpochSampler) -> dict[str, Any]:
@@ -81,11 +76,18 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
     for name, expected in _identity(epoch_sampler, order).items():
         found = state.get(name)
         if type(found) is not type(expected) or found != expected:
-            raise InvalidArgument(
-                f"load_state_dict: {_ELSEWHERE.get(name, '')}the state's {name} is {found!r}, that "
-                f"of this loader of {samples.path} is {expected!r}: load the state into a loader "
-                "with the same options"
+            differs = (
+                f"the state's {name} is {found!r}, that of this loader of {samples.path} is "
+                f"{expected!r}: load the state into a loader with the same options"
             )
+            if name == "lineage":
+                differs = f"the state belongs to another dataset: {differs}"
+            if name == "view":
+                differs = (
+                    "the state belongs to another subset, selection or view of the dataset than "
+                    f"this loader of {samples.path}: load it into a loader of the same samples"
+                )
+            raise InvalidArgument(f"load_state_dict: {differs}")
     epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
     most = order.n_positions(samples)
     if position > n_samples or n_samples > most:

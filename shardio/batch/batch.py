@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import missing_attribute
 from shardio._base.classes import Listed, listed
 from shardio._base.html import format_shape, fragment, pictures, table
 from shardio.batch.layout import (
@@ -87,6 +88,14 @@ class Batch(Mapping[str, Value_co], Listed):
         "skipped",
         "step",
     )
+
+    if not TYPE_CHECKING:  # for type checkers, a batch would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            # `copy` asks for attributes of the language before the batch has a layout.
+            fields = () if name[0] == "_" else self._layout.schema
+            advice = {name: f"write batch[{name!r}]"} if name in fields else {}
+            return missing_attribute(self, name, advice)
 
     n_rows: int
     """The number of rows, including padding."""

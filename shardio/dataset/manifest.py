@@ -42,6 +42,7 @@ from shardio.errors import (
     DatasetExists,
     DatasetNotFound,
     InvalidArgument,
+    ShardioError,
     ShardUnsupported,
 )
 from shardio.format.schema import Schema
@@ -316,9 +317,23 @@ def _convert_hint(path: Path) -> str:
     return f"to load files of other kinds, convert them first: shardio convert {path} OUT"
 
 
+def _refuse_subset(path: Path) -> None:
+    """Raise DatasetNotFound if a missing path is that of a dataset and the name of a subset."""
+    subsets: Mapping[str, object] = {}
+    with contextlib.suppress(ShardioError, OSError):
+        subsets = load(path.parent).subsets if holds_dataset(path.parent) else {}
+    if path.name in subsets:
+        raise DatasetNotFound(
+            f"{path}: there is no such folder: write shardio.open({str(path.parent)!r}, "
+            f"subset={path.name!r})"
+        )
+
+
 def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
     """Return the generation number and dataset id in `dataset.json`; raise the errors of `load`."""
     root = Path(folder)
+    if not root.exists():
+        _refuse_subset(root)
     pointer_path = root / POINTER
     if root.is_file() and root.suffix == ".shard":
         raise DatasetNotFound(

@@ -50,7 +50,7 @@ _ATTRIBUTE_ADVICE: Final = {
     "filter": "write {0}.select(lambda columns: …, fields=[…])",
     "head": "write {0}[:n]",
     **dict.fromkeys(
-        ("map", "set_transform", "with_transform"),
+        ("map", "set_transform", "transform", "with_transform"),
         "write shardio.ShardLoader({0}, batch_size, transform=f), which calls f(sample)",
     ),
     **dict.fromkeys(("num_rows", "shape"), "write len({0})"),

@@ -505,7 +505,7 @@ def test_a_state_of_another_mixture_is_refused(large: str, small: str, unlike: s
                 with pytest.raises(InvalidArgument, match=said):
                     loading.load_state_dict(state)
     with shardio.open(large, subset="val") as val, mix([val, small], weights=[3, 1]) as other:
-        with loader(other) as loading, pytest.raises(InvalidArgument, match="the state's view is"):
+        with loader(other) as loading, pytest.raises(InvalidArgument, match="selection or view of"):
             loading.load_state_dict(state)
     with mix([large, small], weights=[0.75, 0.25]) as same, loader(same) as loading:
         loading.load_state_dict(state)

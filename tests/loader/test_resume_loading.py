@@ -173,12 +173,12 @@ def test_another_seed_order_or_subset_is_refused(tmp_path: Path) -> None:
     state = state_after(loader(str(folder)), 2)
     split(folder, {"train": 0.5, "val": 0.5})
     for name, options in (
-        ("the state's seed", {"seed": 4}),
-        ("the state's shuffle", {"shuffle": False}),
-        ("another selection or view of the dataset: the state's view", {"subset": "train"}),
+        ("the state's seed is 3,", {"seed": 4}),
+        ("the state's shuffle is 'full',", {"shuffle": False}),
+        ("another subset, selection or view of the dataset than this", {"subset": "train"}),
     ):
         with loader(str(folder), **options) as made:
-            with pytest.raises(InvalidArgument, match=f"{name} is"):
+            with pytest.raises(InvalidArgument, match=name):
                 made.load_state_dict(state)
             list(made)  # it is as it was
 

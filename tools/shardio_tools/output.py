@@ -174,9 +174,9 @@ def format_size(n_bytes: float) -> str:
 
 
 def format_duration(elapsed_s: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
+    """Return a duration in seconds, at least 0.1 s, in minutes or hours."""
     if elapsed_s < 60:
-        return f"{elapsed_s:.1f} s"
+        return f"{max(elapsed_s, 0.1):.1f} s"
     minutes, rest = divmod(round(elapsed_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

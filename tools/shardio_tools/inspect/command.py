@@ -212,7 +212,7 @@ def _fields(found: Inspection) -> Iterator[Element]:
     yield Table(rows if found.media else [row[:2] for row in rows])
     n_media = max(map(len, found.media.values()), default=0)
     if 0 < n_media < found.n_samples:
-        yield Cell(f"  media as in {n_media:,} of {found.n_samples:,} samples", "dim")
+        yield Cell(f"  media: {n_media:,} of {found.n_samples:,} samples were looked at", "dim")
 
 
 def _shape(shape: list[int]) -> str:
