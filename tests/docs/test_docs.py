@@ -31,7 +31,10 @@ MAKES_DATASET = "shardio convert videos/ out/\n"
 
 # Blocks that are not run, because they set up an environment and run this very suite: their page,
 # and how they begin.
-NOT_RUN = {("README.md", "tools/demo"), ("docs/contributing/README.md", "tools/test")}
+NOT_RUN = {
+    *(("README.md", beginning) for beginning in ("tools/demo", "python3 -m venv")),
+    ("docs/contributing/README.md", "tools/test"),
+}
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
 NOT_EVERYWHERE = ("torchvision", "lightning", "accelerate", "torch", "jax", "ray", "webdataset")
