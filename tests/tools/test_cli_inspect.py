@@ -101,6 +101,41 @@ def test_shows_sample(sample: int, source: str, label: str, dataset: Path, capsy
     assert f"Sample {sample} (" in out and f'"{source}"' in out and f"int64 {label}" in out
 
 
+def test_a_subset_has_its_own_samples_and_classes(copy: Path, capsys: Capture) -> None:
+    shardio.maintenance.split(copy, {"train": 0.5, "val": 0.5}, seed=1)
+    for name in ("train", "val"):
+        facts = as_json(capsys, copy, "--subset", name, "--sample", -1)
+        with shardio.open(copy, subset=name) as subset:
+            labels, n = np.bincount(subset["label"], minlength=3).tolist(), len(subset)
+            last = subset[-1]
+        assert (facts["subset"], facts["samples"], [*facts["classes"].values()]) == (
+            name,
+            n,
+            labels,
+        )
+        shown = facts["sample"]["fields"]
+        assert facts["sample"]["sample"] == n - 1
+        assert shown["source"]["value"] == last["source"]
+        assert shown["frames"]["mean"] == pytest.approx(last["frames"].mean())
+        assert cli.main(["inspect", str(copy), "--subset", name]) == 0
+        assert f"  samples  {n} of subset {name} in 3 classes" in capsys.readouterr().out
+    shard = next(copy.glob("*.shard"))
+    for path, asked, said in (
+        (copy, "test", "no subset 'test'; there are: 'train', 'val'"),
+        (shard, "train", "--subset is for datasets"),
+    ):
+        assert cli.main(["inspect", str(path), "--subset", asked]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main(["inspect", str(copy / "train")]) == 2
+    assert f"'train' is a subset of {copy}; shardio inspect has --subset" in capsys.readouterr().err
+
+
+def test_how_many_samples_media_were_described_from(tmp_path: Path, capsys: Capture) -> None:
+    write_media(tmp_path / "a.shard", 33)
+    assert cli.main(["inspect", str(tmp_path / "a.shard")]) == 0
+    assert "\n  media: 32 of 33 samples were looked at\n" in capsys.readouterr().out
+
+
 def test_a_shard_is_described_with_its_sections(tmp_path: Path, capsys: Capture) -> None:
     shard = write_shard(tmp_path / "a.shard", 4)
     assert cli.main(["inspect", str(shard), "--sample", "3"]) == 0

@@ -183,7 +183,7 @@ def _convert(videos: Path, out: Path, say: Say, *, shows_progress: bool) -> dict
 
 def _write_sheet(dataset: Path, sheet: Path) -> str | None:
     """Write a contact sheet; return the reason if that is not possible here."""
-    more = {"image": None, "frame": None, "field": None, "overwrite": True}
+    more = {"subset": None, "image": None, "frame": None, "field": None, "overwrite": True}
     options = argparse.Namespace(path=str(dataset), sheet=str(sheet), **more)
     try:
         check_picture_options(options)

@@ -7,6 +7,7 @@ read; `shardio verify` checks every byte. Exit code 1 means that damage was foun
 Examples:
     shardio inspect out/                          # fields, counts and classes
     shardio inspect out/ --sample 3               # the values of a sample
+    shardio inspect out/ --subset train           # the samples of a subset
     shardio inspect out/ --sheet sheet.png        # 24 samples in one picture
     shardio inspect out/ --sample 3 --image clip.webp
 """
@@ -19,6 +20,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardio import InvalidArgument
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.pictures import add_arguments as add_picture_arguments
 from shardio_tools.inspect.pictures import add_pictures, check_picture_options, describe_pictures
@@ -40,6 +42,7 @@ from shardio_tools.output import (
     print_screen,
     shorten,
     shown_path,
+    utf8_name,
 )
 from shardio_tools.screen import MAX_LISTED, Cell, Done, Element, Heading, Next, Table
 from shardio_tools.screen import facts as facts_table
@@ -50,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder, or its URL) or one shard (a file)")
+    add("--subset", type=utf8_name, metavar="NAME", help="inspect the samples of this subset")
     add("--sample", type=int, metavar="N", help="the sample to show (default: the first)")
     add("--verbose", action="store_true", help="also show history, options, versions and shards")
     add("--all", action="store_true", help="print complete lists")
@@ -61,7 +65,12 @@ def run(options: argparse.Namespace) -> int:
     """Inspect, report, and return the exit code."""
     check_picture_options(options)
     is_folder = is_url(options.path) or is_dataset(options.path)
-    found = (inspect_dataset if is_folder else inspect_shard)(options.path, options.sample)
+    if is_folder:
+        found = inspect_dataset(options.path, options.sample, options.subset)
+    elif options.subset is not None:
+        raise InvalidArgument("--subset is for datasets, not for one shard")
+    else:
+        found = inspect_shard(options.path, options.sample)
     add_pictures(found, options)
     if options.json:
         print_json(found.as_json())
@@ -112,6 +121,8 @@ def _overview(found: Inspection) -> Iterator[list[str]]:
     """Yield rows about a dataset: samples, size, the default view, how many files gave none."""
     facts = found.facts
     samples = f"{facts['samples']:,}"
+    if "subset" in facts:
+        samples += f" of subset {escaped(facts['subset'])}"
     if facts.get("classes"):
         samples += f" in {format_count(len(facts['classes']), 'class', 'classes')}"
     yield ["samples", samples]
@@ -302,6 +313,8 @@ def _damage(found: Inspection, rest: str, options: argparse.Namespace) -> Iterat
         return
     yield Done(f"inspected {path}: no damage found (shardio verify checks every byte)")
     command, is_folder = f"shardio inspect {shown_path(options.path)}", "dataset" in found.facts
+    if options.subset is not None:
+        command += f" --subset {shown_path(options.subset)}"
     steps: list[tuple[str, str]] = []
     if not options.verbose:
         remark = "history, options, versions, shards" if is_folder else "sections of the file"

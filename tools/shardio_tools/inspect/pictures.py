@@ -117,7 +117,11 @@ def add_pictures(inspection: Inspection, options: argparse.Namespace) -> None:
     if not wanted or not is_open:
         return
     is_folder = is_url(options.path) or os.path.isdir(options.path)
-    opened: Samples = (shardio.open if is_folder else shardio.ShardReader)(options.path)
+    opened: Samples = (
+        shardio.open(options.path, subset=options.subset)
+        if is_folder
+        else shardio.ShardReader(options.path)
+    )
     with opened as samples:
         viewer = _FieldViewer(inspection, samples, options)
         if options.image:

@@ -147,11 +147,11 @@ class Inspection:
         """Return the reader (None if it cannot be opened), the file and the row of a sample."""
         if isinstance(samples, shardio.ShardReader):
             return samples, samples.path, number
-        shard = int(samples.locate(np.array([number]))[0])
+        shard, row = _place(samples, number)
         ((summary, _),) = samples.files.files_of_shard(shard, name)
         path = os.path.join(samples.path, summary.name)
         reader = self.attempt(path, partial(samples.reader, shard, name))
-        return reader, path, number - int(samples.shard_starts[shard])
+        return reader, path, row
 
     def note(self, path: str, error: Exception, **where: Any) -> None:
         """Record damage of the data at `path`, once; `where` has a field and a row of the shard."""
@@ -182,9 +182,8 @@ class Inspection:
         if isinstance(samples, shardio.ShardReader):
             reader, row = samples, number
         else:
-            shard = int(samples.locate(np.array([number]))[0])
+            shard, row = _place(samples, number)
             reader = samples.reader(shard, name)
-            row = number - int(samples.shard_starts[shard])
         return value_facts(reader.sample(row, [name])[name], samples.schema[name])
 
     def as_json(self) -> Facts:
@@ -192,8 +191,33 @@ class Inspection:
         return {**self.facts, "damage": [finding.as_json() for finding in self.findings]}
 
 
+def _place(dataset: shardio.ShardDataset, number: int) -> tuple[int, int]:
+    """Return the shard of a sample, and its row in this shard."""
+    rows = dataset.rows.at(np.array([number]))
+    shard = int(dataset.locate(rows)[0])
+    return shard, int(rows[0] - dataset.shard_starts[shard])
+
+
+def _refuse_subset(path: str) -> None:
+    """Raise DatasetNotFound if a missing path is that of a dataset and the name of a subset."""
+    parent, name = os.path.split(os.path.normpath(path))
+    subsets: Mapping[str, int] = {}
+    if not os.path.exists(path):
+        with (
+            contextlib.suppress(shardio.ShardioError, OSError),
+            shardio.open(parent or ".") as above,
+        ):
+            subsets = above.subsets
+    if name in subsets:
+        raise DatasetNotFound(
+            f"{path}: there is no such dataset or shard: {name!r} is a subset of {parent or '.'}; "
+            "shardio inspect has --subset"
+        )
+
+
 def is_dataset(path: str) -> bool:
     """Return True if `path` is a folder (a dataset), False if it is a file (a shard)."""
+    _refuse_subset(path)
     if not os.path.exists(path):
         raise DatasetNotFound(f"{path}: there is no such dataset or shard")
     if not (os.path.isdir(path) or os.path.isfile(path)):
@@ -297,14 +321,17 @@ def inspect_shard(path: str, sample: int | None) -> Inspection:
     return inspection
 
 
-def inspect_dataset(path: str, sample: int | None) -> Inspection:
+def inspect_dataset(path: str, sample: int | None, subset: str | None = None) -> Inspection:
     """Inspect a dataset, its shards, and one sample: by default, the first.
 
-    If the dataset is in an object store, only the shard of that sample is read.
+    With `subset`, the samples, clips and classes are those of this subset. If the dataset is in an
+    object store, only the shard of the sample is read.
     """
     inspection = Inspection(facts={"dataset": path})
-    if (dataset := _open_dataset(inspection, path)) is None:
+    if (dataset := _open_dataset(inspection, path, subset)) is None:
         return inspection
+    if subset is not None:
+        inspection.facts["subset"] = subset
     with dataset:
         inspection.facts |= dataset_facts(inspection, dataset)
         inspection.facts["shards"] = _shards_facts(inspection, dataset, dataset.shards)
@@ -337,7 +364,9 @@ def _n_clips(dataset: shardio.ShardDataset) -> int | None:
         return None
 
 
-def _open_dataset(inspection: Inspection, path: str) -> shardio.ShardDataset | None:
+def _open_dataset(
+    inspection: Inspection, path: str, subset: str | None
+) -> shardio.ShardDataset | None:
     """Open a dataset. If no generation can be read, describe the shards in the folder instead."""
     if is_url(path):
         if path.endswith(".shard"):
@@ -345,11 +374,11 @@ def _open_dataset(inspection: Inspection, path: str) -> shardio.ShardDataset | N
                 f"{path}: cannot inspect one shard in a store; inspect its dataset: shardio "
                 f"inspect {path.rpartition('/')[0]}"
             )
-        return shardio.open(path)
+        return shardio.open(path, subset=subset)
     in_folder = sorted(n for n in os.listdir(path) if n.endswith(".shard"))
     dataset: shardio.ShardDataset | None = None
     try:
-        dataset = inspection.attempt(path, partial(shardio.open, path))
+        dataset = inspection.attempt(path, partial(shardio.open, path, subset=subset))
     except DatasetNotFound as error:
         if not in_folder:
             raise
@@ -421,12 +450,17 @@ def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> 
     names, kind = dataset.classes, dataset.schema.columns.get("label")
     if not names or kind is None or kind.shape or not kind.dtype.startswith(("int", "uint")):
         return {}
-    found, n_without = np.zeros(len(names), np.int64), 0
+    found, n_without, starts = np.zeros(len(names), np.int64), 0, dataset.shard_starts
+    is_selected = None if dataset.rows.selects_all else np.zeros(int(starts[-1]), np.bool_)
+    if is_selected is not None:
+        is_selected[dataset.rows.at(np.arange(len(dataset)))] = True
     for i in range(len(dataset.shards)):
         place = os.path.join(dataset.path, dataset.shards[i].name)
         labels = inspection.attempt(place, partial(_labels, dataset, i))
         if labels is None:
             return {}
+        if is_selected is not None:
+            labels = labels[is_selected[starts[i] : starts[i + 1]]]
         inside = labels[(labels >= 0) & (labels < len(names))]
         found += np.bincount(inside.astype(np.int64), minlength=len(names))
         n_without += len(labels) - len(inside)
