@@ -141,7 +141,10 @@ class ShardLoader(Closing, Generic[Value_co]):
         TooManySkipped: (in the loop) too many samples failed; the message names the last ones.
     """
 
-    _public = "close dataset epoch load_state_dict progress schema state_dict stats trace view"
+    _public = (
+        "batch_size close dataset epoch load_state_dict num_workers progress schema state_dict "
+        "stats trace view"
+    )
 
     if not TYPE_CHECKING:  # for type checkers, a loader would have every attribute
 
@@ -250,6 +253,16 @@ class ShardLoader(Closing, Generic[Value_co]):
             self._engine.set_synchronize(adapter.synchronize)
         reuses, most = self._options.reuse, self._options.max_skips or 0
         return BatchAssembler(self._engine, adapter, opened, reuses=reuses, max_skips=most)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in a batch; the last batch of an epoch may have fewer."""
+        return self._options.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """The number of worker processes or threads; 0 without workers."""
+        return self._options.num_workers
 
     @property
     def dataset(self) -> Dataset:

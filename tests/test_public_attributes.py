@@ -112,7 +112,7 @@ def test_dir_of_writers_and_other_loaders(objects: dict[str, Any], tmp_path: Pat
     remote = RemoteLoader.__new__(RemoteLoader)  # connected to no server
     served = {"address", "generation", "lineage", "served"}
     assert listed(remote) == served | listed(objects["loader"]) - {
-        *("dataset", "schema", "trace", "view")
+        *("batch_size", "dataset", "num_workers", "schema", "trace", "view")
     }
 
 
@@ -148,7 +148,6 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("batch", "label", "write batch['label']"),
         ("loader", "set_epoch", "it is not needed: every iteration is the next epoch"),
         ("loader", "sampler", "set_epoch is not needed"),
-        ("loader", "batch_size", "batch.n_rows"),
     ],
 )
 def test_attributes_of_other_libraries_get_a_hint(
@@ -159,6 +158,14 @@ def test_attributes_of_other_libraries_get_a_hint(
     text = f"{type(thing).__name__} has no attribute {attribute!r}: "
     with pytest.raises(AttributeError, match=re.escape(text) + ".*" + re.escape(hint)):
         getattr(thing, attribute)
+
+
+def test_a_loader_has_the_attributes_of_torch(objects: dict[str, Any]) -> None:
+    assert (objects["loader"].batch_size, objects["loader"].num_workers) == (2, 0)
+    with pytest.raises(AttributeError):
+        objects["loader"].batch_size = 3
+    with pytest.raises(AttributeError, match=r"no attribute 'batch_size': batch\.n_rows"):
+        getattr(RemoteLoader.__new__(RemoteLoader), "batch_size")  # noqa: B009 - it has none
 
 
 @pytest.mark.parametrize("name", ["batch", "dataset", "loader", "view"])
