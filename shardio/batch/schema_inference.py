@@ -15,6 +15,10 @@ from shardio.format.types.array_values import format_dtype, is_bfloat16_bits
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)
 _SHAPES_HINT: Final = '; collate="pad", "ragged" or "list" takes arrays of different shapes'
+_SIZES_HINT: Final = (
+    ". Pictures are stacked if the transform gives them one size, as by "
+    "shardio.transforms.Resize((height, width)) or torchvision's v2.Resize((height, width))"
+)
 
 
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
@@ -189,7 +193,8 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
         item = sample[name]
         if isinstance(item, _ARRAYS) and item.shape == field.shape and _is_dtype(item.dtype, field):
             continue  # a fast path for the common case: the code below takes ten times as long
-        _check_array(name, item, field, _NUMBERS, first, _SHAPES_HINT)
+        hint = _SHAPES_HINT + _SIZES_HINT * (3 in field.shape and len(field.shape) in (3, 4))
+        _check_array(name, item, field, _NUMBERS, first, hint)
 
 
 def _check_array(

@@ -149,6 +149,11 @@ class Normalize(FixedTransform):
 
     takes_floats = True
 
+    mean: tuple[float, ...]
+    """The mean of each channel, of levels from 0 to 1 as in torchvision's Normalize."""
+    std: tuple[float, ...]
+    """The standard deviation of each channel, of levels from 0 to 1."""
+
     def __init__(
         self,
         mean: float | Sequence[float],
@@ -162,6 +167,7 @@ class Normalize(FixedTransform):
         means, deviations = check_channels("mean", mean), check_channels("std", std)
         if not (deviations > 0).all():
             raise InvalidArgument(f"std must be above 0; found {std!r}")
+        self.mean, self.std = tuple(means.tolist()), tuple(deviations.tolist())
         self._scale = (1 / deviations).astype(np.float32)
         self._scale_of_levels = (1 / (255 * deviations)).astype(np.float32)
         self._shift = (-means / deviations).astype(np.float32)

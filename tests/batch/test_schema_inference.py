@@ -5,6 +5,7 @@ import pytest
 
 from shardio import Array, Bytes, Json, Schema, Text
 from shardio.batch.schema_inference import check_sample, infer_schema
+from shardio.errors import SchemaError
 from shardio.format.types import DTYPES
 from shardio.format.types.arrays import numpy_dtype
 
@@ -125,3 +126,12 @@ def test_a_sample_like_the_first_is_accepted(sample: dict[str, object]) -> None:
 def test_the_first_sample_always_fits_what_was_inferred_from_it() -> None:
     for value in (np.zeros(3, ">f4"), np.zeros(0), True, 2.5, np.float16(1), np.zeros((), ">u2")):
         check_sample({"x": value}, infer_schema({"x": value}))
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (3, 4, 5), (4,)])
+def test_pictures_of_another_size_name_the_cure(shape: tuple[int, ...]) -> None:
+    schema = infer_schema({"x": np.zeros(shape, np.uint8)})
+    with pytest.raises(SchemaError, match='collate="pad"') as caught:
+        check_sample({"x": np.zeros(tuple(n + 1 for n in shape), np.uint8)}, schema)
+    cure = r"shardio.transforms.Resize((height, width)) or torchvision's v2.Resize((height, width))"
+    assert (cure in str(caught.value)) == (len(shape) == 3)

@@ -176,6 +176,9 @@ def test_a_normalize_of_a_dataset_makes_mean_0_and_deviation_1(pictures: Any) ->
     compute_stats(folder, decode=True, workers=0)
     with shardio.open(folder) as dataset:
         found = normalized(Normalize.of(dataset, dtype="float32"), pixels)
+        levels = np.concatenate([each.reshape(-1, 3) for each in pixels]) / 255
+        np.testing.assert_allclose(Normalize.of(dataset).mean, levels.mean(0), atol=1e-6)
+        np.testing.assert_allclose(Normalize.of(dataset).std, levels.std(0), atol=1e-6)
         assert Normalize.of(dataset, dtype="float16")({"x": pixels[0]})["x"].dtype == np.float16
     np.testing.assert_allclose(found.mean(0), 0, atol=1e-4)
     np.testing.assert_allclose(found.std(0), 1, atol=1e-4)
