@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -37,6 +39,7 @@ else:
 
     Value_co = TypeVar("Value_co", covariant=True)
 
+_UNPACK: Final = dis.opmap["UNPACK_SEQUENCE"]
 _N_PICTURES: Final = 5
 """The number of rows of which a notebook shows thumbnails."""
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
@@ -163,6 +166,15 @@ class Batch(Mapping[str, Value_co], Listed):
         raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
 
     def __iter__(self) -> Iterator[str]:
+        # `images, labels = batch` would silently give names. Only the instruction that called
+        # __iter__ tells it from a loop over the names.
+        caller = sys._getframe(1)
+        code, i = caller.f_code.co_code, max(caller.f_lasti, 0)
+        if code[i] == _UNPACK and code[i + 1] > 1:
+            raise TypeError(
+                "a batch is a mapping of names, so it does not unpack to values: write batch[name] "
+                f"for each of {', '.join(map(repr, self._layout.schema))}, or unpack batch.values()"
+            )
         return iter(self._layout.schema)
 
     def __len__(self) -> int:

@@ -115,3 +115,18 @@ def test_libraries_that_rebuild_a_batch_get_a_dict() -> None:
     for copied in (copy.copy(batch), pickle.loads(pickle.dumps(batch))):
         assert type(copied) is Batch and copied["note"] == batch["note"]
         assert (copied.epoch, copied.step, copied.n_rows) == (2, 7, 3)
+
+
+def test_a_batch_does_not_unpack_to_names() -> None:
+    batch = make_batch()
+    words = r"write batch\[name\] for each of 'note', 'image', .* or unpack batch\.values\(\)"
+    with pytest.raises(TypeError, match=words):
+        _a, _b, _c, _d, _e = batch
+    with pytest.raises(TypeError, match=words):
+        for _i, (_image, _label) in enumerate([batch] * 30):
+            pass
+    names = list(SCHEMA)
+    assert [name for name in batch] == [*batch] == list(batch.keys()) == names
+    assert list(dict(batch)) == list({**batch}) == names
+    note, *_, meta = batch.values()
+    assert note == batch["note"] and meta == batch["meta"]
