@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
@@ -100,6 +102,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question that suggests the known word most similar to `word`; "" without one."""
     close = difflib.get_close_matches(word, known, 1, MIN_SIMILARITY)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def similar_name(path: str | os.PathLike[str]) -> str:
+    """Return the end of a message about a missing path: the similar name in its folder, if any."""
+    folder, name = os.path.split(os.path.abspath(path))
+    with contextlib.suppress(OSError):
+        if hint := did_you_mean(name, os.listdir(folder)):
+            return f"; {hint}"
+    return ""
 
 
 def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
+from shardio._base.callers import similar_name
 from shardio._base.file_names import check_encodable, stored_name, utf8_name
 from shardio.conversion.converter import Converter, Input, Item
 from shardio.errors import InvalidArgument
@@ -75,7 +76,7 @@ def _check_root(source: str, pattern: Pattern) -> None:
     if pattern.parts and not os.path.isdir(root):
         raise InvalidArgument(f"{source}: matches no file: the folder {root} does not exist")
     if not os.path.lexists(root):
-        raise InvalidArgument(f"{root}: no such file or folder to convert")
+        raise InvalidArgument(f"{root}: no such file or folder to convert{similar_name(root)}")
     if not (os.path.isdir(root) or os.path.isfile(root)):
         is_link = os.path.islink(root)
         what = "a broken link" if is_link else "neither a file nor a folder"

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._base.callers import similar_name
 from shardio._base.file_names import check_encodable
 from shardio._base.version import __version__
 from shardio.dataset.external_lists import (
@@ -343,7 +344,7 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
     if root.is_file():
         raise DatasetNotFound(f"{root}: this is a file, not a dataset; {_convert_hint(root)}")
     if not root.is_dir():
-        raise DatasetNotFound(f"{root}: there is no such folder")
+        raise DatasetNotFound(f"{root}: there is no such folder{similar_name(root)}")
     if not pointer_path.exists():
         text = f"{root}: holds no {POINTER}: not a dataset, or never finished"
         names = os.listdir(root)

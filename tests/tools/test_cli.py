@@ -345,3 +345,26 @@ def test_an_error_of_the_system_is_said_with_the_file_or_what_is_known(
     monkeypatch.setattr(cli.COMMANDS[arguments[0]], "run", raising(error))
     assert cli.main(arguments) == cli.ENVIRONMENT
     assert capsys.readouterr().err == f"shardio: {said}\n"
+
+
+def test_a_misspelt_folder_is_answered_with_the_name_beside_it(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    typo = tmp_path / "datset"
+    (tmp_path / "dataset").symlink_to(dataset)
+    for command in (["inspect", typo], ["bench", typo], ["convert", typo, tmp_path / "out"]):
+        assert cli.main([*map(str, command)]) == cli.USAGE
+        err = capsys.readouterr().err
+        assert err.startswith(f"shardio: {typo}: ") and "; did you mean " in err
+        assert err.rstrip("?'\n").endswith("dataset")
+
+
+def test_errors_name_the_flags_and_not_the_options_of_python(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "table.csv").write_text("a\n1\n")
+    assert cli.main(["convert", str(tmp_path / "table.csv"), str(dataset)]) == cli.USAGE
+    assert capsys.readouterr().err.endswith(
+        f"{dataset}: already holds a dataset; --overwrite replaces it, --append adds to it; "
+        "or choose another folder\n"
+    )

@@ -14,6 +14,7 @@ import shardio
 from shardio.errors import UnsupportedEnvironment
 from shardio_tools import cli, demo, sample_clips
 from shardio_tools.inspect import pictures
+from shardio_tools.screen import Done
 
 Capture = pytest.CaptureFixture[str]
 Network = type[demo.NumpyNetwork] | type[demo.TinygradNetwork]
@@ -78,7 +79,7 @@ def test_a_demo_says_each_step_and_runs_again(
             f"some classes have fewer than {demo.FEW_VIDEOS} videos: too few to learn from" in lines
         )
         assert lines[-1].startswith("accuracy ") and lines[-1].endswith("%)")
-        assert "of the other videos (a constant guess: " in lines[-1]
+        assert "of the other videos (always guessing the most frequent class: " in lines[-1]
     assert {path: path.read_bytes() for path in videos.rglob("*.mp4")} == before
     assert sorted(path.name for path in (tmp_path / "shardio-demo").iterdir()) == [
         *("dataset", demo.REPORT, "sheet.png")
@@ -97,6 +98,30 @@ FIGURES = {
     "waiting_share": 0.125,
     "samples_per_s": 1234.5,
 }
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "n_epochs", "warned"), [(0.3, 1, True), (0.3, 8, False), (0.5, 1, False)]
+)
+def test_a_demo_that_was_too_short_says_so(
+    tmp_path: Path,
+    drawn: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    accuracy: float,
+    n_epochs: int,
+    warned: bool,
+) -> None:
+    figures = FIGURES | {"accuracy": accuracy, "n_epochs": n_epochs}
+    monkeypatch.setattr(demo, "_train", lambda *_: figures)
+    elements: list[Any] = []
+    monkeypatch.setattr(
+        demo, "print_result", lambda _report, _options, found: elements.extend(found)
+    )
+    assert cli.main(["demo", str(tmp_path / "out"), "--videos", str(drawn)]) == 0
+    assert ("too short to learn: give it more --seconds" in elements) == warned
+    (done,) = (each for each in elements if isinstance(each, Done))
+    assert done.role == ("good" if accuracy == 0.5 else "warning")
 
 
 def test_quiet_prints_nothing(
@@ -119,7 +144,10 @@ def test_without_pillow_there_is_no_sheet(
     out = tmp_path / "out"
     assert cli.main(["demo", str(out), "--videos", str(drawn)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "accuracy 50.0% on 4 clips of the other videos (a constant guess: 25.0%)" in lines
+    assert (
+        "accuracy 50.0% on 4 clips of the other videos "
+        "(always guessing the most frequent class: 25.0%)" in lines
+    )
     assert "trained 1 epoch in 1.5 s: 1,234 clips/s, waiting for data 12% of the time" in lines
     assert "no contact sheet: pictures need Pillow: pip install '.[images]'" in lines
     assert json.loads((out / demo.REPORT).read_text())["sheet"] is None

@@ -69,6 +69,11 @@ def test_shardio_alone_shows_the_overview(capsys: Capture) -> None:
             assert f"\n  {name:<12}{help_text(module).summary}\n" in overview
 
 
+def test_help_is_a_command(capsys: Capture) -> None:
+    for arguments in ([], ["convert"]):
+        assert shown(capsys, "help", *arguments) == shown(capsys, *arguments, "--help")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_begins_with_one_sentence_and_two_examples(command: str) -> None:
     summary, _, examples = help_text(cli.COMMANDS[command])

@@ -78,7 +78,10 @@ ELEMENTS: list[Element] = [
     Heading("Broken", "bad"),
     "a line",
     Done("did it: /a/path/that/is/longer/than/the/terminal/is/wide"),
-    Next([("shardio inspect out/", "look"), ("x" * 38, "no room for this remark")]),
+    Next(
+        [("shardio inspect out/", "look"), ("x" * 38, "no room for this remark")],
+        [("loader = 1", "")],
+    ),
 ]
 
 
@@ -112,6 +115,15 @@ def test_a_terminal_gets_colours_by_meaning(terminal: Terminal) -> None:
     assert re.search("\x1b\\[31m *– *\x1b\\[0m", text)
     assert "\x1b[32m✓ did it:" in text
     assert "\x1b[2m  # look\x1b[0m" in text and "no room" not in text
+
+
+def test_code_comes_under_a_title_of_its_own_with_its_import(terminal: Terminal) -> None:
+    code = Next(code=[("loader = 1", "")])
+    assert re.sub("\x1b\\[[0-9;]*m", "", "\n".join(shown(terminal))).endswith(
+        f"\n  {'x' * 38}\n\nIn Python\n  import shardio\n  loader = 1"
+    )
+    assert "Next" not in "".join(shown(terminal, [code]))
+    assert shown(terminal, [Next()]) == []
 
 
 def test_a_path_is_never_broken_into_lines(terminal: Terminal) -> None:
@@ -165,7 +177,7 @@ def test_json_is_the_same_on_a_terminal(
     ("arguments", "hint"),
     [
         (["info", "out"], "unknown command 'info'; did you mean inspect?"),
-        (["help"], "unknown command 'help'; did you mean --help?"),
+        (["help", "convrt"], "unknown command 'convrt'; did you mean convert?"),
         (["fly"], "unknown command 'fly'; the commands are demo, convert, "),
         (["export", "a", "b", "--fromat", "files"], "arguments: --fromat; did you mean --format?"),
         (["split", "a", "--prats=a=1"], "arguments: --prats=a=1; did you mean --parts?"),

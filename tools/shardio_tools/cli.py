@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import shardio
 from shardio.errors import (
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin_report()
     try:
         try:
-            code = _run(parser().parse_args(arguments))
+            code = _run(parser().parse_args(_without_help(arguments)))
             check_progress_is_read()
         finally:
             flush()
@@ -119,6 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 redirect_to_null(stream)
         return BROKEN_PIPE
     return ENVIRONMENT if is_report_lost() and code in (OK, BAD_DATA) else code
+
+
+def _without_help(arguments: Sequence[str] | None) -> Sequence[str]:
+    """Return the arguments with `help COMMAND` replaced by `COMMAND --help`."""
+    given = sys.argv[1:] if arguments is None else [*arguments]
+    return [*given[1:2], "--help"] if given[:1] == ["help"] else given
 
 
 def _ensure_std_fds() -> None:
@@ -156,7 +163,12 @@ def _run(options: argparse.Namespace) -> int:
     return code
 
 
+_OPTION: Final = re.compile(r"\b\w+=\S+ \((--[^()]+)\)")
+"""An option as messages name it, in Python and on the command line: "append=True (--append)"."""
+
+
 def _print_exception(error: BaseException, what: str) -> None:
+    what = _OPTION.sub(r"\1", what)
     keeps_lines = isinstance(error, shardio.WorkerDied | TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
         # A worker's traceback keeps its lines; newlines elsewhere may come from file names.
@@ -171,7 +183,6 @@ _HABITS = {
         "convert": ("import", "create", "make", "write", "build", "pack"),
         "add-column": ("add", "column"),
         "stats": ("count",),
-        "--help": ("help",),
         "--version": ("version",),
     }.items()
     for word in words

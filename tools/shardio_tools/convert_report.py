@@ -109,8 +109,8 @@ def describe_report(
         last += f", generation {report.generation}, {format_count(total, noun)} in all"
     yield Done(last, "warning" if report.broken or report.modified else "good")
     loader = f"loader = shardio.ShardLoader({escaped(options.out)!r}, batch_size=8, shuffle=True)"
-    code = [(loader, "in Python"), ("for batch in loader.progress(): ...", "")]
-    yield Next([inspect_step(options.out), *code])
+    code = [(loader, ""), ("for batch in loader.progress(): ...", "")]
+    yield Next([inspect_step(options.out)], code)
 
 
 def _is_view_of_clips(report: shardio.ConversionReport) -> bool:

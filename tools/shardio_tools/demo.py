@@ -58,6 +58,8 @@ FEW_VIDEOS: Final = 4
 N_VIDEOS: Final = 8
 """The number of videos that are drawn of each class."""
 MAX_EPOCHS: Final = 8
+MIN_GAIN: Final = 0.1
+"""The accuracy above that of a constant guess at which the network counts as trained."""
 BATCH_SIZE: Final = 16
 PARTS: Final = {"train": 0.75, "test": 0.25}
 PICTURE_SIDE: Final = 14
@@ -429,9 +431,13 @@ def _conclusion(report: DemoReport) -> Iterator[Element]:
         yield Cell(
             f"some classes have fewer than {FEW_VIDEOS} videos: too few to learn from", "warning"
         )
+    has_learned = report.accuracy >= report.guess + MIN_GAIN
+    if not has_learned and report.n_epochs < MAX_EPOCHS:
+        yield Cell("too short to learn: give it more --seconds", "warning")
     yield Done(
         f"accuracy {report.accuracy:.1%} on {format_count(report.n_tested, 'clip')} of the other "
-        f"videos (a constant guess: {report.guess:.1%})"
+        f"videos (always guessing the most frequent class: {report.guess:.1%})",
+        "good" if has_learned else "warning",
     )
     yield Next(
         [

@@ -85,12 +85,13 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Suggestions for the next steps: commands or code, each with a remark or "".
+    """Suggestions for the next steps: commands and Python code, each with a remark or "".
 
     Only terminals show it.
     """
 
-    steps: Sequence[tuple[str, str]]
+    steps: Sequence[tuple[str, str]] = ()
+    code: Sequence[tuple[str, str]] = ()
 
 
 Element = str | Heading | Table | Done | Next
@@ -107,7 +108,7 @@ def rendered(elements: Iterable[Element], stream: TextIO) -> Iterator[str]:
     console = console_of(stream) if is_terminal(stream) else None
     is_first, is_spaced = True, console is not None
     for element in elements:
-        if isinstance(element, Next) and (console is None or not element.steps):
+        if isinstance(element, Next) and (console is None or element == Next()):
             continue
         # Plain text without headings is for scripts: it has no empty lines.
         is_spaced = is_spaced or isinstance(element, Heading)
@@ -191,8 +192,7 @@ def _styled(element: Element, console: Console) -> str:
         if isinstance(element, Table):
             _print_table(element, console)
         elif isinstance(element, Next):
-            console.print("Next", style="bold")
-            _print_steps(element.steps, console)
+            _print_next(element, console)
         elif isinstance(element, Heading):
             _print_line(element.text, f"bold {_STYLES[element.role]}", console)
         elif isinstance(element, Done):
@@ -205,6 +205,15 @@ def _styled(element: Element, console: Console) -> str:
             _print_line(element, _style_of(element), console)
     # Blanks at the ends of lines would become lines of their own if the terminal gets narrower.
     return "\n".join(line.rstrip(" ") for line in captured.get().splitlines())
+
+
+def _print_next(element: Next, console: Console) -> None:
+    if element.steps:
+        console.print("Next", style="bold")
+        _print_steps(element.steps, console)
+    if element.code:
+        console.print("\nIn Python" if element.steps else "In Python", style="bold")
+        _print_steps([("import shardio", ""), *element.code], console)
 
 
 def _print_steps(steps: Sequence[tuple[str, str]], console: Console) -> None:

@@ -65,4 +65,4 @@ def _describe(report: SplitReport, options: argparse.Namespace) -> Iterator[Elem
     subsets = format_count(len(rows), "subset")
     yield Done(f"split {total} into {subsets}, {generation_text(report)}")
     path, name = escaped(options.path), next(iter(report.n_samples))
-    yield Next([(f"shardio.open({path!r}, subset={name!r})", "open a subset in Python")])
+    yield Next(code=[(f"shardio.open({path!r}, subset={name!r})", "open a subset")])

@@ -160,14 +160,14 @@ def run(options: argparse.Namespace) -> int:
     part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
     n_samples = format_count(report.stats["samples"], "sample")
     last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report)}"
-    steps = [
-        (f"shardio inspect {shown_path(options.path)}", "show them again"),
-        (f"shardio.open({escaped(options.path)!r}).stats", "read them in Python"),
-    ]
+    steps = Next(
+        [(f"shardio inspect {shown_path(options.path)}", "show them again")],
+        [(f"shardio.open({escaped(options.path)!r}).stats", "read them")],
+    )
     found = (
         *describe_counts(report.stats),
         *_not_decoded(options.path, report.stats),
         *describe_classes(report.stats, "--json lists all"),
     )
-    print_result(report, options, [*found, Done(last), Next(steps)])
+    print_result(report, options, [*found, Done(last), steps])
     return 0

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import shardio
 from shardio.errors import DatasetNotFound, ShardNotFound
 from shardio.maintenance import Finding, Survey, survey_shard
-from shardio_tools.arguments import is_url
+from shardio_tools.arguments import is_url, suggestion
 from shardio_tools.output import escaped
 
 N_VALUES: Final = 8
@@ -219,7 +219,9 @@ def is_dataset(path: str) -> bool:
     """Return True if `path` is a folder (a dataset), False if it is a file (a shard)."""
     _refuse_subset(path)
     if not os.path.exists(path):
-        raise DatasetNotFound(f"{path}: there is no such dataset or shard")
+        folder, name = os.path.split(os.path.abspath(path))
+        hint = suggestion(name, os.listdir(folder) if os.path.isdir(folder) else ())
+        raise DatasetNotFound(f"{path}: there is no such dataset or shard{hint}")
     if not (os.path.isdir(path) or os.path.isfile(path)):
         raise shardio.InvalidArgument(f"{path}: neither a file nor a folder")
     return os.path.isdir(path)
