@@ -28,6 +28,7 @@ _N_PLAIN_LINES: Final = 10
 """The number of plain lines from start to end."""
 _NOTEBOOK_COLUMNS: Final = 100
 _MIN_BAR, _MAX_BAR, _MIN_NAME, _MIN_TITLE = 6, 30, 12, 12
+_BAR_SHARE: Final = 7
 _GAP: Final = "  "
 _BY_IMPORTANCE: Final = ("faults", "counts", "rate", "left", "percent", "more")
 """The parts of a line that are shown as far as there is room, the most important first."""
@@ -178,7 +179,9 @@ def line_parts(
         "more": state.more,
         "faults": state.faults,
     }
-    room = width - cell_len(title) - (_MIN_BAR + len(_GAP) if state.total else 0)
+    # The bar depends on the width only, so that it keeps its length as the texts change.
+    bar_width = max(_MIN_BAR, min(_MAX_BAR, width // _BAR_SHARE))
+    room = width - cell_len(title) - (bar_width + len(_GAP) if state.total else 0)
     shown = {}
     for key in _BY_IMPORTANCE:
         n_columns = cell_len(parts[key]) + len(_GAP)
@@ -186,11 +189,9 @@ def line_parts(
             room -= n_columns
             shown[key] = parts[key]
     name = keep_end(name, room - len(_GAP), encoding) if room - len(_GAP) >= _MIN_NAME else ""
-    room -= cell_len(name) + len(_GAP) if name else 0
     line = [(title, "bold")]
     if state.total:
-        width = min(_MAX_BAR, _MIN_BAR + room)
-        line.append((_bar(state.done / state.total, width, encoding), "cyan"))
+        line.append((_bar(state.done / state.total, bar_width, encoding), "cyan"))
     line += [(text, _STYLES.get(key, "")) for key, text in parts.items() if key in shown]
     return [*line, (name, "dim")] if name else line
 

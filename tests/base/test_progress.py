@@ -70,8 +70,17 @@ def test_no_line_is_wider_than_the_terminal(encoding: str) -> None:
 def test_80_columns_have_counts_rate_time_left_and_faults() -> None:
     state = ProgressState("converting", 1 << 20, 3 << 20, "10 of 30 files", faults="2 broken")
     assert text_of(state, 79) == (
-        "converting  ━━━━────────   33%  10 of 30 files  31.0 KiB/s  1:06 left  2 broken"
+        "converting  ━━━╸───────   33%  10 of 30 files  31.0 KiB/s  1:06 left  2 broken"
     )
+
+
+def test_the_bar_keeps_its_length_as_the_texts_change() -> None:
+    for width in (40, 79, 119, 200):
+        bars = {
+            len(line_parts(ProgressState("t", 1, 9, "n" * n, name="x" * n), 1.0, 0, width)[1][0])
+            for n in range(1, 30)
+        }
+        assert len(bars) == 1, width
 
 
 def test_less_room_drops_the_less_important_parts() -> None:
