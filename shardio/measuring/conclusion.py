@@ -27,7 +27,7 @@ class Limit(StrEnum):
     STORAGE = "storage"
     READING = "reading"
     HASHING = "hashing"
-    DECODING = "decompression"
+    DECODING = "decoding"
     TRANSFORM = "the transform"
     ROUND_TRIPS = "round trips"
 
@@ -140,7 +140,8 @@ def _advice_for(limit: Limit, figures: Figures) -> tuple[str, ...]:
         return ("a cheaper transform; move work that is the same in every epoch to the conversion",)
     if limit is Limit.DECODING:
         return (
-            "store the compressed fields raw, if the disk has space, or leave them out (fields)",
+            "store the fields raw, if the disk has space (shardio convert --store raw), or leave "
+            "them out (fields)",
         )
     if limit is Limit.HASHING and figures.verify == "always":
         return ('shardio.open(path, verify="first"): every byte is hashed once, not in each epoch',)

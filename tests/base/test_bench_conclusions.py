@@ -68,7 +68,7 @@ LIMITS = {
     ),
     "cached": (figures(cached_share=1.0), Limit.READING, "reading 100%"),
     "hashing": (figures(checking_s=12.0), Limit.HASHING, "hashing 63%"),
-    "decoding": (figures(decoding_s=12.0, cached_share=0.25), Limit.DECODING, "decompression 63%"),
+    "decoding": (figures(decoding_s=12.0, cached_share=0.25), Limit.DECODING, "decoding 63%"),
     "transform": (figures(transforming_s=18.0), Limit.TRANSFORM, "the transform 95%"),
     "no-workers": (
         figures(n_workers=0, filling_s=8.0, main_cpu_s=9.9, transforming_s=7.0),

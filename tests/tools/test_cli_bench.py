@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import shardio
 from shardio_tools import cli
+from tests.media_made import scene, write_video
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--seconds", "0.01", "--batch-size", "2"]
@@ -23,9 +25,19 @@ def test_a_table_of_runs_and_their_limits(dataset: Path, capsys: Capture) -> Non
     assert sum("limited by" in line for line in lines) == 2
     assert [line for line in lines if line.startswith("First reading: limited by ")]
     assert [line for line in lines if line.startswith("  → ")]
+    assert any(line.startswith("samples/s and GB/s: read from memory; first: ") for line in lines)
     assert lines[-1].startswith("measured 5 samples in batches of 2, 2 runs on ")
     assert lines[-1].endswith(f": {dataset}")
     assert err.splitlines() == ["measuring with 0 workers", "measuring with 1 worker"]
+
+
+def test_clips_of_videos_are_counted_as_such(tmp_path: Path, capsys: Capture) -> None:
+    write_video(tmp_path / "videos" / "a.mp4", scene(24))
+    shardio.convert(tmp_path / "videos", tmp_path / "out", kind="videos", frames=8, workers=0)
+    assert cli.main(["bench", str(tmp_path / "out"), "--workers", "0", *QUICK]) == 0
+    head, *_, last = capsys.readouterr().out.splitlines()
+    assert head.split()[1] == "clips/s"
+    assert last.startswith("measured 3 clips of 1 video in batches of 2, 1 run on ")
 
 
 def test_as_json_there_is_nothing_but_json(dataset: Path, capsys: Capture) -> None:

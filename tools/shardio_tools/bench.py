@@ -19,6 +19,7 @@ from typing import Any
 import shardio
 from shardio.measuring import Conclusion, LoadingReport, LoadingRun, measure_loading
 from shardio_tools.arguments import add_output_arguments
+from shardio_tools.inspect.report import count_clips
 from shardio_tools.output import (
     escaped,
     format_count,
@@ -78,7 +79,8 @@ def run(options: argparse.Namespace) -> int:
             progress=show,
             **more,
         )
-    print_result(report, options, _describe(report))
+        n_clips = count_clips(dataset)
+    print_result(report, options, _describe(report, n_clips))
     # Save the trace last: the result is then printed even if saving fails.
     if report.trace is not None:
         report.trace.save(options.trace)
@@ -87,18 +89,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(report: LoadingReport) -> Iterator[Element]:
-    head = ("workers", "samples/s", "first", "GB/s", "limit", "of limit", "waiting", "ready")
+def _describe(report: LoadingReport, n_clips: int | None) -> Iterator[Element]:
+    unit = "samples/s" if n_clips is None else "clips/s"
+    head = ("workers", unit, "first", "GB/s", "limit", "of limit", "waiting", "ready")
     rows = [_row(run, is_best=run is report.best) for run in report.runs]
     yield Table(rows, head, ">>>>>>>>")
+    yield (
+        f"{unit} and GB/s: read from memory; first: {unit} of the first reading; limit: GB/s of "
+        "copying memory; waiting: time that the loop waits for batches; ready: batches ahead of it"
+    )
     if report.cached_share is not None:
         yield f"the page cache held {report.cached_share:.0%} of the files at the start"
     workers = format_count(report.best.n_workers, "worker")
     yield from _describe_limit("First reading", report.first_conclusion)
     yield from _describe_limit(f"From memory, {workers}", report.conclusion)
     n_runs = format_count(len(report.runs), "run")
+    measured = format_count(report.n_samples, "sample")
+    if n_clips is not None:
+        measured = f"{format_count(n_clips, 'clip')} of {format_count(report.n_samples, 'video')}"
     yield Done(
-        f"measured {format_count(report.n_samples, 'sample')} in batches of {report.batch_size:,}, "
+        f"measured {measured} in batches of {report.batch_size:,}, "
         f"{n_runs} on {format_count(report.n_cpus, 'CPU')}: {escaped(report.path)}"
     )
 

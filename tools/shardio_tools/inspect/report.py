@@ -351,11 +351,11 @@ def inspect_dataset(path: str, sample: int | None, subset: str | None = None) ->
         inspection.view = dataset.view
         is_small = len(dataset) <= MAX_COUNTED_VIDEOS
         if is_small and not (inspection.findings or is_url(path)):
-            inspection.n_clips = _n_clips(dataset)
+            inspection.n_clips = count_clips(dataset)
     return inspection
 
 
-def _n_clips(dataset: shardio.ShardDataset) -> int | None:
+def count_clips(dataset: shardio.ShardDataset) -> int | None:
     """Return the number of clips of the default view; None if it has rows, or is damaged."""
     view = dataset.view
     if view["kind"] != "clips":
