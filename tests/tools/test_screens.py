@@ -17,7 +17,18 @@ import pytest
 from rich.cells import cell_len
 
 from shardio_tools import cli
-from shardio_tools.screen import Cell, Done, Element, Heading, Next, Table, painted, rendered
+from shardio_tools.output import print_error
+from shardio_tools.screen import (
+    Cell,
+    Done,
+    Element,
+    Heading,
+    Next,
+    Table,
+    fitted,
+    painted,
+    rendered,
+)
 from tests.dev_tools import load_tool
 
 Capture = pytest.CaptureFixture[str]
@@ -42,12 +53,9 @@ def test_screens_are_those_that_were_looked_at(width: int, screenshots: ModuleTy
 @pytest.mark.parametrize("width", [80, 120])
 def test_lines_of_screens_fit_the_terminal(width: int) -> None:
     text = (GOLDEN / f"{width}.txt").read_text("utf-8")
-    reports = [part for part in text.split("\n$ shardio ") if "error:" not in part]
-    lines = [line for part in reports for line in part.splitlines()[1:]]
+    lines = [line for part in text.split("\n$ shardio ") for line in part.splitlines()[1:]]
     assert len(lines) > 100
-    too_long = [line for line in lines if cell_len(line) > width]
-    # Messages of errors are one line each, whatever their length.
-    assert [line for line in too_long if not line.startswith("shardio: ")] == []
+    assert [line for line in lines if cell_len(line) > width] == []
 
 
 def test_every_command_has_a_screen(screenshots: ModuleType) -> None:
@@ -157,6 +165,20 @@ def test_a_list_stops_and_says_how_many_more_there_are() -> None:
 def test_errors_are_red_on_a_terminal_only(terminal: Terminal) -> None:
     assert painted("shardio:", "bad", terminal) == "\x1b[31mshardio:\x1b[0m"
     assert painted("shardio:", "bad", io.StringIO()) == "shardio:"
+
+
+def test_errors_are_wrapped_between_words_on_a_terminal_only(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"shardio: {' '.join(['word'] * 12)}"
+    assert fitted(text, io.StringIO()) == text
+    lines = fitted(text, terminal).splitlines()
+    assert len(lines) == 2 and all(set(line.split()[1:]) == {"word"} for line in lines)
+    assert max(map(cell_len, lines)) <= 40
+    assert fitted(f"{text}\n{text}", terminal) == f"{text}\n{text}"
+    monkeypatch.setattr("sys.stderr", terminal)
+    print_error(text.removeprefix("shardio: "))
+    assert terminal.getvalue() == "\x1b[31mshardio:\x1b[0m" + "\n".join(lines)[8:] + "\n"
 
 
 def test_json_is_the_same_on_a_terminal(

@@ -59,6 +59,7 @@ from shardio_tools.output import (
     print_now,
     redirect_to_null,
 )
+from shardio_tools.screen import fitted
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
@@ -247,7 +248,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        print_now(message.removesuffix("\n"), file or sys.stderr)
+        stream = file or sys.stderr
+        print_now(fitted(message.removesuffix("\n"), stream), stream)
 
 
 class _TopParser(_Parser):

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final, TextIO
 
 from shardio.maintenance import MaintenanceReport, SplitReport, StatsReport
-from shardio_tools.screen import Done, Element, Next, Role, painted, rendered
+from shardio_tools.screen import Done, Element, Next, Role, fitted, painted, rendered
 
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
 """Bytes of a file name that are invalid in the locale's encoding, as Python's surrogate escapes."""
@@ -63,9 +63,10 @@ def print_screen(elements: Iterable[Element]) -> None:
 
 
 def print_error(text: str, role: Role = "bad") -> None:
-    """Print an error as one line on standard error, after flushing the report."""
+    """Print an error on standard error, as one line in a pipe, after flushing the report."""
     flush()
-    line = f"{painted('shardio:', role, sys.stderr)} {text}"
+    name, text = "shardio:", fitted(f"shardio: {text}", sys.stderr)
+    line = painted(name, role, sys.stderr) + text.removeprefix(name)
     _attempt(sys.stderr, partial(print, line, file=sys.stderr, flush=True))
 
 

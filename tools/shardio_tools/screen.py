@@ -131,6 +131,13 @@ def painted(text: str, role: Role, stream: TextIO) -> str:
     return captured.get()
 
 
+def fitted(text: str, stream: TextIO) -> str:
+    """Return a line as lines of whole words that fit `stream` if it is a terminal."""
+    if "\n" in text or not is_terminal(stream):
+        return text
+    return "\n".join(_wrapped(text, console_of(stream).width))
+
+
 def console_of(stream: TextIO) -> Console:
     """Return a console of rich that interprets no text."""
     from rich.console import Console
