@@ -104,7 +104,8 @@ def test_shows_sample(sample: int, source: str, label: str, dataset: Path, capsy
 def test_a_subset_has_its_own_samples_and_classes(copy: Path, capsys: Capture) -> None:
     shardio.maintenance.split(copy, {"train": 0.5, "val": 0.5}, seed=1)
     for name in ("train", "val"):
-        facts = as_json(capsys, copy, "--subset", name, "--sample", -1)
+        sheet = copy.parent / f"{name}.png"
+        facts = as_json(capsys, copy, "--subset", name, "--sample", -1, "--sheet", sheet)
         with shardio.open(copy, subset=name) as subset:
             labels, n = np.bincount(subset["label"], minlength=3).tolist(), len(subset)
             last = subset[-1]
@@ -115,6 +116,7 @@ def test_a_subset_has_its_own_samples_and_classes(copy: Path, capsys: Capture) -
         )
         shown = facts["sample"]["fields"]
         assert facts["sample"]["sample"] == n - 1
+        assert facts["sheet"]["samples"] == [*range(n)]
         assert shown["source"]["value"] == last["source"]
         assert shown["frames"]["mean"] == pytest.approx(last["frames"].mean())
         assert cli.main(["inspect", str(copy), "--subset", name]) == 0
