@@ -30,9 +30,11 @@ from shardio import (
     Video,
     maintenance,
 )
-from shardio._base.html import MAX_BYTES, format_number, format_size
+from shardio._base.html import MAX_BYTES, format_number
+from shardio._base.progress import binary_size_text
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio.conversion import InputReport
+from shardio.conversion.converter import OutcomeKind
 from shardio.media import demux, encode_jpeg
 from shardio.samples import preview
 from shardio.samples.view import RowView
@@ -333,9 +335,28 @@ def test_a_view_without_samples_says_why(tmp_path: Path) -> None:
         assert "no video" in text_of(dataset.clips(99))
 
 
+def test_a_default_view_is_shown_in_words_and_sizes_as_on_the_command_line(tmp_path: Path) -> None:
+    write_video(tmp_path / "videos" / "a.mp4", scene(20))
+    options: dict[str, Any] = {"frames": 8, "size": 16, "workers": 0}
+    report = shardio.convert(tmp_path / "videos", tmp_path / "set", kind="videos", **options)
+    assert "1 sample (2 clips)" in text_of(report) and ": ratio " in text_of(report)
+    assert f" {binary_size_text(report.n_bytes)} from " in text_of(report)
+    with shardio.open(tmp_path / "set") as dataset:
+        text = text_of(dataset)
+        assert "clips of 8 frames · stride 1 · a step of 8 · 16 × 16 pixels" in text
+        assert "KiB" in text and "kB" not in text
+
+
+def test_a_report_on_a_conversion_begins_with_failures() -> None:
+    names: tuple[OutcomeKind, ...]
+    names = ("converted", "duplicate", "empty", "unsupported", "broken")
+    sources = tuple(InputReport(f"{name}.x", name, "", 0, 1) for name in names)
+    text = text_of(ConversionReport("set", "videos", 1, 1, 1.0, sources))
+    places = [text.index(f"{name}.x") for name in ("broken", "empty", "duplicate", "converted")]
+    assert places == sorted(places)
+    assert "1 broken · 1 empty · 1 duplicate · 1 unsupported · 1 converted" in text
+
+
 def test_figures_have_few_digits() -> None:
-    sizes = [0, 999, 1000, 12_345, 999_499, 999_500, 10**9, 5 * 10**12, 10**16]
-    texts = ["0 bytes", "999 bytes", "1 kB", "12.3 kB", "999 kB", "1 MB", "1 GB", "5 TB"]
-    assert [format_size(n) for n in sizes] == [*texts, "10,000 TB"]
     values = [1234, 0.123456, None, [1, 2.5], "text"]
     assert [format_number(n) for n in values] == ["1,234", "0.1235", "–", "1, 2.5", "text"]

@@ -39,14 +39,6 @@ def format_shape(shape: Iterable[int | None]) -> str:
     return " × ".join("any" if n is None else f"{n}" for n in shape) or "scalar"
 
 
-def format_size(n_bytes: int) -> str:
-    """Return a number of bytes with three digits and a decimal unit: "1.23 MB"."""
-    number, units = float(n_bytes), ["bytes", "kB", "MB", "GB", "TB"]
-    while number >= 999.5 and len(units) > 1:
-        number, units = number / 1000, units[1:]
-    return f"{number:.3g} {units[0]}" if number < 999.5 else f"{number:,.0f} {units[0]}"
-
-
 def format_number(value: object) -> str:
     """Return a number as text, with four digits for a float; a list with commas; "–" for None."""
     if isinstance(value, list | tuple):

@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from shardio._base.classes import one_line
-from shardio._base.html import format_size, fragment, listing, table
-from shardio._base.progress import ProgressState, counted
+from shardio._base.html import fragment, listing, table
+from shardio._base.progress import ProgressState, binary_size_text, counted
 from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
@@ -141,10 +141,19 @@ class ConversionReport:
     def _repr_html_(self) -> str:
         published = f"generation {self.generation}" if self.generation else "nothing published"
         time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
-        facts = self.kind, f"{self.n_samples:,} samples", format_size(self.n_bytes), published, time
-        counts = [f"{n:,} {outcome}" for outcome, n in self.counts.items()]
+        samples, size = counted(self.n_samples, "samples"), binary_size_text(self.n_bytes)
+        converted = [source for source in self.inputs if source.n_samples]
+        if self.view["kind"] == "clips":
+            n_clips = sum(int(source.detail.get("clips", 0)) for source in converted)
+            samples += f" ({counted(n_clips, 'clips')})"
+        if n_source_bytes := sum(source.n_bytes for source in converted):
+            ratio = self.n_bytes / n_source_bytes
+            size += f" from {binary_size_text(n_source_bytes)}: ratio {ratio:.2f}"
+        facts = self.kind, samples, size, published, time
+        ranked = sorted(self.counts.items(), key=lambda count: _rank(count[0]))
+        counts = [f"{n:,} {outcome}" for outcome, n in ranked]
         n_classes, n_inputs = len(self.classes), len(self.inputs)
-        inputs = sorted(self.inputs, key=lambda source: source.outcome == "converted")
+        inputs = sorted(self.inputs, key=lambda source: _rank(source.outcome))
         rows = ((i.name, i.outcome, i.n_samples, i.reason) for i in inputs)
         parts = (
             listing(f"{n_inputs:,} inputs", counts, len(counts)),
@@ -167,6 +176,17 @@ class ConversionReport:
     def modified(self) -> tuple[InputReport, ...]:
         """The inputs that changed between conversion and append; the exit code is then 1, too."""
         return tuple(source for source in self.inputs if source.outcome == "modified")
+
+
+_FAILURES: Final = ("broken", "modified", "not_processed", "empty")
+"""The outcomes of inputs that a report lists first."""
+
+
+def _rank(outcome: str) -> int:
+    """Return the place of an outcome in a report: failures first, what was converted last."""
+    if outcome in _FAILURES:
+        return _FAILURES.index(outcome)
+    return len(_FAILURES) + (outcome == "converted")
 
 
 _IGNORED_OUTCOMES: Final = ("unsupported", "part")

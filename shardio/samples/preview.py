@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shardio._base.html import format_number, format_size, fragment, listing, note, pictures
+from shardio._base.html import fragment, listing, note, pictures
+from shardio._base.progress import binary_size_text, counted
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.generation import ROWS
 from shardio.errors import ShardioError
@@ -40,11 +41,10 @@ def dataset_html(dataset: Dataset) -> str:
         "" if dataset.subset_name is None else f"subset {dataset.subset_name!r}",
         "" if dataset.rows.row_list is None else "a selection",
         f"{n_shards:,} shard{'s' * (n_shards != 1)}",
-        format_size(n_bytes),
+        binary_size_text(n_bytes),
         f"generation {dataset.generation}" if dataset.generation else "",
     ]
-    options = {} if dataset.view == ROWS else dataset.view
-    view = [f"{name} {format_number(option)}" for name, option in options.items()]
+    view = _view_words(dataset.view)
     subsets = (f"{name} {size:,}" for name, size in dataset.subsets.items())
     can_read = bool(n) and not dataset.remote_storages
     value = functools.partial(_stored_value, dataset)
@@ -57,6 +57,18 @@ def dataset_html(dataset: Dataset) -> str:
     if can_read:
         parts.append(_thumbnails(dataset, n, _names_of_pictures(dataset.schema), value))
     return fragment(type(dataset).__name__, dataset.path, facts, *parts)
+
+
+def _view_words(view: Mapping[str, Any]) -> list[str]:
+    """Return the options of a default view of clips as texts; none for rows."""
+    if view == ROWS:
+        return []
+    frames = f"clips of {counted(view['frames'], 'frames')}"
+    words = [frames, f"stride {view['stride']:,}", f"a step of {view['step']:,}"]
+    if "size" in view:
+        height, width = view["size"]
+        words.append(f"{width} × {height} pixels")
+    return words
 
 
 def view_html(view: SampleView) -> str:
