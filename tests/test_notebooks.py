@@ -360,3 +360,13 @@ def test_a_report_on_a_conversion_begins_with_failures() -> None:
 def test_figures_have_few_digits() -> None:
     values = [1234, 0.123456, None, [1, 2.5], "text"]
     assert [format_number(n) for n in values] == ["1,234", "0.1235", "–", "1, 2.5", "text"]
+
+
+def test_statistics_of_pixels_have_a_transform_to_copy() -> None:
+    channels = {"mean": [51.0, 102.0, 255.0], "std": [25.5, 51.0, 51.0]}
+    field = {"count": 9, "pictures": 3, "channels": channels, "frames_per_video": 8}
+    stats = {"samples": 3, "fields": {"frames": field}}
+    text = " ".join(shown(maintenance.StatsReport(Path("set"), 2, None, stats)).text)
+    code = "Normalize(mean=(0.2000, 0.4000, 1.0000), std=(0.1000, 0.2000, 0.2000))"
+    assert f"frames: {code} (of 8 frames of each video)" in text
+    assert "Reopen the dataset to see them in dataset.stats" in text

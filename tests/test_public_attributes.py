@@ -241,3 +241,8 @@ def test_a_subset_as_a_folder_is_to_be_named(opens: Any, folder: Path, tmp_path:
         opens(path / "train")
     with pytest.raises(shardio.errors.DatasetNotFound, match=r"there is no such folder$"):
         opens(path / "test")
+
+
+def test_ipython_completes_the_names_of_fields(objects: dict[str, Any]) -> None:
+    for name in ("dataset", "mixture", "view", "batch"):
+        assert sorted(objects[name]._ipython_key_completions_()) == ["label", "x"]

@@ -96,8 +96,15 @@ def test_reports_and_statistics_are_bounded() -> None:
         (maintenance.VerificationReport("a", 1, "", 2, 1, 0, (finding,) * 999, ()), "999 findings"),
         (maintenance.RepairReport("a", path, 7, (half,) * 2000), "6,000 lost, 2,000 damaged sh"),
         (half, "ShardRepair('a.shard': damaged, 7 kept, 3 lost)"),
-        (maintenance.DiffReport("a", "b", 8, 8, ["x"]), "different, 8 a, 8 b, 1 different field"),
-        (maintenance.StatsReport(path, 2, "val", {"samples": 3, "fields": fields}), "3 samples)"),
+        (
+            maintenance.DiffReport("a", "b", 8, 8, ["x"]),
+            "different, 8 samples each, 1 different field)",
+        ),
+        (maintenance.DiffReport("a", "b", 24, 8), "same, 24 and 8 samples)"),
+        (
+            maintenance.StatsReport(path, 2, "val", {"samples": 3, "fields": fields}),
+            "reopen the dataset for dataset.stats, 3 samples)",
+        ),
         (maintenance.SplitReport(path, 2, fields, {}), "'0' 7, '1' 7, "),
         (LoaderStats(3, 2, stats, stats), "(epoch 3, 3,000 samples at 1,500/s, 0 skipped, wait"),
         (finding, "Finding('a.shard': hash, wrong)"),

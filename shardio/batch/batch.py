@@ -177,6 +177,9 @@ class Batch(Mapping[str, Value_co], Listed):
             )
         return iter(self._layout.schema)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     def __len__(self) -> int:
         return len(self._layout.schema)
 

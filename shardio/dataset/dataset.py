@@ -168,6 +168,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         shard = int(np.searchsorted(self.shard_starts, row, side="right")) - 1
         return self.sample(shard, row - int(self.shard_starts[shard]))
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.schema)
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if not self.rows.selects_all:
             return (self[i] for i in range(len(self)))

@@ -138,7 +138,10 @@ class DiffReport:
         result = "same" if self.is_same else "different"
         classes = "class names differ" * self.classes_differ
         fields = {*self.fields_only_a, *self.fields_only_b, *self.fields_redefined}
-        return one_line(self, [self.a, self.b], result, classes, different_fields=len(fields))
+        each = self.n_a == self.n_b
+        samples = f"{self.n_a:,} {'samples each' if each else f'and {self.n_b:,} samples'}"
+        facts = result, classes, samples
+        return one_line(self, [self.a, self.b], *facts, a=0, b=0, different_fields=len(fields))
 
     @property
     def is_same(self) -> bool:

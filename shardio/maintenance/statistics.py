@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import listed, one_line
-from shardio._base.html import fragment, listing, table
+from shardio._base.html import fragment, listing, note, table
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
@@ -65,6 +65,8 @@ class StatsReport:
     frames that were decoded of each video; None for all. Labels with class names have no `mean` and
     `std`.
 
+    An open dataset keeps the `stats` of its generation: reopen it to see these.
+
     If the dataset has class names and labels, `stats["classes"]` has the number of samples of each
     class, and `stats["without_class"]` the number of all others.
     """
@@ -76,9 +78,10 @@ class StatsReport:
 
     def __repr__(self) -> str:
         subset = "" if self.subset is None else f"subset {self.subset!r}"
-        fields = f"fields {listed(self.stats['fields'], 80)}"
+        fields = f"fields {listed(self.stats['fields'], 32)}"
         generation, n_samples = f"generation {self.generation}", self.stats["samples"]
-        return one_line(self, [self.dataset], subset, generation, fields, samples=n_samples)
+        facts = subset, generation, fields, "reopen the dataset for dataset.stats"
+        return one_line(self, [self.dataset], *facts, samples=n_samples)
 
     def _repr_html_(self) -> str:
         subset = "" if self.subset is None else f"subset {self.subset!r}"
@@ -90,6 +93,8 @@ class StatsReport:
         parts = (
             listing("classes", counts, len(classes)),
             table(("field", *names), rows, len(fields)),
+            *(note(text) for text in map(_pixels_text, fields, fields.values()) if text),
+            note("Reopen the dataset to see them in dataset.stats."),
         )
         return fragment("StatsReport", self.dataset, facts, *parts)
 
@@ -101,6 +106,19 @@ class StatsReport:
             "subset": self.subset,
             **self.stats,
         }
+
+
+def _pixels_text(name: str, found: Mapping[str, Any]) -> str:
+    """Return the Normalize of a field with pictures, and the number of frames that it is of."""
+    if not (found.get("pictures") and found.get("count") and "channels" in found):
+        return ""
+    mean, std = (
+        ", ".join(f"{level / 255:.4f}" for level in found["channels"][key])
+        for key in ("mean", "std")
+    )
+    n = found.get("frames_per_video", 0)
+    frames = "" if n == 0 else f" (of {'all' if n is None else n} frames of each video)"
+    return f"{name}: Normalize(mean=({mean}), std=({std})){frames}"
 
 
 @displays_progress
@@ -118,7 +136,7 @@ def compute_stats(
     """Compute statistics of a dataset or a subset, and publish them with the next generation.
 
     If the current generation has the same statistics, nothing is published. All data that is read
-    is verified.
+    is verified. `stats` of a dataset that is open does not change: reopen the dataset to see them.
 
     Args:
         folder: the folder of the dataset.

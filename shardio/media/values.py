@@ -95,7 +95,8 @@ class StoredVideo(EncodedStream):
         """Decode frames to uint8 of (frames, height, width, 3); by default all frames.
 
         Args:
-            start, stop, step: the frames of a slice, as in `list[start:stop:step]`.
+            start, stop, step: the frames of a slice, as in `list[start:stop:step]`: `decode(5)` is
+                all frames from frame 5 on. Frame 5 alone is `decode(frames=[5])`.
             frames: the indices of the frames instead, in any order.
             size: the (height, width) to which frames are scaled and cropped.
 

@@ -131,6 +131,9 @@ class SampleView(Sequence[dict[str, Any]], Listed):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.summary} in {self.dataset!r})"
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._reader.names)
+
     def _repr_html_(self) -> str:
         return view_html(self)
 

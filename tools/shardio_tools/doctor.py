@@ -372,5 +372,5 @@ def _limits(found: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "memory maps", f"{limits.max_maps:,}"
     if found.shared_memory is not None:
         total, free = map(format_size, found.shared_memory)
-        yield "/dev/shm", f"{total}, {free} free (shardio does not use it)"
+        yield "/dev/shm", f"{total}, {free} free (not used: shardio shares memory by memfd)"
     yield "start methods", "thread" if limits.missing else "zygote (default), spawn, thread"
