@@ -40,6 +40,10 @@ from shardio.samples.view import SampleView
 
 _VERSION: Final = 1
 _MAX_COUNT: Final = 1 << 60
+_OTHER_SAMPLES: Final = {
+    "lineage": "another dataset",
+    "view": "another subset, selection or view of the dataset",
+}
 
 
 def state_of(plan: EpochPlan, epoch_sampler: EpochSampler) -> dict[str, Any]:
@@ -80,13 +84,8 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
                 f"the state's {name} is {found!r}, that of this loader of {samples.path} is "
                 f"{expected!r}: load the state into a loader with the same options"
             )
-            if name == "lineage":
-                differs = f"the state belongs to another dataset: {differs}"
-            if name == "view":
-                differs = (
-                    "the state belongs to another subset, selection or view of the dataset than "
-                    f"this loader of {samples.path}: load it into a loader of the same samples"
-                )
+            if name in _OTHER_SAMPLES:
+                differs = f"the state belongs to {_OTHER_SAMPLES[name]}: {differs}"
             raise InvalidArgument(f"load_state_dict: {differs}")
     epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
     most = order.n_positions(samples)

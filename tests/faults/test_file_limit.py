@@ -51,7 +51,8 @@ def _run(
     code: str, n_bytes: int, *arguments: object, path: str = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in which no file may exceed n_bytes."""
-    command = [sys.executable, "-c", LIMITED + code, n_bytes, path, *arguments]
+    # -B: an interpreter that meets the limit would leave truncated bytecode for all later ones.
+    command = [sys.executable, "-B", "-c", LIMITED + code, n_bytes, path, *arguments]
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, check=False, timeout=120
     )

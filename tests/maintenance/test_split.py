@@ -100,8 +100,8 @@ def test_a_new_split_replaces_the_old_one_and_what_was_counted_of_it(tmp_path: P
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({}, "names and their shares"),
-        ([("a", 1.0)], "names and their shares"),
+        ({}, "must map names to their shares"),
+        ([("a", 1.0)], "must map names to their shares"),
         ({"a": 0.5}, "must add up to 1; found 0.5"),
         ({"a": 1.0, "b": 0.0}, "'b': a share must be above 0"),
         ({"a": -1.0, "b": 2.0}, "'a': a share"),

@@ -210,6 +210,8 @@ class ThreadWorkers(Closing):
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
+        import numpy.random  # noqa: F401  # NumPy imports it on first use, when files may be short
+
         self._batch_spec = batch_spec
         self._owner_pid = this_process.pid
         self._shared = _SharedState()
