@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -161,6 +162,7 @@ def run_jobs(
     engine: Engine,
     shared_path: str | os.PathLike[str],
     preload: str,
+    starts_here: bool = False,
 ) -> Generator[tuple[int, R], None, None]:
     """Call `function` for each item; after each call, yield the index of the item and the result.
 
@@ -175,6 +177,7 @@ def run_jobs(
         engine: the engine that runs the processes: local workers, or a Ray cluster.
         shared_path: a path that all machines of a cluster must be able to access.
         preload: the name of a module that is imported before worker processes are forked.
+        starts_here: True to run jobs in the calling process, too, while local workers start.
 
     Raises:
         WorkerDied: while one job was run, too many processes crashed or machines were lost.
@@ -187,15 +190,22 @@ def run_jobs(
                 function, partial(next, jobs, None), lambda number: _item_name(items[number])
             )
     elif workers and items:
-        yield from _run_in_workers(function, items, min(workers, len(items)), preload)
+        n_workers = min(workers, len(items))
+        yield from _run_in_workers(function, items, n_workers, preload, starts_here=starts_here)
     else:
         yield from ((number, function(item)) for number, item in enumerate(items))
 
 
 def _run_in_workers(
-    function: Callable[[T], R], items: Sequence[T], n_workers: int, preload: str
+    function: Callable[[T], R],
+    items: Sequence[T],
+    n_workers: int,
+    preload: str,
+    *,
+    starts_here: bool,
 ) -> Iterator[tuple[int, R]]:
-    n_done = 0
+    waiting = deque(range(len(items)))
+    under_way: dict[int, int] = {}  # the index of the item for each step of the pool
     with TaskPool(
         partial(_run_job, function),
         n_workers,
@@ -203,21 +213,24 @@ def _run_in_workers(
         preload=[__name__, preload],
         name="the job",
     ) as pool:
-        while n_done < len(items):
-            while n_left := len(items) - pool.n_put:
-                # While many jobs are left, let one job wait in the queue of each worker. Towards
-                # the end, a job might wait for a busy worker while another worker is idle.
-                n_at_once = n_workers * (2 if n_left > 2 * n_workers else 1)
-                if pool.n_put - n_done >= n_at_once:
-                    break
-                pool.put(items[pool.n_put], _item_name(items[pool.n_put]))
-            pool.wait()
+        while waiting or under_way:
+            # While many jobs are left, let one job wait in the queue of each worker. Towards
+            # the end, a job might wait for a busy worker while another worker is idle.
+            while waiting and len(under_way) < n_workers * (1 + (len(waiting) > 2 * n_workers)):
+                number = waiting.popleft()
+                under_way[pool.put(items[number], _item_name(items[number]))] = number
+            if starts_here and waiting:
+                number = waiting.popleft()
+                yield number, function(items[number])
+                pool.wait(0)
+            else:
+                pool.wait()
             while (finished := pool.take()) is not None:
-                number, (result, failure) = finished
+                starts_here = False
+                step, (result, failure) = finished
                 if failure is not None:
                     raise unpack_error(failure)
-                n_done += 1
-                yield number, result
+                yield under_way.pop(step), result
 
 
 def _run_job(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:

@@ -97,7 +97,8 @@ def verify_all(
 ) -> dict[str, VerifiedShard]:
     """Verify the shards `names` in a folder; the other arguments are those of `verify_dataset`."""
     sizes = [size_of(root / name) for name in names]
-    if workers is None and not engine.is_ray:
+    is_default = workers is None and not engine.is_ray
+    if is_default:
         n_useful = min(len(names), usable_cpus())
         workers = n_useful if n_useful > 1 and sum(sizes) >= MAX_BYTES_WITHOUT_WORKERS else 0
     jobs = run_jobs(
@@ -107,6 +108,7 @@ def verify_all(
         engine=engine,
         shared_path=root / POINTER if (root / POINTER).exists() else root,
         preload=verify_or_report.__module__,
+        starts_here=is_default,
     )
     found: dict[str, VerifiedShard] = {}
     state = ShardProgress(progress, "verifying", sizes)
@@ -134,7 +136,8 @@ def verify_dataset(
         folder: the folder of the dataset.
         workers: the number of worker processes; at most one per shard is started. With 0, the
             calling process verifies all shards. By default, this is also done if the shards have
-            less than half a GiB in total; otherwise, there is one process per usable CPU.
+            less than half a GiB in total; otherwise, there is one process per usable CPU, and
+            the calling process verifies shards until they have started.
         progress: called in the calling process, at the start and after every shard; or
             True to show a bar on standard error, as `shardio.convert` does.
         engine: "local", or "ray" to use the machines of a Ray cluster. All these machines must be
