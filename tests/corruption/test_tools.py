@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.dev_tools import ROOT, load_tool
+from stress_tests import flip_every_bit
+from tests.corruption import list_crafted
+from tests.corruption.damage import Victim
 
+ROOT = Path(__file__).resolve().parents[2]
 TRUST = ROOT / "docs" / "explanation" / "trust.md"
 
 
 def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | None = None) -> int:
-    tool = load_tool("flip_every_bit")
     monkeypatch.setattr(sys, "argv", ["flip_every_bit.py", *arguments])
     if misses is not None:
-        monkeypatch.setattr(tool.Victim, misses, lambda victim, *rest: "it was missed")
-    code: int = tool.main()
-    return code
+        monkeypatch.setattr(Victim, misses, lambda victim, *rest: "it was missed")
+    return flip_every_bit.main()
 
 
 def test_every_kind(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +49,7 @@ def test_random_shards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def test_every_crafted_shard_is_listed_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    assert load_tool("list_crafted").main() == 0
+    assert list_crafted.main() == 0
     counted = capsys.readouterr().out.splitlines()[-1].partition(" ")[0]
     assert f"{counted} as" in TRUST.read_text("utf-8").replace("\n", " ")
     rows = re.findall(r"^\|.*\| (\d+) \|$", TRUST.read_text("utf-8"), re.MULTILINE)
@@ -55,10 +57,9 @@ def test_every_crafted_shard_is_listed_as_documented(capsys: pytest.CaptureFixtu
 
 
 def test_another_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    tool = load_tool("list_crafted")
     cases = [("nothing", b"no shard at all", "hole", "hole")]
-    monkeypatch.setattr(tool, "crafted", lambda folder: iter(cases))
-    assert tool.main() == 1
+    monkeypatch.setattr(list_crafted, "crafted", lambda folder: iter(cases))
+    assert list_crafted.main() == 1
     assert "EXPECTED hole hole" in capsys.readouterr().out
 
 

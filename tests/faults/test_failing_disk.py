@@ -35,8 +35,8 @@ def test_the_command_names_the_file_and_ends_with_code_3(
 
 
 def test_calls_that_fail_in_a_worker_end_the_conversion_the_same_way() -> None:
-    """Run a slice of tools/dev/fail_disk.py."""
-    place = Path(__file__).resolve().parents[2] / "tools" / "dev" / "fail_disk.py"
+    """Run a slice of tools/stress_tests/fail_disk.py."""
+    place = Path(__file__).resolve().parents[2] / "tools" / "stress_tests" / "fail_disk.py"
     command = [sys.executable, str(place), "--workers-only", "--every", "9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,14 +11,14 @@ from random import Random
 
 import pytest
 
-from dev.kill_operations import Operation, Stage
-from dev.kill_operations import operations as all_operations
 from shardio.conversion.staging import Staging
+from stress_tests.kill_operations import Operation, Stage
+from stress_tests.kill_operations import operations as all_operations
 from tests.faults.failing import FailingDisk, before_calls
 from tests.lines import contents
 
 EVERY = int(os.environ.get("SHARDIO_FAIL_EVERY", "4"))
-"""One of this many calls fails; in tools/dev/fail_disk.py each does."""
+"""One of this many calls fails; in tools/stress_tests/fail_disk.py each does."""
 OPERATIONS = [*sorted(all_operations(Path())), "resume"]
 
 

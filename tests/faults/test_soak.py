@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_slice_of_the_soak_finds_nothing() -> None:
-    soak = [sys.executable, str(ROOT / "tools" / "dev" / "soak.py"), "--minutes", "0.1"]
+    soak = [sys.executable, str(ROOT / "tools" / "stress_tests" / "soak.py"), "--minutes", "0.1"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         soak, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300

@@ -5,21 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests.dev_tools import load_tool
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return load_tool("damage_inputs")
+from stress_tests import damage_inputs as tool
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "h5"])
 def test_damaged_files_are_broken_or_have_the_values_that_the_library_reads(
-    suffix: str, tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool, "N_TOGETHER", 13)
     tally: Counter[str] = Counter()
@@ -28,7 +22,7 @@ def test_damaged_files_are_broken_or_have_the_values_that_the_library_reads(
     assert tally[f"{suffix}: damaged, broken"] > 2
 
 
-def test_values_differ_unless_the_field_is_wider(tool: ModuleType) -> None:
+def test_values_differ_unless_the_field_is_wider() -> None:
     same = tool.same
     assert same({"x": 1.0, "s.a": [1, 2], "gone": None}, {"x": 1, "s.a": [1.0, 2.0]})
     assert not same({"x": 1.5}, {"x": 1})

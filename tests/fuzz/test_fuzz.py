@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 from shardio import Schema
 from shardio.errors import InsufficientMemory
-from tests.dev_tools import ROOT, load_tool
+from stress_tests import fuzz as tool
 from tests.fuzz import seeds
 from tests.fuzz.feeding import TARGETS, Feeder, corpus, read_current, save_finding
 from tests.fuzz.inputs import Inputs
@@ -43,11 +42,6 @@ def judge() -> Iterator[Judge]:
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     return targets(tmp_path_factory.mktemp("targets"))
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return load_tool("fuzz")
 
 
 # --- shardio ------------------------------------------------------------------------------------
@@ -216,31 +210,35 @@ def test_each_defect_is_kept_once_with_what_is_wrong_and_how_to_see_it(tmp_path:
     assert read_current(tmp_path / "work") == ("schema", b"two")
 
 
-def run_tool(tool: ModuleType, *arguments: object) -> int:
+def run_tool(*arguments: object) -> int:
     code: int = tool.main([str(argument) for argument in arguments])
     return code
 
 
 def test_a_kept_input_is_fed_again(
-    tool: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     place = save_finding(tmp_path, "schema", b"{", "what was wrong")
-    assert run_tool(tool, "--replay", place) == 0
+    assert run_tool("--replay", place) == 0
     assert capsys.readouterr().out == "SchemaError: as it should be\n"
 
     def broken(content: bytes) -> Schema:
         raise KeyError("a defect")
 
     monkeypatch.setattr(Schema, "from_json", broken)
-    assert run_tool(tool, "--replay", place) == 1
+    assert run_tool("--replay", place) == 1
     assert "KeyError: 'a defect'" in capsys.readouterr().out
 
 
 def test_the_command_feeds_until_its_time_is_over_and_says_what_it_did(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tools" / "dev" / "fuzz.py"), "--minutes", "0.02"]
+    command = [
+        sys.executable,
+        tool.__file__,
+        "--minutes",
+        "0.02",
+    ]
     command += ["--target", "schema", "--out", str(tmp_path / "found")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -259,7 +257,7 @@ feeder.close()
 """
 
 
-def run_dying(tool: ModuleType, tmp_path: Path, end: str) -> Any:
+def run_dying(tmp_path: Path, end: str) -> Any:
     """Run a process that feeds one input and then comes to this end, and one that ends well."""
     (tmp_path / "work").mkdir()
     script = tmp_path / "dies.py"
@@ -271,8 +269,8 @@ def run_dying(tool: ModuleType, tmp_path: Path, end: str) -> Any:
 
 
 @pytest.mark.parametrize("number", [11, 15])
-def test_an_input_that_kills_is_kept(tool: ModuleType, tmp_path: Path, number: int) -> None:
-    run = run_dying(tool, tmp_path, f"os.kill(os.getpid(), {number})")
+def test_an_input_that_kills_is_kept(tmp_path: Path, number: int) -> None:
+    run = run_dying(tmp_path, f"os.kill(os.getpid(), {number})")
     assert len(run.tallies) == 2
     if number == 15:  # somebody else ended the process
         assert run.findings == {}

@@ -1,6 +1,6 @@
 """FFmpeg's command line, a build of its own, beside our decoder: the planes of every frame.
 
-Used by the tests, for the first frames of a file, and by `tools/dev/compare_decoders.py`, for all.
+Used by the tests, for the first frames of a file, and, for all, by `tests.media.compare_decoders`.
 """
 
 from __future__ import annotations

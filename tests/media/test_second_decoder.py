@@ -1,6 +1,6 @@
 """Frames from bare packets, bit by bit those of FFmpeg's command line: another build and version.
 
-As decoded, before any conversion. `tools/dev/compare_decoders.py` compares every frame of a folder,
+As decoded, before any conversion. `tests.media.compare_decoders` compares every frame of a folder,
 and with torchcodec as well, which is too large for a test.
 """
 

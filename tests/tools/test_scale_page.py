@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dev import scale_models, simulate_scale
+from tests.docs.scale import scale_models, simulate_scale
 
 TEXT = simulate_scale.PAGE.read_text("utf-8")
 

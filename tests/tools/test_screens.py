@@ -1,7 +1,7 @@
 """Screens at 80 and 120 columns, as a person has looked at them, and the style they share.
 
-After a wanted change: `python tools/dev/screenshots.py --text tests/tools/screens`, and
-`python tools/dev/screenshots.py OUT` for pictures to look at.
+After a wanted change: `python -m tests.tools.screenshots --text tests/tools/screens`, and
+`python -m tests.tools.screenshots OUT` for pictures to look at.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rich.cells import cell_len
@@ -29,20 +28,15 @@ from shardio_tools.screen import (
     painted,
     rendered,
 )
-from tests.dev_tools import load_tool
+from tests.tools import screenshots
 
 Capture = pytest.CaptureFixture[str]
 
 GOLDEN = Path(__file__).parent / "screens"
 
 
-@pytest.fixture(scope="module")
-def screenshots() -> ModuleType:
-    return load_tool("screenshots")
-
-
 @pytest.mark.parametrize("width", [80, 120])
-def test_screens_are_those_that_were_looked_at(width: int, screenshots: ModuleType) -> None:
+def test_screens_are_those_that_were_looked_at(width: int) -> None:
     # The folder is in some texts: the length of its name decides where lines end.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         found = screenshots.golden(width, Path(folder))
@@ -58,7 +52,7 @@ def test_lines_of_screens_fit_the_terminal(width: int) -> None:
     assert [line for line in lines if cell_len(line) > width] == []
 
 
-def test_every_command_has_a_screen(screenshots: ModuleType) -> None:
+def test_every_command_has_a_screen() -> None:
     shown = {scene.command.split()[0] for scene in screenshots.SCENES}
     assert cli.COMMANDS.keys() <= shown
 

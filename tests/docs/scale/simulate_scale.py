@@ -1,6 +1,6 @@
 """Works out what 10^9 samples on 1,000 ranks mean; fills the page, its tables and plots.
 
-python tools/dev/simulate_scale.py [--check]
+python -m tests.docs.scale.simulate_scale [--check]
 
 The tables of docs/explanation/scale.md stand between comments that name them; plots lie in
 docs/explanation/scale/. With --check nothing is written: it exits with 1 where the page, or a plot,
@@ -16,12 +16,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
+from tests.docs.scale import measure_shuffle, scale_models
+from tests.docs.scale.line_plots import Axis, plot
 
-from dev import measure_shuffle, scale_models
-from dev.line_plots import Axis, plot
-
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "scale.md"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "scale.md"
 PLOTS: Final = PAGE.with_suffix("")
 
 

@@ -1,9 +1,9 @@
 """Write the golden files of the format: shards and datasets that every later version has to read.
 
-    python tools/dev/make_golden.py tests/golden/v1.0
-    python tools/dev/make_golden.py tests/golden/datasets-v1.0 --datasets
-    python tools/dev/make_golden.py tests/golden/lists-v1.0 --lists
-    python tools/dev/make_golden.py tests/golden/media-v1.0 --media
+    python -m tests.golden.make_golden tests/golden/v1.0
+    python -m tests.golden.make_golden tests/golden/datasets-v1.0 --datasets
+    python -m tests.golden.make_golden tests/golden/lists-v1.0 --lists
+    python -m tests.golden.make_golden tests/golden/media-v1.0 --media
 
 Run once for a version of the format, by hand, never by the tests: a golden file that is made anew
 proves nothing. Refuses to write into a folder that holds anything. Beside each shard or dataset
@@ -40,10 +40,7 @@ from shardio.format.layout import MAJOR, MINOR
 from shardio.format.types import DTYPES, EncodedImage
 from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.maintenance import add_column
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
-
-from dev.golden_media import media
+from tests.golden.golden_media import media
 
 LIBRARIES = ("shardio", "numpy", "zstandard", "xxhash")
 Samples = list[dict[str, Any]]
@@ -317,7 +314,7 @@ def main() -> int:
         written = write_shards(folder, media() if "--media" in sys.argv[2:] else goldens())
     provenance = {
         "format": f"{MAJOR}.{MINOR}",
-        "generator": "tools/dev/make_golden.py",
+        "generator": "tests/golden/make_golden.py",
         "python": platform.python_version(),
         "machine": platform.machine(),
         "libraries": {library: version(library) for library in LIBRARIES},

@@ -1,6 +1,6 @@
 """Kill workers of a loader at random moments; every batch must still come, in order, bit for bit.
 
-    python tools/dev/kill_workers.py [--times 300] [--workers 2] [--seed 0]
+    python tools/stress_tests/kill_workers.py [--times 300] [--workers 2] [--seed 0]
 
 Prints how many kills, how long the loop waited for the batch after one, and what was wrong. Exits
 with 1 when a batch was lost, came twice or differs from that of num_workers=0, or when the loop

@@ -1,6 +1,6 @@
 """Make the small data sets of Hugging Face's `datasets` that tests of `--kind arrow` read.
 
-    python tools/dev/make_datasets.py tests/converters/made/arrow
+    python tests/converters/made/make_datasets.py tests/converters/made/arrow
 
 Needs `datasets` and Pillow. What `datasets` itself reads of them goes into `values.json`, beside.
 """

@@ -1,6 +1,6 @@
 """Makes every crafted shard of the tests, and lists what refuses it; exits with 1 if another does.
 
-python tools/dev/list_crafted.py
+python -m tests.corruption.list_crafted
 
 In each one rule is broken, and all hashes are right again: it is the rule's own check that refuses.
 """
@@ -11,8 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
 
 from shardio.errors import ShardioError
 from shardio.maintenance.verify.shard import verify_bytes

@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dev.measure_shuffle import BATCH, ENDS, N_CLASSES, N, classes_of, counts_of
 from shardio.order.permutation import Positions, derive_key, epoch_permutation, keyed_hashes
 from shardio.order.shuffle import (
     RUNS_PER_WINDOW,
@@ -23,6 +22,7 @@ from shardio.order.shuffle import (
     ShardEpochOrder,
     WindowedEpochOrder,
 )
+from tests.docs.scale.measure_shuffle import BATCH, ENDS, N_CLASSES, N, classes_of, counts_of
 
 Numbers = npt.NDArray[np.float64]
 

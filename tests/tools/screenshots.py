@@ -1,7 +1,7 @@
 """Render the screens of the command line at 80 and 120 columns, to look at or to compare.
 
-    python tools/dev/screenshots.py OUT          # SVG files, on light and dark terminals
-    python tools/dev/screenshots.py --text OUT   # the texts that tests/tools/test_screens.py pins
+    python -m tests.tools.screenshots OUT          # SVG files, on light and dark terminals
+    python -m tests.tools.screenshots --text OUT   # the texts that tests/tools/test_screens.py pins
 
 The commands run on small files that are made for them, on a terminal that is recorded.
 """

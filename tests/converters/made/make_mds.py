@@ -1,6 +1,6 @@
 """Write the MDS shards that tests compare with, by MosaicML's own library.
 
-    python tools/dev/make_mds.py tests/converters/made/mds
+    python tests/converters/made/make_mds.py tests/converters/made/mds
 
 Needs `mosaicml-streaming` (0.13.0 wrote those in the repository) and Pillow, in an environment of
 their own. Beside the shards lies what the library reads from them, as JSON.

@@ -1,7 +1,7 @@
 """Kills conversions and resumes them; exits with 1 if one does not come out as if never killed.
 
-python tools/dev/kill_conversion.py [--times N] [--minutes M] [--seed S] [--what new|append]
-                                    [--listed N]
+python tools/stress_tests/kill_conversion.py [--times N] [--minutes M] [--seed S]
+                                             [--what new|append] [--listed N]
 
 In each phase of a conversion, and of one that appends, N times (20): the driver or a worker gets
 SIGKILL at a random step of that phase, before, after or in the middle of it. Then no process may be
@@ -36,7 +36,7 @@ from shardio.storage.fs import read_checksummed_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
-from dev.conversion_victim import LISTED, OPTIONS, TRAP, Trap, small_units
+from stress_tests.conversion_victim import LISTED, OPTIONS, TRAP, Trap, small_units
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "KILL_CONVERSION_MARK"
@@ -109,7 +109,9 @@ class Stage:
         environment = {**os.environ, MARK: mark, "PYTHONPATH": ":".join(map(str, paths))}
         if wanted is not None:
             environment[TRAP] = json.dumps(dataclasses.asdict(wanted))
-        program = "import sys; from dev import conversion_victim as v; v.drive(*sys.argv[1:])"
+        program = (
+            "import sys; from stress_tests.conversion_victim import drive; drive(*sys.argv[1:])"
+        )
         command = [sys.executable, "-c", program, str(self.folder / "source"), str(out), what]
         return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
@@ -139,7 +141,7 @@ def install(folder: Path) -> None:
     meta = folder / "site" / "victim-1.0.dist-info"
     meta.mkdir(parents=True)
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: victim\nVersion: 1.0\n")
-    point = "[shardio.converters]\nvictim = dev.conversion_victim:Victim\n"
+    point = "[shardio.converters]\nvictim = stress_tests.conversion_victim:Victim\n"
     (meta / "entry_points.txt").write_text(point)
     sys.path.insert(0, str(folder / "site"))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Compares every frame of every clip with two decoders that share nothing with ours but FFmpeg.
 
-    python tools/dev/compare_decoders.py FOLDER
+    python -m tests.media.compare_decoders FOLDER
 
 The `ffmpeg` command line (its own build of FFmpeg, in another version) writes the frames of the
 first video stream as planes of the stored size; ours are compared as decoded, from bare packets,
@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
 
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream

@@ -1,6 +1,6 @@
 """Lets every call that changes the disk fail; exits with 1 if anything is lost.
 
-python tools/dev/fail_disk.py [--every N] [--workers-only]
+python tools/stress_tests/fail_disk.py [--every N] [--workers-only]
 
 Each create, write, fsync, rename, link, mkdir, unlink and rmdir fails once with EIO, and from then
 on with ENOSPC: first in a worker process (and, from then on, in the main process as well), by this
@@ -33,10 +33,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 
-from dev import conversion_victim  # noqa: E402  (found by the line above)
-from dev import kill_conversion as k  # noqa: E402
 from shardio.storage import fs  # noqa: E402
 from shardio_tools import cli  # noqa: E402
+from stress_tests import conversion_victim  # noqa: E402  (found by the line above)
+from stress_tests import kill_conversion as k  # noqa: E402
 
 TESTS = (
     "tests/faults/test_failing_disk.py",
@@ -100,7 +100,7 @@ class Stage:
         meta.mkdir(parents=True)
         (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1.0\n")
         (meta / "entry_points.txt").write_text(
-            "[shardio.converters]\nfailing = dev.fail_disk:Victim\n"
+            "[shardio.converters]\nfailing = stress_tests.fail_disk:Victim\n"
         )
         sys.path.insert(0, str(folder / "site"))
         for n in range(4):

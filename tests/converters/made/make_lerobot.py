@@ -1,6 +1,6 @@
 """Make the small LeRobot data set that tests of `--kind lerobot` read, with LeRobot itself.
 
-    python tools/dev/make_lerobot.py tests/converters/made/lerobot/arm
+    python tests/converters/made/make_lerobot.py tests/converters/made/lerobot/arm
 
 Needs `lerobot`, and none of its packages for training: torchvision may be missing. What its own
 reader gives goes into `values.json`, beside the folder.

@@ -1,7 +1,7 @@
 """Damages a shard in every way there is; exits with 1 if verification or a reader misses one.
 
-python tools/dev/flip_every_bit.py [--what KIND] [--shard NAME …] [--step N] [--offset N]
-python tools/dev/flip_every_bit.py --minutes N [--seed S]
+python tools/stress_tests/flip_every_bit.py [--what KIND] [--shard NAME …] [--step N] [--offset N]
+python tools/stress_tests/flip_every_bit.py --minutes N [--seed S]
 
 Without `--minutes`: shards that have every kind of section, field type and codec: three of under
 64 KiB together, and one, twice as large, alone. Every bit is flipped, the file is cut at every

@@ -36,7 +36,7 @@ from shardio.errors import ChecksumMismatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
-from dev.soak_trouble import Trouble
+from stress_tests.soak_trouble import Trouble
 
 N = 480
 PATIENCE_S = 120.0

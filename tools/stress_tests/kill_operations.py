@@ -1,6 +1,6 @@
 """Kills operations on datasets; exits with 1 if one is neither undone nor can be done again.
 
-python tools/dev/kill_operations.py [--times N] [--minutes M] [--seed S] [OPERATION …]
+python tools/stress_tests/kill_operations.py [--times N] [--minutes M] [--seed S] [OPERATION …]
 
 Each operation (convert, overwrite, append, append-samples, merge, compact, add-column, repair,
 split, stats, export, re-export) is done N times (20) in a process of its own that gets SIGKILL:
@@ -42,8 +42,8 @@ from shardio.storage import fs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
-from dev.conversion_victim import OPTIONS, small_units
-from dev.kill_conversion import check_whole, contents, differences, install
+from stress_tests.conversion_victim import OPTIONS, small_units
+from stress_tests.kill_conversion import check_whole, contents, differences, install
 
 N = 12
 """Samples of a dataset."""

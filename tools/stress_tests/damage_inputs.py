@@ -1,6 +1,6 @@
 """Converts damaged Parquet, Arrow, HDF5 and ArrayRecord, which C libraries parse.
 
-python tools/dev/damage_inputs.py [--files N] [--seed S] [--kind KIND]
+python tools/stress_tests/damage_inputs.py [--files N] [--seed S] [--kind KIND]
 
 Small files that the libraries wrote get bits flipped, bytes replaced or moved, or are cut. They are
 converted with sound ones beside them, in worker processes. As promised: the conversion ends, in

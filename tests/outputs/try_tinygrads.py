@@ -1,6 +1,6 @@
 """Runs the tests of tensors with every tinygrad that shardio supports.
 
-    python tools/dev/try_tinygrads.py [VERSION …]
+    python -m tests.outputs.try_tinygrads [VERSION …]
 
 Each version (0.12.0, 0.13.0 and 0.14.0 by default) is installed into a folder of its own, which is
 removed again, and put in front of the installed one; 0.14 is tried with HCQ2=1, too, and the

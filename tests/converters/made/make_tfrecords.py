@@ -1,6 +1,6 @@
 """Write the TFRecord files that tests compare with, and what TensorFlow reads in them.
 
-    python tools/dev/make_tfrecords.py tests/converters/made/tfrecord
+    python tests/converters/made/make_tfrecords.py tests/converters/made/tfrecord
 
 Needs `tensorflow`.
 """
