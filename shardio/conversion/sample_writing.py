@@ -108,7 +108,7 @@ class _SampleRun:
         base, shard_bytes = self.base, self.options.shard_bytes
         counts: Counter[str] = Counter()
         with GenerationWriter(
-            folder, self.schema, shard_bytes=shard_bytes, previous=base
+            folder, self.schema, shard_bytes=shard_bytes, previous=base, shown_path=self.out
         ) as output:
             for subset, sample in self.rows:
                 output.append(_prepare(sample, self.schema, self.n_samples))

@@ -23,7 +23,7 @@ from shardio.dataset.manifest import (
     refuse_existing,
 )
 from shardio.dataset.transaction import StagingFolder, link_staged, remove_leftovers
-from shardio.errors import ClosedError, DatasetConflict, InvalidArgument
+from shardio.errors import ClosedError, DatasetConflict, InvalidArgument, MediaError, SchemaError
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary, ShardWriter, check_schema
 from shardio.storage import fs
@@ -38,7 +38,7 @@ class GenerationWriter:
     Until the end of the `with` block, the writer owns a hidden staging folder with the new shards.
     `publish` gives them their final names and publishes the generation. Existing files stay. If
     `previous` is given, the new generation follows it; otherwise the folder must be missing or
-    empty.
+    empty. Errors name `shown_path` as the dataset, by default `folder`.
 
     Raises:
         DatasetExists: the folder of a new dataset is not empty.
@@ -55,6 +55,7 @@ class GenerationWriter:
         *,
         shard_bytes: int = SHARD_BYTES,
         previous: Generation | None = None,
+        shown_path: str | os.PathLike[str] | None = None,
     ) -> None:
         check_shard_bytes(shard_bytes)
         check_folder_name(folder)
@@ -65,6 +66,7 @@ class GenerationWriter:
         self._parts: list[ShardSummary] = []
         self._staged: set[str] = set()
         self._shard: ShardWriter | None = None
+        self._shown_path = os.fspath(folder if shown_path is None else shown_path)
         self._created_root, self._n_names = False, 0
 
     def __enter__(self) -> Self:
@@ -84,7 +86,11 @@ class GenerationWriter:
         """Add a sample to the current shard. Finish the shard if it has reached its target size."""
         if self._shard is None:
             self._shard = ShardWriter(self.staging / self._next_name(), self.schema)
-        self._shard.append(sample)
+        try:
+            self._shard.append(sample)
+        except (SchemaError, MediaError) as error:  # names the staged shard
+            place = f"{self._shown_path}, sample {self.n_samples}"
+            raise type(error)(f"{place}: {error.__cause__}") from error
         if self._shard.n_bytes >= self._shard_bytes:
             self.finish_shard()
 
@@ -166,7 +172,7 @@ class GenerationWriter:
         path = error.filename  # a path, a descriptor or None
         if not isinstance(path, str) or not path.startswith(str(self.staging)):
             return
-        error.filename = str(self.root)
+        error.filename = self._shown_path
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             error.strerror = (
                 f"{error.strerror}; nothing was published: free some space and start again, or "

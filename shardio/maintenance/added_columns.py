@@ -19,7 +19,7 @@ from shardio.dataset.generation import ColumnGroup, Generation, full_schema
 from shardio.dataset.manifest import load_generation
 from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import GenerationWriter
-from shardio.errors import InvalidArgument, SchemaError
+from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
 from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, run_for_shards
@@ -89,8 +89,8 @@ def _write(
         for row, value in enumerate(values, first):
             try:
                 writer.append({name: value})
-            except SchemaError as error:  # this error names the new shard, not the dataset
-                raise SchemaError(f"{path}, sample {row}: {error.__cause__ or error}") from error
+            except (SchemaError, MediaError) as error:  # names the new shard, not the dataset
+                raise type(error)(f"{path}, sample {row}: {error.__cause__}") from error
         return new_path, writer.close()
 
 

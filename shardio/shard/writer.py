@@ -144,12 +144,9 @@ class ShardWriter(Publishing):
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
-        if not isinstance(sample, Mapping):
-            raise SchemaError(
-                f"{self.path}, sample {self.n_samples}: expected a mapping of fields, "
-                f"found {type(sample).__name__}"
-            )
         try:
+            if not isinstance(sample, Mapping):
+                raise SchemaError(f"expected a mapping of fields, found {type(sample).__name__}")
             sample = self.schema.flatten(sample)
             rows, records = self._encode(sample)
         except (SchemaError, MediaError) as error:

@@ -183,6 +183,8 @@ def test_an_overwrite_that_fails_leaves_the_dataset(
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(RuntimeError, match="broken"):
         shardio.convert(breaks(), tmp_path, overwrite=True)
+    with pytest.raises(SchemaError, match=f"^{tmp_path}, sample 0: field 'x': expected "):
+        shardio.convert([{"x": 2**70}], tmp_path, overwrite=True, schema=schema)
     assert shardio.convert([], tmp_path, overwrite=True, schema=schema).generation == 0
     monkeypatch.setattr(sample_writing, "publish", lambda *_, **__: next(breaks(), 1 / 0))
     with pytest.raises(ZeroDivisionError):  # after the dataset was moved away

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Schema, Text
+from shardio import Array, Image, Schema, Text
 from shardio import open as open_dataset
 from shardio.dataset.manifest import load, publish
 from shardio.dataset.writer import DatasetWriter, GenerationWriter
@@ -20,13 +20,16 @@ from shardio.errors import (
     DatasetCorrupt,
     DatasetNotFound,
     InvalidArgument,
+    MediaError,
     SchemaError,
     ShardCorrupt,
     ShardNotFound,
 )
+from shardio.media import encode_jpeg
 from shardio.samples.shard_dataset import ShardDataset
 from tests.faults.failing import FailingDisk
 from tests.loading import write_dataset
+from tests.media.images_made import smooth
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -240,6 +243,30 @@ def test_a_sample_that_does_not_fit_is_refused_and_the_writer_goes_on(tmp_path: 
         writer.append({"label": 1, "note": ""})
     with ShardDataset(tmp_path) as dataset:
         assert [int(sample["label"]) for sample in dataset] == [0, 1]
+
+
+@pytest.mark.parametrize("shown", [None, "given/by/the/user"])
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ({"picture": 1}, "field 'picture': expected .*, found int"),
+        ({"picture": b"none"}, "field 'picture': not a picture"),
+        ({"pictures": b""}, r"fields missing: \['picture'\], not in the schema: \['pictures'\]"),
+        (3, "expected a mapping of fields, found int"),
+    ],
+)
+def test_an_error_names_the_dataset_and_the_sample_in_it(
+    tmp_path: Path, shown: str | None, sample: Any, said: str
+) -> None:
+    picture, folder = encode_jpeg(smooth()), tmp_path / "d"
+    schema = Schema({"picture": Image()})
+    with GenerationWriter(folder, schema, shard_bytes=1, shown_path=shown) as output:
+        for _ in range(3):  # a shard each
+            output.append({"picture": picture})
+        with pytest.raises(
+            (SchemaError, MediaError), match=f"^{shown or folder}, sample 3: {said}"
+        ):
+            output.append(sample)
 
 
 @pytest.mark.parametrize("then", ["append", "close"])

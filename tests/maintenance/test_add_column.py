@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Json, List, ShardLoader, Text
+from shardio import Array, Bytes, Image, Json, List, ShardLoader, Text
 from shardio import open as open_dataset
 from shardio.dataset.manifest import load, load_generation, publish_next
 from shardio.dataset.transaction import StagingFolder, check_only_dataset, link_staged, sweep
-from shardio.errors import DatasetConflict, InvalidArgument, SchemaError, WorkerDied
+from shardio.errors import DatasetConflict, InvalidArgument, MediaError, SchemaError, WorkerDied
 from shardio.format.layout import Kind
 from shardio.maintenance import (
     MaintenanceProgress,
@@ -232,6 +232,8 @@ def test_error_of_the_function_names_the_sample(folder: Path, workers: int) -> N
     assert all(":\n\nTraceback" in note for note in others)
     with pytest.raises(SchemaError, match=rf"{folder}, sample 0: field 'n'"):
         add_column(folder, "n", Array("uint8"), lambda sample: 300, workers=workers)
+    with pytest.raises(MediaError, match=rf"^{folder}, sample 0: field 'n': not a picture"):
+        add_column(folder, "n", Image(), lambda sample: b"none", workers=workers)
     assert tree(folder) == before
 
 
