@@ -128,8 +128,36 @@ def test_a_subset_has_its_own_samples_and_classes(copy: Path, capsys: Capture) -
     ):
         assert cli.main(["inspect", str(path), "--subset", asked]) == 2
         assert said in capsys.readouterr().err
-    assert cli.main(["inspect", str(copy / "train")]) == 2
-    assert f"'train' is a subset of {copy}; shardio inspect has --subset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("inspect", ()),
+        ("stats", ()),
+        ("bench", ()),
+        ("export", ("out", "--format", "files")),
+        ("verify", None),
+        ("compact", None),
+        ("diff", None),
+        ("repair", None),
+        ("serve", None),
+    ],
+)
+def test_a_path_that_ends_in_the_name_of_a_subset(
+    command: str, more: tuple[str, ...] | None, copy: Path, capsys: Capture
+) -> None:
+    shardio.maintenance.split(copy, {"train": 0.5, "val": 0.5}, seed=1)
+    others = {"diff": [str(copy)], "repair": [str(copy.parent / "new")]}.get(command, [])
+    assert cli.main([command, str(copy / "train"), *others, *(more or ())]) == 2
+    said = capsys.readouterr().err
+    assert f"{copy / 'train'}: 'train' is a subset of a dataset" in said
+    if more is None:
+        assert said.endswith(f"; shardio {command} works on whole datasets: write {copy}\n")
+    else:
+        assert said.endswith(f": write {copy} --subset train\n")
+    assert cli.main([command, str(copy / "nothing"), *others, *(more or ())]) == 2
+    assert "is a subset" not in capsys.readouterr().err
 
 
 def test_how_many_samples_media_were_described_from(tmp_path: Path, capsys: Capture) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import shardio
-from shardio_tools.output import utf8_name
+from shardio.errors import DatasetNotFound, ShardNotFound
+from shardio_tools.output import shown_path, utf8_name
 
 
 def add_output_arguments(
@@ -100,6 +101,29 @@ def refuse_urls(options: argparse.Namespace) -> None:
                     f"{each}: shardio {options.command} needs a local folder: copy the dataset "
                     "first, for example with `aws s3 sync` or `gcloud storage rsync`"
                 )
+
+
+def subset_advice(error: shardio.ShardioError, options: argparse.Namespace) -> str | None:
+    """Return a message for an error about a path such as set/train, if `train` is a subset of set.
+
+    Return None for every other error.
+    """
+    if not isinstance(error, DatasetNotFound | ShardNotFound):
+        return None
+    path = str(error).partition(": ")[0]
+    parent, name = os.path.split(path.rstrip("/"))
+    try:
+        with shardio.open(parent or ".") as dataset:
+            is_subset = name in dataset.subsets
+    except (shardio.ShardioError, OSError):
+        return None
+    if not is_subset:
+        return None
+    whole = shown_path(parent or ".")
+    takes_subset = hasattr(options, "subset")
+    advice = f"write {whole}" + (f" --subset {shown_path(name)}" if takes_subset else "")
+    scope = "" if takes_subset else f"; shardio {options.command} works on whole datasets"
+    return f"{path}: {name!r} is a subset of a dataset{scope}: {advice}"
 
 
 def parse_shares(text: str) -> dict[str, float]:

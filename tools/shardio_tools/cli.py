@@ -44,7 +44,7 @@ from shardio_tools import (
     stats,
     verify,
 )
-from shardio_tools.arguments import refuse_urls, suggestion
+from shardio_tools.arguments import refuse_urls, subset_advice, suggestion
 from shardio_tools.converter_options import hint_at_kinds
 from shardio_tools.help import HelpFormatter, command_help, overview
 from shardio_tools.inspect import command as inspect
@@ -156,7 +156,7 @@ def _run(options: argparse.Namespace) -> int:
     except ClosedError:
         raise  # a bug, because no user input leads here: show the traceback
     except shardio.ShardioError as error:
-        _print_exception(error, str(error))
+        _print_exception(error, subset_advice(error, options) or str(error))
         return exit_code(error)
     except OSError as error:
         _print_exception(error, _system_error(error, options))

@@ -198,26 +198,8 @@ def _place(dataset: shardio.ShardDataset, number: int) -> tuple[int, int]:
     return shard, int(rows[0] - dataset.shard_starts[shard])
 
 
-def _refuse_subset(path: str) -> None:
-    """Raise DatasetNotFound if a missing path is that of a dataset and the name of a subset."""
-    parent, name = os.path.split(os.path.normpath(path))
-    subsets: Mapping[str, int] = {}
-    if not os.path.exists(path):
-        with (
-            contextlib.suppress(shardio.ShardioError, OSError),
-            shardio.open(parent or ".") as above,
-        ):
-            subsets = above.subsets
-    if name in subsets:
-        raise DatasetNotFound(
-            f"{path}: there is no such dataset or shard: {name!r} is a subset of {parent or '.'}; "
-            "shardio inspect has --subset"
-        )
-
-
 def is_dataset(path: str) -> bool:
     """Return True if `path` is a folder (a dataset), False if it is a file (a shard)."""
-    _refuse_subset(path)
     if not os.path.exists(path):
         folder, name = os.path.split(os.path.abspath(path))
         hint = suggestion(name, os.listdir(folder) if os.path.isdir(folder) else ())
