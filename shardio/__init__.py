@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from shardio._base.version import __version__
+from shardio._base import __version__
 
 if sys.platform == "win32":
     from shardio.errors import UnsupportedEnvironment

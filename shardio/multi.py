@@ -14,7 +14,7 @@ from shardio._base.statistics import SkippedItem
 from shardio._loading.options import OnError, check_seconds, check_skips, refuse_path
 from shardio._workers.processes.serialization import short_repr
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.failure_policy import ErrorBudget
+from shardio._workers.tasks.calls import ErrorBudget
 from shardio._workers.tasks.sample_stream import SampleStream
 from shardio._workers.tasks.zeromq import WorkerInfo, check_prefix, worker_info, zeromq
 from shardio.errors import InvalidArgument

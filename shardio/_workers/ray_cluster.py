@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
+from shardio._base import __version__
 from shardio._base.classes import Closing, undo_on_error
-from shardio._base.version import __version__
 from shardio._workers.processes.serialization import pack_error, unpack_error
-from shardio._workers.tasks.failure_policy import MAX_CRASHES
+from shardio._workers.processes.worker_pool import MAX_CRASHES
 from shardio.errors import (
     InvalidArgument,
     ShardioError,

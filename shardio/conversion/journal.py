@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import zstandard
 
-from shardio._base.version import __version__
+from shardio._base import __version__
 from shardio.conversion.converter import Input, Item
 from shardio.conversion.report import InputReport
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument

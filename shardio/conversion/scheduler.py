@@ -23,11 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardio._workers.processes.worker_pool import WorkerExit
+from shardio._workers.processes.worker_pool import MAX_CRASHES, WorkerExit
 from shardio._workers.processes.zygote import Zygote, acquire
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
-from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (

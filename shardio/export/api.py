@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._base import __version__
 from shardio._base.classes import one_line
 from shardio._base.progress import ProgressState, counted, shows_progress
-from shardio._base.version import __version__
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.manifest import check_folder_name, holds_dataset
 from shardio.dataset.transaction import NewFolder, detect_conflict

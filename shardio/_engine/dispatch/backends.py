@@ -43,8 +43,7 @@ from shardio._workers.processes.worker_main import (
     pack_message,
     unpack_message,
 )
-from shardio._workers.processes.worker_pool import Message, WorkerExit, WorkerPool
-from shardio._workers.tasks.failure_policy import CrashLoop
+from shardio._workers.processes.worker_pool import CrashLoop, Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout

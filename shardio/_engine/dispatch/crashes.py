@@ -18,7 +18,7 @@ import numpy as np
 
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.blocks import Block
-from shardio._workers.tasks.failure_policy import MAX_CRASHES
+from shardio._workers.processes.worker_pool import MAX_CRASHES
 from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied

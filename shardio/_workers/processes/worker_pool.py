@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from typing import Final
 
 from shardio._base.classes import Closing, undo_on_error
 from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
@@ -29,9 +30,39 @@ from shardio._workers.processes.worker_main import (
     check_message,
 )
 from shardio._workers.processes.zygote import REQUEST, acquire
-from shardio.errors import ClosedError, InvalidArgument, WorkerDied
+from shardio.errors import ClosedError, InvalidArgument, UnsupportedEnvironment, WorkerDied
 
-__all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
+__all__ = [
+    "MAX_CRASHES",
+    "Channel",
+    "CrashLoop",
+    "Event",
+    "Failed",
+    "Message",
+    "WorkerExit",
+    "WorkerPool",
+]
+
+MAX_CRASHES: Final = 2
+"""The number of workers that an item may crash.
+
+A worker that crashes is replaced, and its items are tried again (except by MultiLoader). An item
+that has crashed MAX_CRASHES workers is skipped if skips are allowed; otherwise, an error is raised.
+"""
+
+
+class CrashLoop:
+    """A counter of the crashes since any worker last completed a task."""
+
+    def __init__(self, n_workers: int) -> None:
+        self._max_crashes = 2 * n_workers + MAX_CRASHES
+        self.n_crashes = 0  # the owner sets this to 0 when a worker completes a task
+
+    def count(self, how: str) -> None:
+        """Count a crash, described by `how`; raise UnsupportedEnvironment if there are too many."""
+        self.n_crashes += 1
+        if self.n_crashes > self._max_crashes:
+            raise UnsupportedEnvironment(f"workers crash before they do anything: {how}")
 
 
 class WorkerPool(Closing):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import Closing
-from shardio._base.statistics import ItemStats, now_ns
+from shardio._base.statistics import ItemStats, SkippedItem, now_ns
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import (
@@ -30,6 +30,7 @@ from shardio._workers.processes.serialization import (
     as_failure,
     pack_failure,
     short_repr,
+    text_of,
     unpack_failure,
 )
 from shardio._workers.processes.stack_dumps import install_stack_handler, map_steps
@@ -39,9 +40,14 @@ from shardio._workers.processes.worker_main import (
     pack_message,
     unpack_message,
 )
-from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import pack_value, write_to_block
-from shardio.errors import InsufficientMemory, InvalidArgument
+from shardio.errors import (
+    ClosedError,
+    InsufficientMemory,
+    InvalidArgument,
+    TooManySkipped,
+    UnsupportedEnvironment,
+)
 
 # A chunk ends after _MAX results, after _MAX_BYTES of pickled results, after _MAX_NS, or after a
 # result with an array of at least _LARGE_BYTES; such an array is not copied into the pickle.
@@ -243,6 +249,33 @@ class SingleCaller:
 
     def __exit__(self, *raised: object) -> None:
         self._lock.release()
+
+
+_NEVER_SKIPPED: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
+
+
+class ErrorBudget:
+    """The items that were skipped, at most `max_skips`; None allows no skips."""
+
+    def __init__(self, max_skips: int | None) -> None:
+        self.max_skips = max_skips
+        self.skipped: list[SkippedItem] = []
+
+    def allows_skip(self, error: BaseException) -> bool:
+        is_of_item = isinstance(error, Exception) and not isinstance(error, _NEVER_SKIPPED)
+        return self.max_skips is not None and is_of_item
+
+    def skip(self, index: int, item: Any, error: BaseException) -> None:
+        """Record that an item is skipped; raise TooManySkipped after too many skips."""
+        found = SkippedItem(index, short_repr(item), type(error).__name__, text_of(error))
+        self.skipped.append(found)
+        n_skipped = len(self.skipped)
+        if self.max_skips is not None and n_skipped > self.max_skips:
+            raise TooManySkipped(
+                f"{n_skipped} item{'s' * (n_skipped > 1)} failed; max_skips allows "
+                f"{self.max_skips}; the last is item {index} ({found.item}): {found.error}: "
+                f"{found.text}"
+            ) from error
 
 
 class InlinePool(Closing):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import translate_open_file_errors
-from shardio._workers.tasks.calls import FailedCall, ResultChunks
-from shardio._workers.tasks.failure_policy import ErrorBudget
+from shardio._workers.tasks.calls import ErrorBudget, FailedCall, ResultChunks
 from shardio._workers.tasks.stage import PipeStep, Stage, StageJob, UserCall
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment

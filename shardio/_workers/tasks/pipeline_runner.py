@@ -22,8 +22,8 @@ from shardio._base.statistics import PipelineStats, now_ns
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure
 from shardio._workers.processes.stack_dumps import thread_stack
+from shardio._workers.tasks.calls import ErrorBudget
 from shardio._workers.tasks.executors import SOURCE, create_executors
-from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.stage import (
     BatchQueue,

@@ -34,7 +34,7 @@ from shardio._workers.processes.serialization import text_of, unpack_failure
 from shardio._workers.processes.stack_dumps import timeout_error
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPool
-from shardio._workers.tasks.failure_policy import ErrorBudget
+from shardio._workers.tasks.calls import ErrorBudget
 from shardio._workers.tasks.values import BlockLender, read_value, split_values
 from shardio._workers.tasks.zeromq import (
     BLOCK_AND_SIZE,

@@ -31,9 +31,22 @@ from shardio._workers.processes.worker_main import (
     pack_message,
     unpack_message,
 )
-from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
-from shardio._workers.tasks.calls import HEADER, CallOutcome, CallRequest, answer_calls, pack_call
-from shardio._workers.tasks.failure_policy import MAX_CRASHES, CrashLoop, ErrorBudget
+from shardio._workers.processes.worker_pool import (
+    MAX_CRASHES,
+    CrashLoop,
+    Failed,
+    Message,
+    WorkerExit,
+    WorkerPool,
+)
+from shardio._workers.tasks.calls import (
+    HEADER,
+    CallOutcome,
+    CallRequest,
+    ErrorBudget,
+    answer_calls,
+    pack_call,
+)
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value
 from shardio.errors import BatchTimeout, TransformError, WorkerDied
