@@ -19,7 +19,7 @@ import pytest
 from shardio import Array, Schema, ShardLoader, Video, mix
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_marks_file
-from shardio.dataset import column_rows, files, open_files
+from shardio.dataset import files, gather, open_files
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import LocalStorage
 from shardio.errors import (
@@ -315,7 +315,7 @@ def test_addresses_run_out(folder: str, expected: Epochs, monkeypatch: pytest.Mo
         return given(n_bytes)
 
     given = file_access.reserve
-    monkeypatch.setattr(column_rows, "reserve", reserve)
+    monkeypatch.setattr(gather, "reserve", reserve)
     assert epoch(folder, shuffle=True) == expected[True]
     assert max(asked) > 5 * 27 * 4096
 
@@ -330,7 +330,7 @@ def test_maps_run_out(folder: str, expected: Epochs, monkeypatch: pytest.MonkeyP
         given(address, n_bytes, fd, offset, path)
 
     given = file_access.map_fixed
-    monkeypatch.setattr(column_rows, "map_fixed", map_part)
+    monkeypatch.setattr(gather, "map_fixed", map_part)
     assert epoch(folder, shuffle=True) == expected[True]
     assert refused
 
@@ -372,7 +372,7 @@ def test_mapping_error_reaches_the_caller(folder: str, monkeypatch: pytest.Monke
     def refuse(*_: Any) -> None:
         raise UnsupportedEnvironment("no more maps")
 
-    monkeypatch.setattr(column_rows, "map_fixed", refuse)
+    monkeypatch.setattr(gather, "map_fixed", refuse)
     with loader(folder) as batches, pytest.raises(UnsupportedEnvironment, match="no more maps"):
         list(batches)
 

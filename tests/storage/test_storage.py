@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.dataset.column_rows import MappedRows
+from shardio.dataset.gather import MappedRows
 from shardio.errors import InsufficientMemory, ShardIncomplete, UnsupportedEnvironment
 from shardio.storage import fs
 from shardio.storage.file_access import map_file
