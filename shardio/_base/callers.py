@@ -1,4 +1,4 @@
-"""Inspection of calling code: signatures, unknown options, the stack level of warnings."""
+"""Checks of what callers pass: signatures, options, names, paths; the stack level of warnings."""
 
 from __future__ import annotations
 
@@ -102,6 +102,24 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question that suggests the known word most similar to `word`; "" without one."""
     close = difflib.get_close_matches(word, known, 1, MIN_SIMILARITY)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def check_encodable(path: str | os.PathLike[str], what: str) -> None:
+    """Raise InvalidArgument unless the file system encoding can encode a path.
+
+    The message begins with `what`, the name of the option.
+    """
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        if error.encoding == "utf-8":  # the path contains half of a surrogate pair
+            reason = "which is not a valid file name"
+        else:
+            reason = (
+                f"which the file system encoding of this process, {error.encoding}, cannot "
+                "encode; set PYTHONUTF8=1, or use a UTF-8 locale"
+            )
+        raise InvalidArgument(f"{what} is {os.fspath(path)!r}, {reason}") from error
 
 
 def similar_name(path: str | os.PathLike[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.file_names import check_encodable
+from shardio._base.callers import check_encodable
 from shardio.conversion.converter import Converter
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import InputReport

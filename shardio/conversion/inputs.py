@@ -1,4 +1,8 @@
-"""List the inputs of a source: patterns, folders as classes, states of files, parts of inputs."""
+"""List the inputs of a source: patterns, folders as classes, states of files, parts of inputs.
+
+Python decodes file names by the locale: in an ASCII locale, the two bytes of `ß` become surrogates.
+The stored names of inputs do not depend on the locale.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from shardio._base.callers import similar_name
-from shardio._base.file_names import check_encodable, stored_name, utf8_name
+from shardio._base.callers import check_encodable, similar_name
 from shardio.conversion.converter import Converter, Input, Item
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import Hasher, hash_bytes
@@ -212,6 +215,38 @@ def _name_matches(part: str, name: str) -> bool:
     # is decoded as several characters, and `?` would not match them.
     is_visible = name[:1] != "." or part[:1] == "."
     return is_visible and fnmatchcase(utf8_name(name), utf8_name(part))
+
+
+_ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
+
+
+def stored_name(name: str) -> str:
+    r"""Return a file name as text that can be stored; bytes that are not UTF-8 become `\xNN`.
+
+    If a name contains such bytes or `\x`, its backslashes are doubled, so that different names have
+    different results.
+    """
+    raw = os.fsencode(name)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\\x"
+    if "\\x" in text:
+        raw = raw.replace(b"\\", b"\\\\")
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def original_name(stored: str) -> str:
+    """Return the file name for `stored`, a result of `stored_name`, as the locale decodes it."""
+    raw = stored.encode()
+    if "\\x" in stored:
+        raw = _ESCAPE.sub(lambda found: bytes.fromhex((found[1] or b"5c").decode()), raw)
+    return os.fsdecode(raw)
+
+
+def utf8_name(name: str) -> str:
+    """Return a file name as Python decodes it in a UTF-8 locale."""
+    return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 _CHUNK_BYTES: Final = 1 << 20

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base import __version__
-from shardio._base.callers import similar_name
-from shardio._base.file_names import check_encodable
+from shardio._base.callers import check_encodable, similar_name
 from shardio.dataset.external_lists import (
     InputList,
     ShardList,

@@ -14,7 +14,6 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from shardio._base.file_names import local_name
 from shardio.export.formats import (
     Encode,
     ExportOptions,
@@ -87,7 +86,7 @@ class FilesExporter:
         self._table = create(folder / TABLE_FILE)
         for name in self._encoders:
             for label in ("", *self._classes):
-                self._make_folder(folder / local_name(os.path.join(self._folders[name], label)))
+                self._make_folder(folder / _local_name(os.path.join(self._folders[name], label)))
 
     def write(self, batch: SampleBatch) -> None:
         """Write the files of all samples of a batch, and their lines in the table."""
@@ -141,11 +140,11 @@ class FilesExporter:
         """Write a file and return its path in the export; add `number` to a name that is taken."""
         stem = os.path.join(folder, sample_stem)
         try:
-            self._make_folder((self._root / local_name(stem)).parent)
+            self._make_folder((self._root / _local_name(stem)).parent)
         except (FileExistsError, NotADirectoryError):  # a file has the name of the folder
             stem = os.path.join(folder, f"{number:09d}")
         for name in (stem, f"{stem}-{number}", *(f"{stem}-{number}-{i}" for i in range(2, 99))):
-            path = self._root / local_name(f"{name}{suffix}")
+            path = self._root / _local_name(f"{name}{suffix}")
             try:
                 file = create(path)
             except FileExistsError:
@@ -159,6 +158,11 @@ class FilesExporter:
         if folder not in self._created_folders:
             make_folder(folder)
             self._created_folders.add(folder)
+
+
+def _local_name(text: str) -> str:
+    """Return a UTF-8 file name as Python decodes it in the current locale."""
+    return os.fsdecode(text.encode())
 
 
 def _is_in_table(field: Field) -> bool:

@@ -16,11 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input
 from shardio.conversion.append import inherit_options
 from shardio.conversion.converter import make_converter
-from shardio.conversion.inputs import parse_pattern
+from shardio.conversion.inputs import original_name, parse_pattern
 from shardio.dataset.manifest import load
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream

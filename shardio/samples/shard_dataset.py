@@ -10,8 +10,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import refuses
-from shardio._base.file_names import check_encodable
+from shardio._base.callers import check_encodable, refuses
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.files import DatasetFiles, FileGroup, SourceFiles
 from shardio.dataset.generation import Generation

@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import check_encodable
 from shardio._base.classes import Closing
-from shardio._base.file_names import check_encodable
 from shardio.errors import (
     InvalidArgument,
     SchemaError,

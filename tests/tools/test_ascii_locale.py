@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio._base.file_names import original_name, stored_name, utf8_name
+from shardio.conversion.inputs import original_name, stored_name, utf8_name
 from shardio.measuring import measure_stored
 from tests.ascii_locale import LATIN, Ran, run_command, run_python
 from tests.media_made import scene, write_video
