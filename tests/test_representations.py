@@ -20,8 +20,7 @@ from shardio import (
 from shardio._base.statistics import ItemStats, LoaderStats, LoadingStats, StageStats
 from shardio.format import types
 from shardio.map_view import MapView
-from shardio.measuring.conclusion import Conclusion, Limit
-from shardio.measuring.measure import LoadingReport, LoadingRun
+from shardio.measuring.measure import Conclusion, Limit, LoadingReport, LoadingRun
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

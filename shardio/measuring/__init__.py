@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from shardio.measuring.conclusion import Conclusion
 from shardio.measuring.machine import MachineLimits, machine_limits
-from shardio.measuring.measure import LoadingReport, LoadingRun, measure_loading
+from shardio.measuring.measure import Conclusion, LoadingReport, LoadingRun, measure_loading
 from shardio.measuring.stored import StoredReport, measure_stored, source_bytes
 
 __all__ = [

@@ -11,8 +11,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio._base.statistics import LoadingStats
-from shardio.measuring.conclusion import Figures, Limit, conclude
-from shardio.measuring.measure import cached_share, measure_loading
+from shardio.measuring.measure import Figures, Limit, cached_share, conclude, measure_loading
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
