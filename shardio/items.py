@@ -118,7 +118,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         """Return the value of the next item, as `__next__` does; `value` is ignored.
 
         Raises:
-            Exception: what the loader or the source of items has raised; a note names the item.
+            Exception: an exception of the loader or of the source of items; a note names the item.
             BatchTimeout: the item was not loaded within `timeout_s`.
             WorkerDied: two workers crashed while they loaded the item.
             ClosedError: the iteration was closed before its end.
@@ -283,7 +283,8 @@ class SharedMemoryShim(Loader):
     Args:
         loader: the wrapped loader, whose methods are called.
         smm: a SharedMemoryManager or None; ignored.
-        memory_pool_block_count: the value for `load_with_workers` if that is called without one.
+        memory_pool_block_count: the value of this argument of `load_with_workers`, if the caller
+            gives none.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -316,7 +317,7 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
     """Load items in this process, each item when it is requested; yield the loaded values.
 
     Raises:
-        Exception: what the loader or the source of items has raised; a note names the item.
+        Exception: an exception of the loader or of the source of items; a note names the item.
     """
     _check_loader(loader)
     task_pool = InlinePool(loader.load, _method_name(loader, "load"))

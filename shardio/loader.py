@@ -146,7 +146,7 @@ class ShardLoader(Closing, Generic[Value_co]):
         "stats trace view"
     )
 
-    if not TYPE_CHECKING:  # for type checkers, a loader would have every attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, LOADER_ADVICE)

@@ -31,11 +31,11 @@ class MultiLoader(Closing):
 
     Each worker iterates the whole dataset. Thus n workers yield every sample n times, unless the
     dataset skips the samples of the other workers (see `worker_info`). The samples of one worker
-    arrive in the order of the dataset. A sample of 64 KiB or more arrives in a block of
-    shared memory, which is not reused as long as the caller refers to an array in it. If the caller
-    holds all blocks that `memory_bytes` or the limit of open files allows, samples are copied; a
-    RuntimeWarning reports the first copy. References in a fork of this process do not keep a block:
-    copy arrays that a fork will read before you fork.
+    arrive in the order of the dataset. A sample of 64 KiB or more arrives in a block of shared
+    memory, which is not reused as long as the caller refers to an array in it. If the caller holds
+    all blocks that `memory_bytes` or the limit of open files allows, samples are copied; a
+    RuntimeWarning reports the first copy. References in a forked child do not keep a block: before
+    a fork, copy the arrays that the child will read.
 
     Every iteration starts new workers, and ends the workers of earlier iterations. Workers also
     exit when their iteration ends or is garbage-collected, when `kill()` is called, and when this

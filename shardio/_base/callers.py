@@ -72,10 +72,11 @@ def _check_positional(
     parameters: Mapping[str, inspect.Parameter],
     advice: Mapping[str, str],
 ) -> None:
-    """Raise TypeError if there are too few or too many values without a name; say what to write.
+    """Raise TypeError if there are too few or too many positional values.
 
-    `advice` is as in `refuse_unknown_options`. Its text for "split" is used for a text without a
-    name, its text for a required parameter if this parameter is missing.
+    The message has the correct call. `advice` is as in `refuse_unknown_options`; in addition, its
+    text for a required parameter is used if that parameter is missing, and its text for "split" if
+    the surplus value is a string.
     """
     own = [p for p in parameters.values() if p.name != "self"]
     places = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -16,10 +16,10 @@ class _ListedMeta(ABCMeta):
 
 
 class Listed(metaclass=_ListedMeta):
-    """A base class whose `dir` lists what users may use, and methods of the language.
+    """A base class whose `dir` lists only public names and special methods.
 
-    These are the names in `_public` of the class and its bases; without any, the names that do not
-    begin with an underscore.
+    The public names are those in `_public` of the class and its bases or, if all are empty, those
+    that do not begin with an underscore.
     """
 
     __slots__ = ()
@@ -85,7 +85,9 @@ _Value = TypeVar("_Value")
 
 
 class cached_property(Generic[_Value]):  # lower case: a decorator, like `property`
-    """A property, computed once and kept in `__dict__`. If two threads compute it, the last wins.
+    """A property, computed once and kept in `__dict__`.
+
+    If two threads compute the value at once, the later value is kept.
 
     Before Python 3.12, `functools.cached_property` has a lock for all objects of a class. If
     another thread holds this lock during a fork, the new process deadlocks.

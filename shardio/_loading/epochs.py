@@ -69,7 +69,7 @@ def _identity(epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
 
 
 def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
-    """Return the plan for the rest of an epoch; raise InvalidArgument if the state does not fit."""
+    """Return the plan for the rest of an epoch; raise InvalidArgument if `state` is invalid."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgument(

@@ -133,7 +133,8 @@ def _wrap_of_items(adapter: TensorAdapter, *, reuses: bool) -> Wrap | None:
         return None
     if adapter.aliases or not reuses:
         return adapter.wrap
-    # The block will be overwritten, and the tensor may share its memory, although it must not.
+    # The framework may share the array's memory even if `aliases` is False: copy the array, because
+    # the block will be overwritten.
     return functools.partial(_wrap_copy, adapter.wrap)
 
 

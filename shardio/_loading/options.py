@@ -285,7 +285,7 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The checked options of a ShardLoader; its docstring describes them."""
+    """The checked options of a ShardLoader, whose docstring describes them."""
 
     batch_size: int = _option(check_count, 1)
     shuffle: Shuffle = _option(check_shuffle)

@@ -31,7 +31,7 @@ from shardio.format.types.array_values import is_of
 from shardio.media.values import describe, thumbnail
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # type checkers bring their own description of it
+    from typing_extensions import TypeVar  # type checkers bundle stubs for this module
 
     Value_co = TypeVar("Value_co", covariant=True, default=Any)
 else:
@@ -72,9 +72,10 @@ class Batch(Mapping[str, Value_co], Listed):
 
     A numeric field of fixed shape is one array or tensor for all rows. Any other field (text,
     bytes, JSON, arrays of varying shape, lists of arrays) is a list with an item per row, created
-    on first access. A missing value is None in a list and zeros in an array; `present` tells them
-    from real zeros. The name of a nested record gives a dict of its fields. A value stays valid as
-    long as it or the batch is referenced; with reuse=True, only until the next batch.
+    on first access. A missing value is None in a list and zeros in an array; `present`
+    distinguishes them from real zeros. The name of a nested record gives a dict of its fields. A
+    value stays valid as long as it or the batch is referenced; with reuse=True, only until the next
+    batch.
     """
 
     _public = "epoch get indices items keys n_rows origins present skipped step to valid values"
@@ -92,10 +93,10 @@ class Batch(Mapping[str, Value_co], Listed):
         "step",
     )
 
-    if not TYPE_CHECKING:  # for type checkers, a batch would have every attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            # `copy` asks for attributes of the language before the batch has a layout.
+            # The module `copy` looks up special methods before the batch has a layout.
             fields = () if name[0] == "_" else self._layout.schema
             advice = {name: f"write batch[{name!r}]"} if name in fields else {}
             return missing_attribute(self, name, advice)
@@ -166,8 +167,8 @@ class Batch(Mapping[str, Value_co], Listed):
         raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
 
     def __iter__(self) -> Iterator[str]:
-        # `images, labels = batch` would silently give names. Only the instruction that called
-        # __iter__ tells it from a loop over the names.
+        # `images, labels = batch` would silently give names. Only the bytecode of the caller
+        # distinguishes it from a loop over the names.
         caller = sys._getframe(1)
         code, i = caller.f_code.co_code, max(caller.f_lasti, 0)
         if code[i] == _UNPACK and code[i + 1] > 1:
@@ -240,7 +241,7 @@ class Batch(Mapping[str, Value_co], Listed):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """For each row, True unless the row is padding or has a replacement; a copy."""
+        """For each row, True unless the row is padding or replaces a failed sample; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 
@@ -324,7 +325,7 @@ class Batch(Mapping[str, Value_co], Listed):
         return values
 
     def _delivered(self, name: str, value: Any) -> Any:
-        """Return an array of a list, or a list of arrays, as the output and the layout have it."""
+        """Convert an array, or each array of a list, to the loader's output and order of axes."""
         if isinstance(value, list):
             return [self._delivered(name, each) for each in value]
         if self._wrap is not None:

@@ -30,8 +30,9 @@ _COMPANIONS: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The suffix and dtype of the field that "pad" or "ragged" adds; then 1 if the field has the shape
-of the joined array, 0 if it has one dimension."""
+"""The suffix and dtype of the field that "pad" or "ragged" adds, and a flag: 1 if the field has the
+shape of the joined array, 0 if it has one dimension.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array. Text is for
     str, Bytes for bytes, List for a list of arrays, and Json for dict, other lists, tuple and None.
 
-    `source` is the schema before a transform. A field keeps from `source` that its shape varies or
-    that it is optional, bfloat16 if its values are uint16, and Json if they are JSON values.
+    `source` is the schema before a transform. A field stays optional, or of varying shape, if it is
+    so in `source`; a bfloat16 field stays bfloat16 if its values are uint16, and a Json field stays
+    Json if its values are JSON values.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -180,7 +181,10 @@ def check_batch(batch: object, n_rows: int, schema: Schema, whole: Iterable[str]
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Raise SchemaError unless a sample matches `schema`; messages call its source `first`."""
+    """Raise SchemaError unless a sample matches `schema`.
+
+    `first` names the sample that the schema was inferred from, in messages.
+    """
     # Checking for dict first is ten times as fast as checking only for Mapping.
     if not isinstance(sample, dict | Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")

@@ -194,9 +194,9 @@ def convert(
             in no subset.
         split_seed: the seed of `split`.
         split_folders: whether folders named like splits, such as `train`, `val` and `test`, become
-            subsets, which share the classes in them. By default, they do if two or more lie side
-            by side. With True, one is enough. With False, they are classes like other folders. An
-            append does as the conversion of the dataset did.
+            subsets, which share the classes in them. By default, they do if two or more lie side by
+            side. With True, one is enough. With False, they are classes like other folders. An
+            append uses the setting with which the dataset was made.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
             uploaded as soon as it is finished. The cache folder on this machine holds the shards
             that are not uploaded yet, and the state that is needed to resume the conversion.

@@ -136,10 +136,10 @@ SPLIT_FOLDERS: Final = "split_folders"
 
 
 def uses_split_folders(base: Generation | None, *, wanted: bool | None) -> bool | None:
-    """Return whether folders are subsets; None if their names are to decide.
+    """Return True if folders are subsets, False if not, None if their names decide.
 
-    `wanted` is the option of the caller. If it is None, an append to `base` does as the conversion
-    of `base` did.
+    `wanted` is the option of the caller. If it is None, an append to `base` uses the setting with
+    which `base` was made.
     """
     if base is None or wanted is not None:
         return wanted
@@ -256,9 +256,9 @@ def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str,
     """Return a dict from the name to the path of each folder that is named like a split.
 
     A folder counts only if it and its siblings denote at least `min_splits` different splits, and
-    if no such siblings lie closer to the root. If they lie in several parents, the paths are
-    patterns, such as `*/train`. If there are no folders in the splits, the parents are classes, and
-    a parent with a single split counts, too.
+    if no such siblings lie closer to the root. If such folders have several parents, the paths are
+    patterns, such as `*/train`. If these folders have no subfolders, their parents are classes, and
+    a parent of a single split counts too.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):

@@ -372,7 +372,7 @@ def dict_columns(arrays: Mapping[str, Any]) -> tuple[int, list[FrameColumn]]:
 
 def _dict_column(name: str, values: Any) -> FrameColumn:
     refuse_masked(f"column {name!r}", values)
-    # NumPy would make floats of integers with nulls.
+    # NumPy would convert integers with nulls to floats.
     if any(is_of(values, "pandas", kind) for kind in ("Series", "ExtensionArray")):
         return _pandas_column(name, sys.modules["pandas"].Series(values))
     if is_of(values, "polars", "Series"):
@@ -435,7 +435,8 @@ def hugging_face_columns(dataset: Any) -> tuple[int, list[FrameColumn]]:
 
     def read(name: str, start: int, stop: int) -> Any:
         found = rows.select_columns([name])[start:stop].replace_schema_metadata(metadata)
-        # Files may be given by path only. The module is loaded, because the data set uses it.
+        # Read the files that are given only by path. `datasets.table` is already imported, because
+        # the data set is an object of `datasets`.
         return sys.modules["datasets.table"].embed_table_storage(found)
 
     converter: Any = converter_class("arrow")

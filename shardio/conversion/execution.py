@@ -149,7 +149,7 @@ class ConvertOptions:
         )
 
     def undo_killed_overwrite(self, out: PathName) -> None:
-        """Undo an overwrite by samples of Python that was killed: it cannot be resumed."""
+        """Undo a killed overwrite by Python samples, because it cannot be resumed."""
         is_local = self.uploader is None
         if is_local and not self.overwrite and lacks_units(Path(out) / WORK_FOLDER):
             with self.make_staging(out):

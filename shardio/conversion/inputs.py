@@ -167,8 +167,8 @@ RemainingParts = tuple[str, ...]
 class Pattern:
     """A pattern for paths below the folder `root`: parts that match names, as in a shell.
 
-    A name that starts with a dot is only matched by a part that does so. The part `**` matches any
-    number of folders, including none. Everything in a matching folder matches too.
+    A name that starts with a dot is only matched by a part that starts with a dot. The part `**`
+    matches any number of folders, including none. Everything in a matching folder matches too.
     """
 
     root: str

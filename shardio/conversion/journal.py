@@ -37,7 +37,7 @@ from shardio.storage.fs import read_checksummed_json, to_checksummed_json, write
 MIN_UNIT_BYTES: Final = 1 << 20
 """The minimum target size of a unit. Shards of smaller units would be too small to read fast."""
 MAX_UNIT_BYTES: Final = 128 << 20
-"""The maximum target size of a unit. With larger units, workers would wait long for the last."""
+"""The maximum target size of a unit. With larger units, workers would wait longer at the end."""
 N_UNITS: Final = 64
 """The number of units, if their size is within these limits: enough to keep all workers busy."""
 MIN_INPUT_BYTES: Final = 4096
@@ -107,7 +107,7 @@ def has_items(inputs: Sequence[Input]) -> bool:
 
 
 def _weight(one: Input) -> int:
-    """Return the size of an input and its parts, a measure for the time to convert it."""
+    """Return the size of an input and its parts, which predicts the time to convert them."""
     if one.part_of:
         return 0  # Its size is included in that of another input.
     return max(one.n_bytes + sum(part.n_bytes for part in one.parts), MIN_INPUT_BYTES)
@@ -234,7 +234,8 @@ def different_settings(
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
     """Raise DatasetExists if the inputs have changed since an earlier conversion published them.
 
-    Resuming it would report success, although the dataset does not have the current inputs.
+    If that conversion were resumed, success would be reported, although the dataset does not have
+    the current inputs.
     """
     if plan.units != tuple(units):
         default = "append (--append) adds new inputs, overwrite (--overwrite) starts again"

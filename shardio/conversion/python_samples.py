@@ -250,7 +250,7 @@ class ItemSource(Converter):
                 sample = validate_sample(as_mapping(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
-            except Exception as error:  # A user's own class of mappings may raise anything.
+            except Exception as error:  # A user-defined mapping may raise any exception.
                 raise MediaError(f"sample {n_samples}: {_format_error(error)}") from error
             yield sample
             n_samples += 1

@@ -183,7 +183,7 @@ _FAILURES: Final = ("broken", "modified", "not_processed", "empty")
 
 
 def _rank(outcome: str) -> int:
-    """Return the place of an outcome in a report: failures first, what was converted last."""
+    """Return the place of an outcome in a report: failures first, converted inputs last."""
     if outcome in _FAILURES:
         return _FAILURES.index(outcome)
     return len(_FAILURES) + (outcome == "converted")

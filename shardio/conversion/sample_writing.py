@@ -104,7 +104,7 @@ class _SampleRun:
     n_samples: int = 0
 
     def write(self, folder: str | Path) -> tuple[Generation | None, Generation | None]:
-        """Write all samples to `folder`; return the generation before, and the published one."""
+        """Write all samples to `folder`; return the previous and the published generation."""
         base, shard_bytes = self.base, self.options.shard_bytes
         counts: Counter[str] = Counter()
         with GenerationWriter(

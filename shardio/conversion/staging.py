@@ -184,8 +184,8 @@ class Staging:
             self._check_out()
 
     def _inspect_append(self) -> None:
-        # The message of an error suggests to delete the work folder, which would leave the links in
-        # `out`. Remove the links before any error is raised.
+        # Errors suggest deleting the work folder, which would leave the links in `out`. Remove the
+        # links before any error is raised.
         self._undo()
         plan = self._read_plan(self._abandon_hint)
         if plan is not None and not (plan.appends and self._resume):
@@ -271,9 +271,9 @@ class Staging:
     def _has_published(self) -> bool:
         """Return True if a generation of `out` lists a shard of this work folder.
 
-        If a writer was killed while it published a generation, that generation is removed first.
-        The shards of an upload are removed once they are in the store. Any dataset in `out` counts
-        then, because no other conversion uses this folder.
+        If a writer was killed while it published a generation, that generation is removed first. In
+        an upload, shards are removed once they are in the store. The result is then True for any
+        dataset in `out`, because no other conversion uses this folder.
         """
         if not holds_dataset(self.out):
             return False

@@ -289,8 +289,8 @@ class Upload(Closing):
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        # The dataset is published now. No other writer can publish here, so all shards that it does
-        # not list are ours, and unused.
+        # The dataset is published now. No other writer can publish here, so all shards that the
+        # dataset does not list come from this upload, and are unused.
         self._remove_unused({shard.name for shard in shards})
         rename(self.folder, self._done_folder)
         self._clean_up()

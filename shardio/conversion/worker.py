@@ -259,8 +259,8 @@ class SampleBuffer:
     """A buffer for the samples of one input, until the outcome of the input is known.
 
     The samples of an hour of video take gigabytes. Whenever the samples in memory reach
-    BUFFER_BYTES, they are therefore written to a file in `folder`, which has no name, so that it
-    vanishes with this process.
+    BUFFER_BYTES, they are therefore written to an unnamed file in `folder`, which vanishes with
+    this process.
     """
 
     def __init__(self, folder: str) -> None:

@@ -69,7 +69,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """The index of each shard's first row, followed by the total number of rows."""
         self._generation = generation
         self.verify: Verify = verify
-        # No property: jedi, with which IPython completes, fails on one whose type is a Literal.
+        # An attribute, because jedi, which completes names in IPython, fails on a property of a
+        # Literal type.
         self.access: Access = files.access
         """The method by which files are accessed: "mmap" (mapped) or "pread" (read)."""
         # Usually all shards but the last have the same number of samples. The shard of a row is

@@ -318,7 +318,7 @@ def _convert_hint(path: Path) -> str:
 
 
 def _refuse_subset(path: Path) -> None:
-    """Raise DatasetNotFound if a missing path is that of a dataset and the name of a subset."""
+    """Raise DatasetNotFound if a missing path consists of a dataset's path and a subset's name."""
     subsets: Mapping[str, object] = {}
     with contextlib.suppress(ShardioError, OSError):
         subsets = load(path.parent).subsets if holds_dataset(path.parent) else {}

@@ -106,7 +106,7 @@ def split_operation(
 def random_subsets(
     n_rows: int, parts: Mapping[str, float], seed: int, folder: str | os.PathLike[str]
 ) -> dict[str, RowRuns]:
-    """Assign rows to subsets at random, as `split` does; rows may be left if shares are below 1.
+    """Assign rows to subsets at random, as `split` does; shares may add up to less than 1.
 
     `folder` is the dataset, for the message if a subset would be empty.
     """

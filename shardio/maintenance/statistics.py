@@ -33,7 +33,7 @@ from shardio.shard.verification import Rows
 _CHUNK_ITEMS: Final = 1 << 20
 """The number of values that are processed at a time. Converted to float64, they take 8 MiB."""
 _FOLDED_ROWS: Final = 128
-"""The number of rows, each with a value per channel, that are added as one row."""
+"""The number of rows, each with a value per channel, that are joined before they are added."""
 _FRAME_BYTES: Final = 256 << 20
 """The size of the frames of a video that are decoded at a time."""
 _MAX_CHANNELS: Final = 4
@@ -65,7 +65,7 @@ class StatsReport:
     frames that were decoded of each video; None for all. Labels with class names have no `mean` and
     `std`.
 
-    An open dataset keeps the `stats` of its generation: reopen it to see these.
+    An open dataset keeps the statistics of its generation: reopen the dataset to see new ones.
 
     If the dataset has class names and labels, `stats["classes"]` has the number of samples of each
     class, and `stats["without_class"]` the number of all others.
@@ -109,7 +109,7 @@ class StatsReport:
 
 
 def _pixels_text(name: str, found: Mapping[str, Any]) -> str:
-    """Return the Normalize of a field with pictures, and the number of frames that it is of."""
+    """Return a call of Normalize with the statistics of a field's pictures, and the frame count."""
     if not (found.get("pictures") and found.get("count") and "channels" in found):
         return ""
     mean, std = (
@@ -136,7 +136,8 @@ def compute_stats(
     """Compute statistics of a dataset or a subset, and publish them with the next generation.
 
     If the current generation has the same statistics, nothing is published. All data that is read
-    is verified. `stats` of a dataset that is open does not change: reopen the dataset to see them.
+    is verified. A dataset that is already open keeps its old `stats`: reopen the dataset to see the
+    new ones.
 
     Args:
         folder: the folder of the dataset.
@@ -268,7 +269,7 @@ class _DatasetStatistics:
             "fields": {name: statistics.as_json() for name, statistics in self._fields.items()}
         }
         if self._has_labels:
-            # A mean of the numbers of classes has no meaning.
+            # A mean of class indices has no meaning.
             found["fields"][LABEL] |= {"mean": None, "std": None}
             *counts, found["without_class"] = self._class_counts.tolist()
             found["classes"] = dict(zip(self._classes, counts, strict=True))
@@ -298,8 +299,8 @@ def _pixels(
 ) -> Iterator[npt.NDArray[np.uint8] | None]:
     """Yield the pictures of a field of images or videos, (n, height, width, 3).
 
-    Yield None for a missing value. Decode at most `frames` frames of a video: the middle frames of
-    that many equal parts.
+    Yield None for a missing value. Decode at most `frames` frames of a video: the middle frame of
+    each of `frames` equal parts.
     """
     with ClipDecoder() as decoder:
         for row, value in zip(rows.tolist(), reader.records.values(name, rows), strict=True):
@@ -359,7 +360,7 @@ class _FieldStatistics:
             values = values.view(np.uint8)
         if self._dtype == "bfloat16":  # the bits of a bfloat16 are the upper half of a float32
             values = (values.astype(np.uint32) << 16).view(np.float32)
-        # NumPy adds rows of a few values slowly, so add as many rows as one as possible.
+        # NumPy adds rows of a few values slowly, so join as many rows as possible into one.
         width = self._n_channels * (_FOLDED_ROWS if self._n_channels > 1 else 1)
         flat = values.reshape(-1)
         folded, rest = np.split(flat, [len(flat) // width * width])

@@ -36,7 +36,7 @@ _SOURCE_BYTES: Final = 64 << 20
 """The size of the memory from which bytes are copied, which is larger than the caches of a CPU."""
 _MIN_COPY_BYTES: Final = 1 << 20
 _N_PROBES: Final = 256
-"""The number of random pages of the files for which `cached_share` asks if they are cached."""
+"""The number of random pages of the files that `cached_share` checks."""
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:

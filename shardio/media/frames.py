@@ -73,7 +73,9 @@ def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tupl
 def crop_geometry(
     shown: tuple[Fraction, Fraction], size: tuple[int, int], crop: CropPosition | None
 ) -> CropGeometry:
-    """Compute the geometry of a crop of `size` (height, width), from `shown` (width, height).
+    """Compute how a picture that is displayed as `shown` (width, height) is scaled and cropped.
+
+    `size` is the (height, width) of the crop.
 
     Raises:
         ValueError: a side of the scaled picture would be longer than `MAX_SIDE`.
@@ -220,7 +222,7 @@ class FrameWriter:
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
-    """Return the quarter turns and flips that make a picture upright, rounded to quarter turns.
+    """Return the flips and the quarter turn that make a picture upright; other angles are rounded.
 
     If the first item is True, height and width are transposed. If the second item is -1, the
     picture is then flipped vertically; if the third is -1, horizontally. The matrix

@@ -104,7 +104,7 @@ class MonotonicTimestamps:
     """A callable that changes times so that they rise strictly, as `StreamEncoder` requires.
 
     If the time of a frame is before the previous time, the clock has restarted: this and later
-    frames are moved behind the previous frame. If two times are equal, the second is moved by one
+    frames are moved after the previous frame. If two times are equal, the second is moved by one
     tick. `n_changed` is the number of times that were changed.
     """
 

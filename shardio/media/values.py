@@ -60,7 +60,10 @@ class StoredImage(EncodedImage):
         return _pil_image(self.decode())
 
     def show(self) -> None:
-        """Show the image in the notebook, or else with Pillow's viewer. Raises as `to_pil`."""
+        """Show the image in the notebook, or else with Pillow's viewer.
+
+        Raises the errors of `to_pil`.
+        """
         _show(self.to_pil())
 
     def __int__(self) -> NoReturn:
@@ -126,7 +129,7 @@ class StoredVideo(EncodedStream):
     def show(self) -> None:
         """Show up to 8 frames side by side, in the notebook, or else with Pillow's viewer.
 
-        Raises as `to_pil`.
+        Raises the errors of `to_pil`.
         """
         numbers = np.linspace(0, self.n_frames - 1, min(_STRIP_FRAMES, self.n_frames)).astype(int)
         height = min(self.height, _STRIP_HEIGHT)

@@ -1,6 +1,6 @@
 """Convert arrays to JAX arrays, which share the NumPy arrays' memory if JAX supports this.
 
-JAX keeps a NumPy array whose memory it shares alive as long as the memory is needed.
+If JAX shares the memory of a NumPy array, JAX keeps the array alive as long as needed.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ _DTYPES: Final[dict[np.dtype[Any], DType]] = {
 # longest vectors have 64 bytes, a cache line; blocks align every field to such a line.
 _ALIGNMENT: Final = 64
 
-# The devices for which a copy has read its source once the call returns (tinygrad 0.14). For other
-# devices, such as CL, `synchronize` is called after each copy, so copies do not overlap with queued
-# work.
+# The devices for which the source of a copy has been read when the call returns (tinygrad 0.14).
+# For other devices, such as CL, `synchronize` is called after each copy, so copies do not overlap
+# with queued work.
 _READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON", "QCOM"})
 
 # tinygrad's CUDA device pins memory for every copy, and releases this memory only in `synchronize`.

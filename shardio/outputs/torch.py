@@ -94,10 +94,10 @@ class OnTensors:
 
     Pictures, uint8 of (height, width, 3), become `tv_tensors.Image` of (3, height, width), and
     clips become `tv_tensors.Video` of (frames, 3, height, width); without torchvision, both are
-    plain tensors. Decoded media are not copied; stored arrays are, because they are read-only, and
-    torch does not know read-only tensors. Numbers, text and bytes stay as they are. The loader
-    takes pictures as the function returns them, in (channels, height, width), unless it has the
-    option layout="HWC".
+    plain tensors. Decoded media are not copied. Stored arrays are copied, because they are
+    read-only, and torch has no read-only tensors. Numbers, text and bytes stay as they are. The
+    loader takes pictures as the function returns them, in (channels, height, width), unless it has
+    the option layout="HWC".
 
     A torch module, such as a transform of `torchvision.transforms.v2`, needs no OnTensors: a loader
     calls it in the same way.
@@ -128,7 +128,7 @@ class OnTensors:
 
     @property
     def worker_modules(self) -> list[str]:
-        """The modules that workers need and this process has, to be imported before they fork.
+        """The modules to import before workers are forked, if this process has imported them.
 
         torch takes seconds and 200 MB, which workers then share.
         """
@@ -146,7 +146,7 @@ class OnTensors:
         `channels_first` is True if these fields have the shape (rows, …, 3, height, width).
         """
         made = copy.copy(self)
-        made._pictures = pictures | {f"{name}_mask" for name in pictures}  # of collate="pad"
+        made._pictures = pictures | {f"{name}_mask" for name in pictures}  # from collate="pad"
         made._n_leading, made._gets_channels_first = 1, channels_first
         return made
 
@@ -174,7 +174,7 @@ class OnTensors:
             return tensor
         if not self._gets_channels_first:
             tensor = tensor.movedim(-1, -3)
-        if tv_tensors is None or value.dtype == np.bool_:  # masks are no pictures to be changed
+        if tv_tensors is None or value.dtype == np.bool_:  # masks are not pictures
             return tensor
         is_clip = value.ndim - n_leading > 3
         return (tv_tensors.Video if is_clip else tv_tensors.Image)(tensor)
@@ -214,7 +214,7 @@ def as_step(function: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Make torch use one thread, as worker processes do: sums of floats depend on their number."""
+    """Make torch use one thread, as in workers: float sums depend on the number of threads."""
     torch, _ = _packages()
     n_threads = torch.get_num_threads()
     if n_threads == 1:

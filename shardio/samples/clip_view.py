@@ -253,7 +253,7 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
 def common_size(
     dataset: Dataset, clip: Clip, name: str, sizes: set[tuple[int, int]], method: str = "clips"
 ) -> tuple[int, int]:
-    """Return the size of all videos of a field, given up to two sizes; raise if there are two."""
+    """Return the common size of a field's videos, given up to two distinct sizes; raise for two."""
     found = sorted(sizes)
     if len(found) > 1:
         shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])

@@ -1,6 +1,6 @@
 """Sources of fields that are decoded: images, clips of videos, and audio.
 
-Streams and decoders are cached, because the next clip is often of the same stream.
+Streams and decoders are cached, because the next clip is often from the same stream.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ClipSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Decode the clips of each video together; for another field, write its values."""
+        """Decode the clips of each video together; if `slot` is a time field, write the times."""
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
         videos: dict[tuple[int, int], VideoClips] = {}
         for i, code in enumerate(chunk.start_codes[part].tolist()):

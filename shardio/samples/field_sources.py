@@ -332,7 +332,7 @@ class SampleReader(Closing):
         }
 
     def has_stored_values(self, name: str) -> bool:
-        """Return True if samples have the stored values of a field, not decoded or made ones."""
+        """Return True if samples have a field's values as stored, neither decoded nor computed."""
         source = self._by_name[name]
         return source.is_stored and not source.is_converted
 

@@ -240,7 +240,7 @@ def _summaries(sources: Sequence[ShardDataset], name: str | None = None) -> Shar
 
 
 _UNORDERED: Final = (Set, Mapping)
-"""Invalid types of sources and weights: a set has no order, and a mapping could mean its keys."""
+"""Types refused for sources and weights: a set has no order, and a mapping iterates over keys."""
 
 
 @refuses({"probabilities": "write weights=", "stopping_strategy": "write exhausted="})

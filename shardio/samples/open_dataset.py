@@ -41,7 +41,7 @@ class OpenDataset(Dataset):
 
     _public = "clips pack preload windows"
 
-    if not TYPE_CHECKING:  # for type checkers, a dataset would have every attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, DATASET_ADVICE)
@@ -180,15 +180,17 @@ class OpenDataset(Dataset):
         A row has arrays whose first axis is the steps, and videos. A sample has, for each field
         `name` in `offsets`, the values or frames at some offsets from its step, (offsets, …), and
         `name_mask`, bool (offsets,). If an offset is before the first or after the last step, the
-        value is that of the first or the last step, and the mask is False; for seconds, half a step
-        is allowed. Fields with one value for the whole row are delivered too.
+        value is that of the first or the last step, and the mask is False. Offsets in seconds may
+        be up to half a step before the first or after the last step. Fields with one value for the
+        whole row are delivered too.
 
         Args:
-            offsets: a dict from fields to offsets: whole numbers of steps, range(50), or floats in
-                seconds, [-0.2, 0.0], which give the value of the nearest step.
+            offsets: a dict from fields to offsets: whole numbers of steps such as range(50), or
+                floats in seconds such as [-0.2, 0.0]; the step nearest to that time is used.
             times: a field with the time of each step in seconds, rising floats; by default
-                `timestamp`, if it exists. Videos must count the seconds as this field does. A frame
-                is then found by its time, otherwise by its number.
+                `timestamp`, if it exists. Frames of videos are then found by time, so the times of
+                videos must count from the same zero. Without such a field, frames are found by
+                number.
             fps: the number of steps per second, instead of `times`.
             size: the (height, width) to which frames are scaled and cropped; None keeps their size.
 

@@ -28,7 +28,7 @@ _ERRORS: Final = (ShardioError, OSError)
 
 
 def dataset_html(dataset: Dataset) -> str:
-    """Return the fragment of a dataset, with thumbnails of some samples; damage is left out.
+    """Return the fragment of a dataset, with thumbnails of some undamaged samples.
 
     From an object store, no data is read.
     """
@@ -72,7 +72,7 @@ def _view_words(view: Mapping[str, Any]) -> list[str]:
 
 
 def view_html(view: SampleView) -> str:
-    """Return the fragment of a view, with thumbnails of some samples; damage is left out.
+    """Return the fragment of a view, with thumbnails of some undamaged samples.
 
     Large samples are not decoded. The index is not read if the dataset is large or in an object
     store.

@@ -129,7 +129,8 @@ class StepTable:
         if times is None:
             times = np.arange(n) / float(self.fps or 1)
         wanted = times[step] + offsets
-        # Times that are rounded to 32 bits are not exact sums: allow for half a step at the ends.
+        # Times in 32 bits are rounded, so allow half a step before the first and after the last
+        # step.
         before, after = np.diff(times[[0, min(1, last), max(0, last - 1), last]])[::2] / 2
         mask = (wanted > times[0] - (before or 1e-6)) & (wanted < times[-1] + (after or 1e-6))
         wanted = np.clip(wanted, times[0], times[-1])
@@ -151,7 +152,7 @@ class StepSource(FieldSource):
         super().__init__(dataset, name, (name, f"{name}_mask"))
         self._offsets, self._table = offsets, table
         self._latest: tuple[tuple[int, int], npt.NDArray[Any]] | None = None
-        """The last array that was read, and its shard and row: the next step is often of it."""
+        """The last array read, with its shard and row; the next step is often in the same array."""
 
     def read_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the values and the mask for one step."""
@@ -267,7 +268,7 @@ class StepView(DividedView):
 
     @property
     def summary(self) -> str:
-        """The number of the steps, and the fields around them."""
+        """A text with the number of steps and the fields that have offsets."""
         count = f"{len(self)} " if self.is_read else ""
         return f"{count}steps with {', '.join(self.steps.offsets)}"
 
@@ -351,7 +352,7 @@ def _find_steps(dataset: Dataset, steps: Steps) -> tuple[StepTable, dict[str, tu
     for part, (lengths, found, values) in scan(dataset, look):
         for name, video in found.items():
             lengths[name] = video.n_frames
-            if times is not None:  # any number of frames will do: a frame is found by its time
+            if times is not None:  # frames are found by time, so their number is not compared
                 lengths[name] = np.where(video.n_frames > 0, lengths[times], 0)
             streams = video.streams[video.n_frames > 0]
             shape = np.stack([streams["height"], streams["width"]], axis=1)

@@ -39,7 +39,7 @@ SELECT_ADVICE: Final = {
     "mask": "write select(mask)",
     "where": "write select(lambda columns: …, fields=[…])",
 }
-"""Names that users may try for the parameter of `select`, each with the advice what to write."""
+"""Names that users may try for the parameter of `select`, each with what to write instead."""
 
 _ATTRIBUTE_ADVICE: Final = {
     **dict.fromkeys(("batch", "to_tf_dataset"), "write shardio.ShardLoader({0}, batch_size)"),
@@ -76,7 +76,9 @@ _ATTRIBUTE_ADVICE: Final = {
     ),
     **dict.fromkeys(("to_dict", "to_list"), "write list({0})"),
 }
-"""Attributes of other libraries' data sets; {0} stands for a variable with the dataset or view."""
+"""Attributes that datasets of other libraries have, each with what to write instead; {0} stands for
+a variable with the dataset or view.
+"""
 DATASET_ADVICE: Final = {k: text.format("dataset") for k, text in _ATTRIBUTE_ADVICE.items()}
 _VIEW_ADVICE: Final = {k: text.format("view") for k, text in _ATTRIBUTE_ADVICE.items()} | {
     name: f"write view.dataset.{name}(…), which its dataset has"
@@ -120,7 +122,7 @@ class SampleView(Sequence[dict[str, Any]], Listed):
         """The options of the view: the arguments of its class after the dataset."""
         return ()
 
-    if not TYPE_CHECKING:  # for type checkers, a view would have every attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, _VIEW_ADVICE)

@@ -32,8 +32,8 @@ class RandomResizedCrop(RandomTransform):
 
     The box is drawn as in torchvision, after C. Szegedy et al., "Going deeper with convolutions"
     (2014): a uniform area, a log-uniform aspect ratio and a uniform position. If none of ten boxes
-    fits, the largest centred box that `ratio` allows is used. Resizing is linear, and antialiased
-    if the picture becomes smaller.
+    fits, the largest centred box that `ratio` allows is used. Resizing interpolates linearly, and
+    is antialiased if the picture becomes smaller.
 
     Args:
         size: (height, width) of the result in pixels, or one number for both.
@@ -86,7 +86,7 @@ class RandomResizedCrop(RandomTransform):
 
 
 class Resize(FixedTransform):
-    """A change of size. It is linear, and antialiased where the picture becomes smaller.
+    """A change of size, with linear interpolation, antialiased where the picture becomes smaller.
 
     Args:
         size: (height, width) of the result in pixels; or the shorter side as one number, which
@@ -191,7 +191,7 @@ class RandomRotation(RandomTransform):
 class RandomErasing(RandomTransform):
     """A box of random area, aspect ratio and position that is filled, with probability `p`.
 
-    The box is drawn as in torchvision. If ten boxes do not fit, the picture stays as it is.
+    The box is drawn as in torchvision. If none of ten boxes fits, the picture stays as it is.
     Pictures may be floats: RandomErasing may follow Normalize.
 
     Args:
@@ -199,7 +199,7 @@ class RandomErasing(RandomTransform):
         scale: the bounds of the area of the box, as a share of the picture's area.
         ratio: the bounds of height / width of the box.
         value: the values that fill the box: a number, three numbers for the channels, or "random"
-            for noise, uniform levels in uint8 and standard normal values in floats. All frames of a
+            for noise (uniform from 0 to 255 in uint8, standard normal in floats). All frames of a
             clip get the same noise.
         fields: the names of the fields to change; by default all pictures and clips.
 

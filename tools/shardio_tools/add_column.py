@@ -134,7 +134,7 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         raise InvalidArgument(f"{path}: expected an array with one row per sample")
     if field is not None:
         return field, array
-    try:  # a dtype's name, unlike its string, has no byte order; writing converts the order
+    try:  # the name of a dtype omits the byte order, which writing converts
         return Array(array.dtype.name, array.shape[1:]), array
     except SchemaError as error:
         raise SchemaError(f"{path}: {error}") from error

@@ -60,7 +60,7 @@ def add_engine_arguments(add: Callable[..., Any]) -> None:
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of the execution backend; silence the log lines of Ray."""
     if options.engine == "ray":
-        # A pattern that fits every line; without it, Ray prints the logs of lost machines here.
+        # The pattern matches every line. Otherwise, Ray prints the logs of lost machines here.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     return {"engine": options.engine, "address": options.address}
 

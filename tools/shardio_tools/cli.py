@@ -64,7 +64,7 @@ from shardio_tools.screen import fitted
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""Errors that only writes cause, so that they concern OUT and not an input."""
+"""Errors that only writing causes: messages about them name OUT, not an input."""
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "make a dataset": {
@@ -188,11 +188,11 @@ _HABITS = {
     }.items()
     for word in words
 }
-"""Hints for commands of other programs."""
+"""Suggestions for words that other programs use for similar commands."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that adds its command's arguments when it parses, and hints at mistyped names."""
+    """A parser that adds its command's arguments when it parses, and suggests correct spellings."""
 
     command: ModuleType | None = None
     _arguments: Sequence[str] = ()
@@ -236,7 +236,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage of the command and an error, and exit.
 
-        A mistyped flag may leave a required one missing; then the mistyped one is named.
+        If a required flag is missing because it was mistyped, the error names the mistyped flag.
         """
         if message.endswith("is required") or message.startswith("the following arguments"):
             for argument in self._arguments:

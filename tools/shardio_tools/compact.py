@@ -6,7 +6,7 @@ damaged shards are refused.
 
 Examples:
     shardio compact out/
-    shardio compact out/ --remove-old             # and delete what was merged
+    shardio compact out/ --remove-old             # and delete old shards
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class DemoReport:
     samples_per_s: float
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as values of JSON."""
+        """Return everything as JSON values."""
         return asdict(self)
 
 
@@ -237,7 +237,7 @@ class TinygradNetwork:
         nn, tensor = lib.nn, lib.Tensor
         tensor.manual_seed(0)
         self.name = f"tinygrad, device {lib.Device.DEFAULT}"
-        # tinygrad has the context variable from 0.14 on, and Tensor.train before.
+        # tinygrad has the context variable TRAINING since 0.14; before, it had Tensor.train.
         old = getattr(tensor, "train", None)
         self._training: Callable[[], Any] = old or (lambda: lib.Context(TRAINING=1))
         first, second = nn.Linear(n_inputs, N_HIDDEN), nn.Linear(N_HIDDEN, n_classes)
@@ -380,7 +380,7 @@ def _train(dataset: Path, limit_s: float, say: Say) -> dict[str, Any]:
 
 
 def _loader(opened: ExitStack, dataset: Path, part: str, output: Any) -> shardio.ShardLoader:
-    """Return a loader of the clips of a part that have a class."""
+    """Return a loader of the clips in the subset `part` that have a class."""
     subset = opened.enter_context(shardio.open(dataset, subset=part))
     with_class = subset.select(lambda column: column["label"] >= 0, fields=["label"])
     loader = shardio.ShardLoader(
@@ -390,7 +390,7 @@ def _loader(opened: ExitStack, dataset: Path, part: str, output: Any) -> shardio
         shuffle=part == "train",
         seed=0,
         transform=features,
-        tail="pad",  # batches of one size, as a captured program takes
+        tail="pad",  # a captured program needs batches of one size
         output=output,
     )
     return opened.enter_context(loader)

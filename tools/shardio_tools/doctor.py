@@ -63,7 +63,7 @@ PROBES: Final = {
     "torch": "import torch; n = torch.cuda.device_count(); print(f'CUDA {torch.version.cuda}, "
     "{n} visible GPUs' if torch.version.cuda else 'built without CUDA')",
 }
-"""Programs that print the devices that a framework sees, and run in other processes."""
+"""Programs that print the devices that a framework sees; each is run in another process."""
 _PROBE_S: Final = 60.0
 """The maximum duration of such a program."""
 _FAILS: Final = "fails: "
@@ -118,7 +118,7 @@ class Diagnosis:
     problems: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as values of JSON."""
+        """Return everything as JSON values."""
         packages = {
             one.name: asdict(one) | {"is_fit": one.is_fit, "note": self.notes.get(one.name)}
             for one in self.packages
@@ -175,7 +175,7 @@ def diagnose() -> Diagnosis:
 
 
 def required_packages() -> tuple[list[Package], dict[str, list[Package]]]:
-    """Return the packages that shardio's metadata names: always needed, and by extra.
+    """Return the packages that shardio's metadata requires: always, and for each extra.
 
     Both are empty if shardio was not installed, but runs from a folder.
     """

@@ -63,7 +63,7 @@ def print_screen(elements: Iterable[Element]) -> None:
 
 
 def print_error(text: str, role: Role = "bad") -> None:
-    """Print an error on standard error, as one line in a pipe, after flushing the report."""
+    """Flush the report, then print an error on standard error, on a terminal in several lines."""
     flush()
     name, text = "shardio:", fitted(f"shardio: {text}", sys.stderr)
     line = painted(name, role, sys.stderr) + text.removeprefix(name)
@@ -147,7 +147,7 @@ def decode_names(text: str) -> str:
 
 
 def utf8_name(name: str) -> str:
-    """Decode a command-line argument as UTF-8, as the names of fields and subsets are stored.
+    """Decode a command-line argument as UTF-8, the encoding of the names of fields and subsets.
 
     Bytes that are not UTF-8 become surrogates.
     """
@@ -175,7 +175,7 @@ def format_size(n_bytes: float) -> str:
 
 
 def format_duration(elapsed_s: float) -> str:
-    """Return a duration in seconds, at least 0.1 s, in minutes or hours."""
+    """Return a duration as text: in seconds (0.1 s or more), in minutes or in hours."""
     if elapsed_s < 60:
         return f"{max(elapsed_s, 0.1):.1f} s"
     minutes, rest = divmod(round(elapsed_s), 60)

@@ -64,7 +64,10 @@ class _Store:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return roots[f] for the outermost folder f of the file `name` that is in `roots`, or None."""
+    """Return the root of the outermost store that contains the file `name`, or None.
+
+    `roots` maps the folder of each store to its root.
+    """
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)

@@ -56,7 +56,7 @@ class Images(Converter):
         return Schema({"image": image, "label": Array("int64"), "source": Text()})
 
     def label_is_class(self) -> bool:
-        """Return True: labels are only those of inputs."""
+        """Return True: each sample has the label of its input."""
         return True
 
     def libraries(self) -> Mapping[str, str]:

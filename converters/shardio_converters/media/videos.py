@@ -207,7 +207,7 @@ class Videos(Converter):
         )
 
     def label_is_class(self) -> bool:
-        """Return True: labels are only those of inputs."""
+        """Return True: each sample has the label of its input."""
         return True
 
     def view(self) -> Mapping[str, Any]:

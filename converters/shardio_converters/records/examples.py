@@ -21,7 +21,7 @@ Values = list[bytes] | npt.NDArray[Any]
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
-_FIRST: Final = 0x0A  # the tag of a field 1 with a length: a message, a string or packed numbers
+_FIRST: Final = 0x0A  # the tag of field 1 with a length: a message, a string or packed numbers
 _SECOND: Final = 0x12  # the tag of field 2 with a length
 _LISTS: Final = {0x0A: _BYTES, 0x12: _FLOATS, 0x1A: _INTS}
 _FEW: Final = 16  # up to this number of bytes, Python decodes varints faster than NumPy
@@ -58,7 +58,7 @@ def is_example(record: bytes) -> bool:
 
 
 def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -> None:
-    """Add the entries of a map from names to features to `found`.
+    """Parse a map of named features, and add its entries to `found`.
 
     Entries in the usual form, a name and one list with consistent lengths, take a path that is
     two to four times as fast.
@@ -100,7 +100,7 @@ def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
-    """Return a feature's values: lists of one kind are joined; another kind replaces them."""
+    """Parse a feature; append its list to `values`, or return it alone if the kind differs."""
     for number, wire, first, stop in _fields(data, start, end):
         if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
             continue
@@ -250,7 +250,7 @@ def facts_of(features: Mapping[bytes, Values]) -> dict[str, DtypeShape]:
 
 
 def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
-    """Add all records of a file to `found`; if they do not fit, raise an error and add none."""
+    """Add a file's records to `found`; if they contradict it, raise an error and add none."""
     before, names = found.facts(), sorted({*found.facts(), *of_file.facts()})
     if before and are_compatible_names(before) and not are_compatible_names(names):
         raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")

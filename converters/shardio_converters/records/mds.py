@@ -182,7 +182,7 @@ _DAMAGED: Final = (zstandard.ZstdError, EOFError)
 def _open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator over lists of the columns' bytes in a sample.
+    """Return the columns of a shard, and an iterator over its samples: the bytes of each column.
 
     With `is_checked`, the shard is first checked against the index in its folder. The shard
     stays open until `files` is closed.

@@ -30,8 +30,9 @@ Tokens = npt.NDArray[Any]
 class TokenFiles(Converter):
     """A converter that splits a stream of tokens into consecutive samples, without loss.
 
-    With `eot`, each document is a sample. If the file begins with `eot`, all documents do;
-    otherwise they end with it. Without `eot`, a sample has `length` tokens, or fewer at the end.
+    With `eot`, each document is a sample. If the file begins with `eot`, every document begins with
+    `eot`; otherwise, every document ends with `eot`. Without `eot`, a sample has `length` tokens,
+    or fewer at the end.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -61,7 +62,7 @@ class TokenFiles(Converter):
         return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
 
     def label_is_class(self) -> bool:
-        """Return True: labels are only those of inputs."""
+        """Return True: each sample has the label of its input."""
         return True
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -116,7 +117,7 @@ def _rows(blocks: Iterator[Tokens], length: int) -> Iterator[Tokens]:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """Split a stream into documents; they begin with `eot` if the stream does, else end with it."""
+    """Split a stream before each `eot` if it begins with `eot`, otherwise after each `eot`."""
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

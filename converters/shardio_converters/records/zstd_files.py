@@ -27,7 +27,10 @@ def open_zstd(file: IO[bytes]) -> IO[bytes]:
 
 
 def open_zlib(file: IO[bytes]) -> IO[bytes]:
-    """Do the same for gzip, which may have several members, or zlib; damage raises `zlib.error`."""
+    """Return a reader of the decompressed content of gzip or zlib; damage raises `zlib.error`.
+
+    A gzip file may have several members.
+    """
     return _reader(file, partial(zlib.decompressobj, _GZIP_OR_ZLIB))
 
 

@@ -394,7 +394,7 @@ def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))
     dtype = np.dtype(_dtype_of(array.type))
     if dtype != wanted and array.null_count:
-        array = array.fill_null(0)  # any number will do for a null
+        array = array.fill_null(0)  # the number for a null does not matter
     data = array.buffers()[1]
     if data is None or not len(array):
         return np.zeros(len(array), wanted)

@@ -163,8 +163,9 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
         row = load(text)
     except OutOfRange as error:
         where = f"line {number}"
-        with suppress(ValueError, RecursionError, AttributeError):  # damaged in another way, too
-            # Here, fractions are parsed as bytes, which `dumps` passes to `default` to check them.
+        with suppress(ValueError, RecursionError, AttributeError):  # the text has another error
+            # Find the column: fractions are parsed as bytes, so that `dumps` passes each to
+            # `default`, which checks the range.
             for name, value in json.loads(text, parse_float=str.encode).items():
                 where = f"line {number}, column {name!r}"
                 json.dumps(value, default=lambda raw: float_of(raw.decode()))
@@ -189,7 +190,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     rows = [row for row, _ in found]
     if [end for _, end in found] != [*map(len, texts)] or {*map(type, rows)} - {dict}:
         return None
-    # A dict has a repeated name only once; there are then fewer names than colons.
+    # If an object repeats a name, its dict has fewer names than the text has colons.
     n_names = sum(map(len, rows))
     if whole.count("{") > len(rows):  # objects within objects, or braces in texts
         inner = inside(rows)

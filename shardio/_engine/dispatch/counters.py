@@ -159,7 +159,7 @@ class IterationTimer:
     head_start_ns: int = 0
     """For an iteration begun ahead, the time from its start until a loop took it over; else 0."""
     n_filled_ahead: int = 0
-    """The number of batches that were filled before `began_ns`, in the head start."""
+    """The number of batches that were filled before `began_ns`, while the iteration was ahead."""
     ready_ahead_ns: int = 0
     """For batches filled ahead, the sum of the times from the iteration's start to the filling."""
     entered_ns: int = 0

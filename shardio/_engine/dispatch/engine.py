@@ -57,7 +57,7 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _N_FIRST, _N_SPREAD = 8, 24
-"""The numbers of samples to try for the schema: first samples, then samples all over the view."""
+"""The schema is tried with the first 8 samples, then with 24 samples spread over the view."""
 _PROBED_WORKER = 0
 """The index of the worker that computes the schema."""
 
@@ -288,9 +288,9 @@ class Engine:
 
     @translate_open_file_errors()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration, or take over the one that was begun ahead with this plan.
+        """Start an iteration, or take over the one that was begun ahead (see `iterations`).
 
-        `successor` is the plan of the iteration to begin ahead, if any.
+        `successor` is the plan of the next iteration, which idle workers begin ahead; or None.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
@@ -378,14 +378,14 @@ class Engine:
         self._iterations.cancel(iteration, has_workers=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block that was delivered last until no object refers to the returned memory.
+        """Lease the last delivered block for as long as an object refers to the returned memory.
 
-        Return None if the iteration, or the one begun ahead, could not continue without the block.
+        Return None if this iteration, or the next one, could not continue without the block.
         """
         block = iteration.delivered_block
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        # If Ctrl-C interrupts the next lines, the block has no owner, but never two.
+        # In this order, if Ctrl-C interrupts, the block may be lost, but is never used twice.
         iteration.delivered_block = None
         return self.pool.lease(block)
 

@@ -1,4 +1,7 @@
-"""The table of a loader's running iterations; a slot is an index of this table."""
+"""The table of a loader's running iterations; a slot is an index of this table.
+
+An iteration is *begun ahead* if idle workers fill its first batches before a loop requests it.
+"""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class ReadAhead:
         self._dataset.files.open_files.disable_readahead()
 
     def _ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Iterator[Ranges]:
-        """Yield the byte ranges of rows; those of clips come last, and are read from the others."""
+        """Yield the byte ranges of rows, then of clips, which need data from the first ranges."""
         yield self._extents.fixed(rows, shards)
         yield self._extents.records(rows, shards)
         if self._clips is not None:

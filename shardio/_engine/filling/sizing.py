@@ -66,8 +66,9 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     """Return the number of blocks that an iteration should have; `n_bytes` is the size of a block.
 
     Few blocks are usually faster than many, because their memory stays in the CPU cache. But
-    workers fill a small block faster than the main process can assign a task. If blocks are
-    small, there are therefore more: QUICK_DEPTH per worker, and QUICK_DEPTH that are filled.
+    workers fill a small block faster than the main process can assign a task. If blocks are small,
+    there are therefore more: QUICK_DEPTH per worker, and QUICK_DEPTH filled blocks that wait for
+    the loop.
     """
     if not n_workers:
         return 2

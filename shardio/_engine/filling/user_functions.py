@@ -103,7 +103,7 @@ class UserCalls:
         key: int,
         locate: Callable[[], str],
     ) -> Any:
-        """Return the result of `function`; errors name it `what`, and its samples `locate()`."""
+        """Return the result of `function`; errors name it `what`, and the samples `locate()`."""
         start_ns = now_ns()
         try:
             made = self._call(key, function, arguments)

@@ -46,7 +46,7 @@ class StepFiles(Closing):
         return self._fds[0]
 
     def take(self, worker: int) -> tuple[int | None, int | None]:
-        """Return and clear a worker's recorded step and part; None for what was not recorded."""
+        """Return and clear a worker's recorded step and part; None if a number is not recorded."""
         step, part = (int(n) - 1 for n in self._steps[worker])
         self._steps[worker] = 0
         return None if step < 0 else step, None if part < 0 else part

@@ -42,7 +42,9 @@ class StageExecutor(ABC):
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Create an executor for every stage; `stages` maps stages to steps, and the source to None.
+    """Create an executor for every stage.
+
+    `stages` maps each stage to its step, and the stage that runs the source to None.
 
     All async stages share an event loop. Stages of the same thread group share their threads.
     """
@@ -345,7 +347,8 @@ class ProcessExecutor(StageExecutor):
                 task_pool.resume(job.results)
                 continue
             try:
-                # `resume` takes this index of the item to request more results of a generator.
+                # To request more results of a generator, this index of its item is passed to
+                # `resume`.
                 job.results = task_pool.put(job.item)
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item
@@ -426,7 +429,10 @@ def _report_end(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int)
 
 
 def _call_once(call: UserCall, name: str, item: Any) -> Any:
-    """Return the result of a call; for a generator, a list of its results, or a `FailedCall`."""
+    """Return the result of a call; for a generator, a list of all its results.
+
+    If the generator fails, return a `FailedCall` with the results before the failure.
+    """
     if not call.yields_many:
         return call.invoke(item)
     found: list[Any] = []

@@ -51,7 +51,7 @@ class PackedValue(NamedTuple):
 
 
 def pack_value(value: Any, pickler: ValuePickler | None = None) -> PackedValue:
-    """Pack a value; raise any exception that parts of the value raise."""
+    """Pack a value; raise any exception of the value's own pickling code."""
     skeleton, apart = (pickler or ValuePickler(0)).dumps(value)
     if not apart:
         head = _HEAD.pack(0, len(skeleton)) + skeleton
@@ -113,7 +113,7 @@ def split_values(memory: memoryview) -> Iterator[memoryview]:
 
 
 def _places(sizes: Sequence[int], end: int) -> list[int]:
-    """Return the offset of each buffer behind `end`, and then the end of the last buffer."""
+    """Return the offset of each buffer after a head of `end` bytes, then the end of the last."""
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -129,9 +129,10 @@ _N_RECENT: Final = 32  # the number of recent values from which the size of bloc
 class ValueBlocks(Closing):
     """A pool of blocks that grow with the values; `memory_bytes` is the budget for all blocks.
 
-    A block is idle; or in use, from `take` until `give_back` or `hand_over`; or leased, as long as
-    user code refers to content that was handed over. While more than `n_enough` blocks (if not
-    None) are in use, `hand_over` never copies.
+    A block is idle, in use or leased. It is in use from `take` until `give_back` or `hand_over`,
+    and leased while user code refers to content that was handed over. While more than `n_enough`
+    blocks are in use, the workers have enough, and `hand_over` leases without copying; None sets no
+    such number.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:

@@ -38,7 +38,7 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, pack_value
 from shardio.errors import InvalidArgument, TransformError, import_extra
 
-OWN_FILES: Final = 16  # above the files of a ZeroMQ context and socket without connections
+OWN_FILES: Final = 16  # more than a ZeroMQ context and a socket without connections open
 _SOCKET_NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # in a name from `tempfile`
 _MAX_PATH_BYTES: Final = 107  # the kernel's maximum for the path of a socket

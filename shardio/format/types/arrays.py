@@ -81,7 +81,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 _MAX_COPIED_BYTES: Final = 4 << 10
-"""Copying fewer bytes is faster than creating a view."""
+"""The size below which copying an array is faster than creating a view."""
 _SCALAR_FORMATS: Final[dict[str, tuple[type, str]]] = {
     **{"bool": (bool, "<?"), "float32": (float, "<f"), "float64": (float, "<d")},
     **{f"int{8 << i}": (int, f"<{letter}") for i, letter in enumerate("bhiq")},

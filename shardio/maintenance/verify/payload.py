@@ -184,7 +184,7 @@ class PayloadVerifier:
         return bad
 
     def _check_tiling(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check that each record begins where the previous one ends, or after zeros to align it."""
+        """Check that nothing but zeros for alignment lies between consecutive records."""
         fields = self._fields
         offsets = entries["offset"].astype(np.int64)
         ends = offsets + stored_bytes(entries).astype(np.int64)

@@ -118,7 +118,8 @@ class Stream(Closing):
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
         elif not self.queue and self._is_iterating:
-            # These callers poll frequently, so the whole silence counts: `entered_s` is 0.
+            # With `wait_s`, the caller polls frequently, so all the time without a message counts
+            # as silence.
             self._process_one(wait_s, 0.0)
         if not self.queue:
             return None
@@ -187,7 +188,7 @@ class Stream(Closing):
         return max(1, min(self._max_ahead, self._max_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until `is_there()` is true; `what` names in errors what is awaited."""
+        """Handle messages until `is_there()` is true; errors name the awaited object, `what`."""
         entered_s = time.monotonic()
         while not is_there():
             self._process_one(_STEP_S, entered_s)
@@ -201,8 +202,8 @@ class Stream(Closing):
     def _process_one(self, wait_s: float, entered_s: float) -> None:
         """Handle one message, if one arrives within `wait_s`.
 
-        The server counts as lost after _SILENCE_S without a message. The time before `entered_s`
-        does not count: the caller did not receive then.
+        The server counts as lost after _SILENCE_S without a message. Time before `entered_s` does
+        not count as silence, because no messages were received then.
         """
         with self._lock:
             self._check_open()
@@ -256,7 +257,7 @@ class Stream(Closing):
             self._advance(kind, head, block)
 
     def _handle_opened(self, head: dict[str, Any]) -> None:
-        """Handle "opened". After a reconnection, continue with the new loader if it fits."""
+        """Handle "opened"; after a reconnection, continue if the new loader has equal batches."""
         info = LoaderInfo.parse(head, self._servers.current)
         if self.loader_info is not None:
             info.check_follows(self.loader_info, self._servers.current)

@@ -103,7 +103,7 @@ class RemoteLoader(Closing, Generic[Value_co]):
 
     Args:
         address: "tcp://host:port", or a list of addresses of servers of the same dataset.
-        batch_size: as in ShardLoader, like `output`, `device`, `rank`, `world_size` and all
+        batch_size: as in ShardLoader. So are `output`, `device`, `rank`, `world_size` and all
             `options` that can be sent as data. An option that the server decides raises
             InvalidArgument. `clips` or `pack` selects a view of the dataset; its value is a dict
             with the arguments of the dataset's method of the same name.
@@ -127,7 +127,7 @@ class RemoteLoader(Closing, Generic[Value_co]):
         "address close epoch generation lineage load_state_dict progress served state_dict stats"
     )
 
-    if not TYPE_CHECKING:  # for type checkers, a loader would have every attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, LOADER_ADVICE)
@@ -299,8 +299,7 @@ class RemoteLoader(Closing, Generic[Value_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which to resume after the current batch of the loop.
 
-        A ShardLoader of the same dataset with the same options accepts the state, and the other way
-        round.
+        A ShardLoader of the same dataset with the same options accepts the state, and vice versa.
         """
         latest = self._latest
         return dict(self._next if latest is None or latest.is_exhausted else latest.state)

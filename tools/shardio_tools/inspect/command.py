@@ -136,7 +136,7 @@ def _overview(found: Inspection) -> Iterator[list[str]]:
 
 
 def view_text(found: Inspection) -> str:
-    """Return a text for what a loader returns by default."""
+    """Return a text that describes the samples of the default view."""
     view = found.view
     if view["kind"] != "clips":
         return "rows, as they are stored"

@@ -348,7 +348,10 @@ def _image(pixels: Pixels) -> Image:
 def _write(
     path: str, frames: Sequence[Pixels], moving: dict[str, Any], *, may_replace: bool
 ) -> None:
-    """Write a picture or, with the options `moving`, an animation; the file appears complete."""
+    """Write a picture or, with the options `moving`, an animation.
+
+    The file appears under its name only when it is complete.
+    """
     kind = _FORMATS[_suffix(path)]
     height, width = frames[0].shape[:2]
     if max(height, width) > (most := _MAX_SIDES.get(kind, max(height, width))):

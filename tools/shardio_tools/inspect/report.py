@@ -98,8 +98,9 @@ Samples = shardio.ShardDataset | shardio.ShardReader
 class Inspection:
     """The facts about a dataset or a shard, and the damage found.
 
-    The attributes after these are for the screen, and not in the JSON report: the facts of up to
-    N_MEDIA values of each media field, of `n_samples` in all; the default view, and its clips.
+    Only `facts` and `findings` are in the JSON report; the other attributes are for the screen.
+    `media` has the facts of up to N_MEDIA values of each media field, spread over all `n_samples`
+    samples; `view` is the default view, and `n_clips` the number of its clips.
     """
 
     facts: Facts = field(default_factory=dict)
@@ -162,7 +163,7 @@ class Inspection:
     def describe_media(self, samples: Samples) -> None:
         """Gather facts about the media fields of a few samples spread over all; skip damage.
 
-        In an object store, the sample to be shown stands for all.
+        In an object store, only the sample to be shown is described.
         """
         self.n_samples = n = len(samples)
         names = [name for name, kind in samples.schema.items() if kind.medium]
