@@ -151,51 +151,54 @@ class ShardLoader(Closing, Generic[Value_co]):
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, LOADER_ADVICE)
 
-    @overload
-    def __init__(
-        self: ShardLoader[Tensor],
-        dataset: Source,
-        batch_size: int,
-        *,
-        output: Literal["tinygrad"] = ...,
-        **options: Unpack[LoaderKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: ShardLoader[npt.NDArray[Any]],
-        dataset: Source,
-        batch_size: int,
-        *,
-        output: Literal["numpy"],
-        **options: Unpack[LoaderKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: ShardLoader[TorchTensor],
-        dataset: Source,
-        batch_size: int,
-        *,
-        output: Literal["torch"],
-        **options: Unpack[LoaderKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: ShardLoader[JaxArray],
-        dataset: Source,
-        batch_size: int,
-        *,
-        output: Literal["jax"],
-        **options: Unpack[LoaderKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: ShardLoader[Any],
-        dataset: Source,
-        batch_size: int,
-        *,
-        output: Output,
-        **options: Unpack[LoaderKeywords],
-    ) -> None: ...
+    if TYPE_CHECKING:  # the type of the values in a batch depends on `output`
+
+        @overload
+        def __init__(
+            self: ShardLoader[Tensor],
+            dataset: Source,
+            batch_size: int,
+            *,
+            output: Literal["tinygrad"] = ...,
+            **options: Unpack[LoaderKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: ShardLoader[npt.NDArray[Any]],
+            dataset: Source,
+            batch_size: int,
+            *,
+            output: Literal["numpy"],
+            **options: Unpack[LoaderKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: ShardLoader[TorchTensor],
+            dataset: Source,
+            batch_size: int,
+            *,
+            output: Literal["torch"],
+            **options: Unpack[LoaderKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: ShardLoader[JaxArray],
+            dataset: Source,
+            batch_size: int,
+            *,
+            output: Literal["jax"],
+            **options: Unpack[LoaderKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: ShardLoader[Any],
+            dataset: Source,
+            batch_size: int,
+            *,
+            output: Output,
+            **options: Unpack[LoaderKeywords],
+        ) -> None: ...
+
     @refuses(TORCH_ADVICE | dataset_advice("ShardLoader({}, batch_size)"), "ShardLoader")
     def __init__(
         self,
