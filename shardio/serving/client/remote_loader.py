@@ -132,51 +132,54 @@ class RemoteLoader(Closing, Generic[Value_co]):
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, LOADER_ADVICE)
 
-    @overload
-    def __init__(
-        self: RemoteLoader[Tensor],
-        address: str | Sequence[str],
-        batch_size: int,
-        *,
-        output: Literal["tinygrad"] = ...,
-        **options: Unpack[RemoteKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: RemoteLoader[npt.NDArray[Any]],
-        address: str | Sequence[str],
-        batch_size: int,
-        *,
-        output: Literal["numpy"],
-        **options: Unpack[RemoteKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: RemoteLoader[TorchTensor],
-        address: str | Sequence[str],
-        batch_size: int,
-        *,
-        output: Literal["torch"],
-        **options: Unpack[RemoteKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: RemoteLoader[JaxArray],
-        address: str | Sequence[str],
-        batch_size: int,
-        *,
-        output: Literal["jax"],
-        **options: Unpack[RemoteKeywords],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: RemoteLoader[Any],
-        address: str | Sequence[str],
-        batch_size: int,
-        *,
-        output: Output,
-        **options: Unpack[RemoteKeywords],
-    ) -> None: ...
+    if TYPE_CHECKING:  # the type of the values in a batch depends on `output`
+
+        @overload
+        def __init__(
+            self: RemoteLoader[Tensor],
+            address: str | Sequence[str],
+            batch_size: int,
+            *,
+            output: Literal["tinygrad"] = ...,
+            **options: Unpack[RemoteKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: RemoteLoader[npt.NDArray[Any]],
+            address: str | Sequence[str],
+            batch_size: int,
+            *,
+            output: Literal["numpy"],
+            **options: Unpack[RemoteKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: RemoteLoader[TorchTensor],
+            address: str | Sequence[str],
+            batch_size: int,
+            *,
+            output: Literal["torch"],
+            **options: Unpack[RemoteKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: RemoteLoader[JaxArray],
+            address: str | Sequence[str],
+            batch_size: int,
+            *,
+            output: Literal["jax"],
+            **options: Unpack[RemoteKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: RemoteLoader[Any],
+            address: str | Sequence[str],
+            batch_size: int,
+            *,
+            output: Output,
+            **options: Unpack[RemoteKeywords],
+        ) -> None: ...
+
     def __init__(
         self,
         address: str | Sequence[str],
