@@ -31,7 +31,7 @@ from shardio import (
     maintenance,
 )
 from shardio._base.html import MAX_BYTES, format_number
-from shardio._base.progress import binary_size_text
+from shardio._base.progress import format_size
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio.conversion import InputReport
 from shardio.conversion.converter import OutcomeKind
@@ -340,7 +340,7 @@ def test_a_default_view_is_shown_in_words_and_sizes_as_on_the_command_line(tmp_p
     options: dict[str, Any] = {"frames": 8, "size": 16, "workers": 0}
     report = shardio.convert(tmp_path / "videos", tmp_path / "set", kind="videos", **options)
     assert "1 sample (2 clips)" in text_of(report) and ": ratio " in text_of(report)
-    assert f" {binary_size_text(report.n_bytes)} from " in text_of(report)
+    assert f" {format_size(report.n_bytes)} from " in text_of(report)
     with shardio.open(tmp_path / "set") as dataset:
         text = text_of(dataset)
         assert "clips of 8 frames · stride 1 · a step of 8 · 16 × 16 pixels" in text

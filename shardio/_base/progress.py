@@ -1,4 +1,7 @@
-"""The display of progress: one line on a terminal or in a notebook, otherwise plain lines."""
+"""The display of progress: one line on a terminal or in a notebook, otherwise plain lines.
+
+The texts of counts, sizes and names are also those of the command line and of HTML.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class ProgressState:
         """Return the state as one plain line."""
         parts = [self.counts, self.rate, self.more, self.faults]
         if self.total and self.unit == "bytes":
-            parts.insert(0, f"{100 * self.done // self.total}% of {binary_size_text(self.total)}")
+            parts.insert(0, f"{100 * self.done // self.total}% of {format_size(self.total)}")
         return f"{self.title}: {', '.join(filter(None, parts))}"
 
 
@@ -168,7 +171,7 @@ def line_parts(
     """
     from rich.cells import cell_len
 
-    title, name = (_writable(_printable(text), encoding) for text in (state.title, state.name))
+    title, name = (_writable(printable(text), encoding) for text in (state.title, state.name))
     title = keep_end(title, max(_MIN_TITLE, width // 3), encoding)
     speed = (state.done - n_before) / elapsed_s if elapsed_s > 0 else 0.0
     parts = {
@@ -215,7 +218,7 @@ def counted(n: int, things: str) -> str:
     return f"{n:,} {things.removesuffix('s') if n == 1 else things}"
 
 
-def binary_size_text(n_bytes: float) -> str:
+def format_size(n_bytes: float) -> str:
     """Return a number of bytes in the largest binary unit in which it is at least 1: "1.5 MiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
@@ -264,7 +267,7 @@ def _is_unicode(encoding: str) -> bool:
 
 
 def _rate(speed: float, unit: str) -> str:
-    return f"{binary_size_text(speed)}/s" if unit == "bytes" else f"{speed:,.1f} {unit}/s"
+    return f"{format_size(speed)}/s" if unit == "bytes" else f"{speed:,.1f} {unit}/s"
 
 
 def _clock(seconds: float) -> str:
@@ -273,7 +276,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text with control characters escaped: names of files are untrusted."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from shardio._base.classes import one_line
 from shardio._base.html import fragment, listing, table
-from shardio._base.progress import ProgressState, binary_size_text, counted
+from shardio._base.progress import ProgressState, counted, format_size
 from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
@@ -141,14 +141,14 @@ class ConversionReport:
     def _repr_html_(self) -> str:
         published = f"generation {self.generation}" if self.generation else "nothing published"
         time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
-        samples, size = counted(self.n_samples, "samples"), binary_size_text(self.n_bytes)
+        samples, size = counted(self.n_samples, "samples"), format_size(self.n_bytes)
         converted = [source for source in self.inputs if source.n_samples]
         if self.view["kind"] == "clips":
             n_clips = sum(int(source.detail.get("clips", 0)) for source in converted)
             samples += f" ({counted(n_clips, 'clips')})"
         if n_source_bytes := sum(source.n_bytes for source in converted):
             ratio = self.n_bytes / n_source_bytes
-            size += f" from {binary_size_text(n_source_bytes)}: ratio {ratio:.2f}"
+            size += f" from {format_size(n_source_bytes)}: ratio {ratio:.2f}"
         facts = self.kind, samples, size, published, time
         ranked = sorted(self.counts.items(), key=lambda count: _rank(count[0]))
         counts = [f"{n:,} {outcome}" for outcome, n in ranked]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shardio._base.html import fragment, listing, note, pictures
-from shardio._base.progress import binary_size_text, counted
+from shardio._base.progress import counted, format_size
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.generation import ROWS
 from shardio.errors import ShardioError
@@ -41,7 +41,7 @@ def dataset_html(dataset: Dataset) -> str:
         "" if dataset.subset_name is None else f"subset {dataset.subset_name!r}",
         "" if dataset.rows.row_list is None else "a selection",
         f"{n_shards:,} shard{'s' * (n_shards != 1)}",
-        binary_size_text(n_bytes),
+        format_size(n_bytes),
         f"generation {dataset.generation}" if dataset.generation else "",
     ]
     view = _view_words(dataset.view)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from shardio._base.progress import format_size
 from shardio_tools import output
 
 Capture = pytest.CaptureFixture[str]
@@ -14,11 +15,11 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (output.format_size(0), "0 bytes"),
-        (output.format_size(1023), "1,023 bytes"),
-        (output.format_size(1024), "1.0 KiB"),
-        (output.format_size(5 << 30), "5.0 GiB"),
-        (output.format_size(2000 << 40), "2,000.0 TiB"),
+        (format_size(0), "0 bytes"),
+        (format_size(1023), "1,023 bytes"),
+        (format_size(1024), "1.0 KiB"),
+        (format_size(5 << 30), "5.0 GiB"),
+        (format_size(2000 << 40), "2,000.0 TiB"),
         (output.format_duration(0.04), "0.1 s"),
         (output.format_duration(0.16), "0.2 s"),
         (output.format_duration(59.9), "59.9 s"),

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Final
 
 import shardio
+from shardio._base.progress import format_size
 from shardio.conversion import BUILT_IN
 from shardio.measuring import StoredReport, source_bytes
 from shardio_tools.inspect.report import schema_facts, type_text
@@ -17,7 +18,6 @@ from shardio_tools.output import (
     escaped,
     format_count,
     format_duration,
-    format_size,
     inspect_step,
 )
 from shardio_tools.screen import Cell, Done, Element, Heading, Next, Role, Table, facts

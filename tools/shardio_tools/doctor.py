@@ -29,6 +29,7 @@ from typing import Any, Final
 import zstandard
 
 import shardio
+from shardio._base.progress import format_size
 from shardio.errors import install_hint
 from shardio.measuring import MachineLimits, machine_limits
 from shardio.media import library_versions
@@ -36,7 +37,6 @@ from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     escaped,
     format_count,
-    format_size,
     print_error,
     print_json,
     print_screen,

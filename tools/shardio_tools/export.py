@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from shardio._base.progress import format_size
 from shardio.export import ExportReport, export
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     escaped,
     format_count,
-    format_size,
     print_error,
     print_json,
     print_screen,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TextIO
 
+from shardio._base.progress import format_size, printable
 from shardio.maintenance import MaintenanceReport, SplitReport, StatsReport
 from shardio_tools.screen import Done, Element, Next, Role, fitted, painted, rendered
 
@@ -132,8 +133,7 @@ def _finite(value: Any) -> Any:
 
 def escaped(text: str) -> str:
     """Return `text` with line breaks and control characters escaped, as names are untrusted."""
-    text = decode_names(text)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(decode_names(text))
 
 
 def decode_names(text: str) -> str:
@@ -163,15 +163,6 @@ def shorten(text: str, n_chars: int = 72) -> str:
 def format_count(n: int, thing: str, things: str = "") -> str:
     """Return a count with its noun: "1 file", "2,000 files"."""
     return f"{n:,} {thing if n == 1 else things or thing + 's'}"
-
-
-def format_size(n_bytes: float) -> str:
-    """Return a number of bytes in the largest unit in which it is at least 1."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if n_bytes < 1024:
-            return f"{n_bytes:,.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:,.1f} TiB"
 
 
 def format_duration(elapsed_s: float) -> str:

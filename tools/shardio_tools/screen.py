@@ -7,10 +7,11 @@ on a dumb terminal, they are plain text of any width, without the next steps.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TextIO
+
+from shardio._base.progress import display_kind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,15 +98,9 @@ class Next:
 Element = str | Heading | Table | Done | Next
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Return True if a stream is a terminal that can show more than plain text."""
-    is_capable = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-    return is_capable and stream.isatty()
-
-
 def rendered(elements: Iterable[Element], stream: TextIO) -> Iterator[str]:
     """Yield the text of each element, styled if `stream` is a terminal, otherwise plain."""
-    console = console_of(stream) if is_terminal(stream) else None
+    console = console_of(stream) if display_kind(stream) == "terminal" else None
     is_first, is_spaced = True, console is not None
     for element in elements:
         if isinstance(element, Next) and (console is None or element == Next()):
@@ -123,7 +118,7 @@ def rendered(elements: Iterable[Element], stream: TextIO) -> Iterator[str]:
 
 def painted(text: str, role: Role, stream: TextIO) -> str:
     """Return a text in the colour of its role if `stream` is a terminal."""
-    if not is_terminal(stream):
+    if display_kind(stream) != "terminal":
         return text
     console = console_of(stream)
     with console.capture() as captured:
@@ -133,7 +128,7 @@ def painted(text: str, role: Role, stream: TextIO) -> str:
 
 def fitted(text: str, stream: TextIO) -> str:
     """Return a line as lines of whole words that fit `stream` if it is a terminal."""
-    if "\n" in text or not is_terminal(stream):
+    if "\n" in text or display_kind(stream) != "terminal":
         return text
     return "\n".join(_wrapped(text, console_of(stream).width))
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardio import InvalidArgument
+from shardio._base.progress import format_size
 from shardio.maintenance import Finding, verify_dataset, verify_shard
 from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
 from shardio_tools.inspect.report import is_dataset
@@ -25,7 +26,6 @@ from shardio_tools.output import (
     escaped,
     format_count,
     format_duration,
-    format_size,
     print_error,
     print_json,
     print_screen,

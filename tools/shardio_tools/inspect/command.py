@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardio import InvalidArgument
+from shardio._base.progress import format_size
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.pictures import add_arguments as add_picture_arguments
 from shardio_tools.inspect.pictures import add_pictures, check_picture_options, describe_pictures
@@ -37,7 +38,6 @@ from shardio_tools.output import (
     OUTCOMES,
     escaped,
     format_count,
-    format_size,
     print_json,
     print_screen,
     shorten,
