@@ -267,7 +267,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="processes that call the function (default: none, call it here)",
+        help="processes that call the function (default: 0, call it in this process)",
     )
     add_engine_arguments(add)
     add(

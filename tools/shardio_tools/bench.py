@@ -1,8 +1,9 @@
-"""Measure how fast a dataset loads here, and what limits it.
+"""Measure how fast a dataset loads here, and find the bottleneck.
 
-For each number of workers, samples are read for some seconds, and then the same samples again from
-the page cache. The limit is the speed of copying memory with one thread per worker. To measure with
-a transform, call shardio.measuring.measure_loading.
+For each number of workers, samples are read for some seconds. The same samples are then read again
+from the page cache: these warm readings are compared with the speed at which one thread per worker
+copies memory, which no loader can exceed. To measure with a transform, call
+shardio.measuring.measure_loading.
 
 Examples:
     shardio bench out/
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="duration of the first reading, and of the warm readings (default: 2)",
     )
     add("--fields", type=utf8_name, metavar="NAME,…", help="read these fields only")
-    add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets")
+    add("--subset", type=utf8_name, metavar="NAME", help="load this subset only")
     add("--device", metavar="NAME", help="make tinygrad Tensors on this device (default: arrays)")
     add("--trace", metavar="FILE", help="write a trace of workers and batches for ui.perfetto.dev")
     add_output_arguments(add, json="print the figures as JSON")

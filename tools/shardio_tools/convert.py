@@ -1,7 +1,7 @@
 """Convert a folder of videos, images, tables or other files.
 
-Every file below SRC is read and accounted for. A file's folder is its class. Exit code 1 means that
-some files are broken, or have changed since they were converted; they are listed, and all others
+Every file below SRC is read and reported. A file's folder is its class. Exit code 1 means that some
+files are broken, or have changed since they were converted: these files are listed, and all others
 are converted. The exit code is also 1 if there is no sample.
 
 Examples:
@@ -124,7 +124,7 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
     add(
         "--append",
         action="store_true",
-        help="add new files to the dataset in OUT; other options default to those it was made with",
+        help="add new files to the dataset in OUT; options default to those of the dataset",
     )
     add("--resume", action="store_true", help="resume an interrupted conversion in OUT")
     add(

@@ -1,8 +1,8 @@
 """Compare two datasets, or two shards.
 
-Fields, classes and samples are compared; samples by the hashes stored in the shards. If both sides
-have equally many samples, samples with the same index are compared; otherwise, the order of samples
-is ignored. Exit code 1 means that there are differences.
+Fields, classes and samples are compared. Samples are compared by the hashes stored in the shards.
+If both sides have equally many samples, samples with the same index are compared; otherwise, the
+order of samples is ignored. Exit code 1 means that there are differences.
 
 Examples:
     shardio diff old/ new/
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="A", help="a dataset (a folder) or one shard (a file)")
-    add("other", metavar="B", help="what to compare it with")
+    add("other", metavar="B", help="the dataset or shard to compare with A")
     add_output_arguments(add, "print nothing; the exit code is the result")
 
 

@@ -1,8 +1,8 @@
 """Check this machine: versions, extras, limits and GPUs.
 
 A package that is missing or too old, or a missing feature of the kernel, is a problem: the exit
-code is then 3. Advice about low limits does not change the exit code. Frameworks are asked for
-their devices in processes of their own.
+code is then 3. Advice about low limits does not change the exit code. Each framework is imported in
+a separate process, to list its devices.
 
 Examples:
     shardio doctor

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", metavar="OUT", help="the folder to create; it may exist if it is empty")
     add("--format", required=True, choices=("webdataset", "parquet", "files"), help="output format")
     add("--fields", type=utf8_name, metavar="NAME,…", help="export these fields only")
-    add("--subset", type=utf8_name, metavar="NAME", help="export one of its subsets")
+    add("--subset", type=utf8_name, metavar="NAME", help="export this subset only")
     add(
         "--shard-bytes",
         type=int,

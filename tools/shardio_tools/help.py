@@ -99,7 +99,9 @@ class HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         blocks = re.split(r"\n{2,}", text.strip())
         return "\n\n".join(
-            block if "\n  " in block else textwrap.fill(" ".join(block.split()), width)
+            block
+            if "\n  " in block
+            else textwrap.fill(" ".join(block.split()), width, break_on_hyphens=False)
             for block in blocks
         )
 

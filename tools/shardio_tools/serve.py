@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="DATASET", nargs="?", help="the dataset to serve")
-    add("--bind", metavar="ADDRESS", default=_BIND, help=f"where to listen (default: {_BIND})")
+    add("--bind", metavar="ADDRESS", default=_BIND, help=f"address to listen at (default: {_BIND})")
     add(
         "--keys", metavar="DIR", help="the server's keys; without them, only this machine is served"
     )
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory",
         type=int,
         metavar="N",
-        help="bytes of buffer memory per client (default: half of what is free)",
+        help="bytes of buffer memory per client (default: half of the free memory)",
     )
     add(
         "--max-clients",

@@ -1,7 +1,7 @@
-"""Compute mean, deviation and range of fields, and count classes.
+"""Compute mean, deviation and range of fields; count each class.
 
-The result is stored in the next generation of the dataset; shardio inspect and dataset.stats return
-it.
+The result is stored in the next generation of the dataset. `shardio inspect` shows it, and
+dataset.stats has it in Python.
 
 Examples:
     shardio stats out/ --decode
@@ -111,8 +111,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset")
-    add("--subset", type=utf8_name, metavar="NAME", help="compute statistics of one of its subsets")
-    add("--decode", action="store_true", help="decode images and videos, and count their pixels")
+    add("--subset", type=utf8_name, metavar="NAME", help="compute statistics of this subset only")
+    add(
+        "--decode",
+        action="store_true",
+        help="decode images and videos, for statistics of their pixels",
+    )
     add(
         "--frames",
         type=_n_frames,
