@@ -241,7 +241,7 @@ def test_stats_of_pixels_are_printed_as_a_normalize(tmp_path: Path, capsys: Capt
     out = capsys.readouterr().out
     mask = "Normalize(mean=(0.5000, 0.5000, 0.5000), std=(0.5000, 0.5000, 0.5000)"
     assert f"\n  {mask})\n" in out
-    assert "\nimage: pixels are not counted; --decode counts them\n" in out
+    assert "\nimage: no statistics of pixels; --decode computes them\n" in out
     assert cli.main(["stats", folder, "--decode", "--workers", "0", "--frames", "all"]) == 0
     out = capsys.readouterr().out
     assert f"\n  {mask}, fields='mask')\n" in out and "not counted" not in out

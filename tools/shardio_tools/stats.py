@@ -146,7 +146,7 @@ def _not_decoded(path: str, found: Mapping[str, Any]) -> Iterator[Element]:
     with shardio.open(path) as dataset:
         for name, field in dataset.schema.items():
             if field.medium in ("image", "video") and name not in found["fields"]:
-                text = f"{escaped(name)}: pixels are not counted; --decode counts them"
+                text = f"{escaped(name)}: no statistics of pixels; --decode computes them"
                 yield Cell(text, "warning")
 
 
