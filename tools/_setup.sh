@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# Sourced by tools/demo and tools/test: sets shardio up in .venv from nothing but bash and Python.
+# Sourced by the scripts of this folder: sets shardio up in .venv from nothing but bash and Python.
 #
 # Afterwards `bin` is the environment's folder of programs, and `has_clang` is yes or no: whether
-# tinygrad's CPU device, which compiles its kernels with clang, works here. PYTHON=... chooses the
-# interpreter; nothing is installed outside .venv, but for clang (and, where pip cannot be had
-# otherwise, python3-venv) when this runs as root on a system with apt.
+# tinygrad's CPU device, which compiles its kernels with clang, works here; a script that sets
+# `needs_clang=no` before does without. PYTHON=... chooses the interpreter; nothing is installed
+# outside .venv, but for clang (and, where pip cannot be had otherwise, python3-venv) when this runs
+# as root on a system with apt.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bin=$root/.venv/bin
@@ -109,4 +110,4 @@ setup_clang() {
 }
 
 setup_environment
-setup_clang
+[[ ${needs_clang:-yes} == no ]] || setup_clang

@@ -176,13 +176,6 @@ def test_a_block_says_in_which_language_it_is(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_link_within_the_project_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))
-    inside = [link for link in links if "://" not in link]
-    assert [link for link in inside if not (page.parent / link).exists()] == []
-
-
 def test_the_drawn_tree_of_errors_is_the_tree_of_classes() -> None:
     page = ROOT / "docs" / "reference" / "errors.md"
     (block,) = [block for block in blocks(page) if block.language == "text"]
