@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from shardio import ShardLoader
+from shardio._workers.processes.worker_pool import WorkerPool
 from shardio.errors import ClosedError
 
 __all__ = ["Trouble"]
@@ -30,12 +31,17 @@ class Trouble(threading.Thread):
         """Make trouble for ever."""
         while True:
             time.sleep(self._random.uniform(0.02, 0.3))
-            with contextlib.suppress(AttributeError, ProcessLookupError, ClosedError):
+            with contextlib.suppress(ProcessLookupError, ClosedError):
                 self._strike()
 
     def _strike(self) -> None:
-        backend: Any = self.loader._engine._backend  # type: ignore[union-attr]
-        alive = [pid for pid in backend._crew.pids() if pid is not None]  # threads have none
+        loader = self.loader
+        if loader is None or loader.num_workers == 0:
+            return
+        pool: Any = loader._engine._backend._pool  # type: ignore[union-attr]
+        if not isinstance(pool, WorkerPool):  # threads
+            return
+        alive = [pid for pid in pool.pids() if pid is not None]
         if not alive:
             return
         pid = self._random.choice(alive)
