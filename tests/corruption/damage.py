@@ -1,7 +1,7 @@
 """Damage to a shard: verification finds it, and a reader refuses it or returns the same.
 
 Used by the tests, with some of all possible damage, and, with all, by
-`tools/stress_tests/flip_every_bit.py`.
+`tools/stress flips`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Damage of every kind to a small shard: verification finds it, a reader never returns wrong data.
 
-`tools/stress_tests/flip_every_bit.py` does the same with every bit.
+`tools/stress flips` does the same with every bit.
 """
 
 from __future__ import annotations

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shardio_tools import cli
 from tests.faults.failing import FailingDisk
+from tests.faults.programs import run_stress
 from tests.lines import install
 
 
@@ -35,10 +34,8 @@ def test_the_command_names_the_file_and_ends_with_code_3(
 
 
 def test_calls_that_fail_in_a_worker_end_the_conversion_the_same_way() -> None:
-    """Run a slice of tools/stress_tests/fail_disk.py."""
-    place = Path(__file__).resolve().parents[2] / "tools" / "stress_tests" / "fail_disk.py"
-    command = [sys.executable, str(place), "--workers-only", "--every", "9"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    """Run a slice of tools/stress disk."""
+    done = run_stress("disk", "--workers-only", "--every", "9")
     assert done.returncode == 0, done.stdout + done.stderr
     *rows, last = done.stdout.splitlines()
     assert last == "0 wrong"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from shardio_tools import cli
-from stress_tests import kill_conversion, kill_operations
+from tests.faults.programs import run_stress
 from tests.faults.scene import PATIENCE_S, scene
 from tests.lines import contents, convert
 
@@ -27,7 +25,6 @@ import sys
 sys.path[:0] = sys.argv[1:3]
 from shardio.conversion import journal
 from shardio_tools import cli
-from stress_tests import kill_conversion, kill_operations
 journal.MIN_UNIT_BYTES, journal.MIN_INPUT_BYTES = 8, 0
 sys.exit(cli.main(sys.argv[3:]))
 """
@@ -65,14 +62,8 @@ def test_a_conversion_interrupted_by_a_signal_is_resumed(
 
 
 def test_a_conversion_killed_in_any_phase_is_resumed_to_the_same_bytes() -> None:
-    """Run a slice of tools/stress_tests/kill_conversion.py."""
-    command = [
-        sys.executable,
-        kill_conversion.__file__,
-        "--times",
-        "1",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    """Run a slice of tools/stress conversion."""
+    done = run_stress("conversion", "--times", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(line.rsplit(maxsplit=3)[0:2] for line in done.stdout.splitlines()[1:-1])
     kinds = [f"{what}: {phase}" for what in ("new", "append") for phase in PHASES]
@@ -81,14 +72,8 @@ def test_a_conversion_killed_in_any_phase_is_resumed_to_the_same_bytes() -> None
 
 
 def test_operations_killed_at_any_moment_are_undone_or_done_again() -> None:
-    """Run a slice of tools/stress_tests/kill_operations.py."""
-    command = [
-        sys.executable,
-        kill_operations.__file__,
-        "--times",
-        "5",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    """Run a slice of tools/stress operations."""
+    done = run_stress("operations", "--times", "5")
     assert done.returncode == 0, done.stdout + done.stderr
     _, *rows, last = done.stdout.splitlines()
     assert [row.split()[0] for row in rows] == OPERATIONS

@@ -18,7 +18,7 @@ from tests.faults.failing import FailingDisk, before_calls
 from tests.lines import contents
 
 EVERY = int(os.environ.get("SHARDIO_FAIL_EVERY", "4"))
-"""One of this many calls fails; in tools/stress_tests/fail_disk.py each does."""
+"""One of this many calls fails; in tools/stress disk each does."""
 OPERATIONS = [*sorted(all_operations(Path())), "resume"]
 
 

@@ -1,20 +1,57 @@
-"""A slice of the soak test; the whole is tools/soak --minutes N."""
+"""`tools/stress`, and slices of its programs that no other test runs."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import re
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+
+from stress_tests.__main__ import PROGRAMS, main
+from tests.faults.programs import run_stress
 
 
-def test_a_slice_of_the_soak_finds_nothing() -> None:
-    soak = [sys.executable, str(ROOT / "tools" / "stress_tests" / "soak.py"), "--minutes", "0.1"]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        soak, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300
-    )
+def test_the_list_says_what_each_program_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PROGRAMS)
+    assert all(re.fullmatch(r"[a-z-]+ +[A-Z].*\.", line) for line in lines)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_takes_minutes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: tools/stress {name} ") and "--minutes MINUTES" in said
+    assert f"\n    tools/stress {name} " in said
+
+
+def test_an_unknown_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sock"]) == main([]) == 2
+    assert "sock: expected one of workers, operations, " in capsys.readouterr().err
+
+
+def test_a_slice_of_the_soak_kills_workers_and_finds_nothing() -> None:
+    done = run_stress("soak", "--minutes", "0.1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "samples" in done.stdout
+    assert re.search(r"\d  workers killed\n", done.stdout)
+    assert re.search(r"\d  samples\n", done.stdout)
+
+
+def test_kills_of_workers_end_with_the_time() -> None:
+    done = run_stress("workers", "--minutes", "0.02")
+    assert done.returncode in (0, 1), done.stderr  # a busy machine may wait for long
+    assert "epochs that were not as without workers: 0\n" in done.stdout
+
+
+def test_operations_share_the_time() -> None:
+    done = run_stress("operations", "--minutes", "0.03", "stats", "split")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row.split()[0] for row in done.stdout.splitlines()[1:-1]] == ["stats", "split"]
+
+
+def test_disk_failures_are_drawn_until_the_time_is_over() -> None:
+    done = run_stress("disk", "--minutes", "0.05")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "0 wrong"
+    assert len(re.findall(r": ([1-9]\d*)/\1 calls", done.stdout)) == 2

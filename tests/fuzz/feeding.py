@@ -47,7 +47,7 @@ def save_finding(folder: Path, target: str, content: bytes, problem: str) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"{target}-{hashlib.sha256(content).hexdigest()[:12]}"
     place.write_bytes(content)
-    text = f"tools/fuzz --replay {place}\n\n{problem}"
+    text = f"tools/stress fuzz --replay {place}\n\n{problem}"
     place.with_name(place.name + ".txt").write_text(text, "utf-8", "backslashreplace")
     return place
 

@@ -1,4 +1,4 @@
-"""A slice of `tools/fuzz`, all inputs that are kept, and that a defect would be found."""
+"""A slice of `tools/stress fuzz`, all inputs that are kept, and that a defect would be found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import mmap
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from shardio import Schema
 from shardio.errors import InsufficientMemory
 from stress_tests import fuzz as tool
+from tests.faults.programs import run_stress
 from tests.fuzz import seeds
 from tests.fuzz.feeding import TARGETS, Feeder, corpus, read_current, save_finding
 from tests.fuzz.inputs import Inputs
@@ -33,7 +33,7 @@ N_SLICE = 600
 
 @pytest.fixture
 def judge() -> Iterator[Judge]:
-    # More patient than tools/fuzz: beside other programs, and on slow machines, CPUs are slower.
+    # More patient than tools/stress: beside other programs, and on slow machines, CPUs are slower.
     found = Judge(limit_s=5.0)
     yield found
     found.close()
@@ -204,7 +204,7 @@ def test_each_defect_is_kept_once_with_what_is_wrong_and_how_to_see_it(tmp_path:
     (kept,) = feeder.tally.findings
     assert Path(kept).read_bytes() == b"one"
     text = Path(kept + ".txt").read_text()
-    assert text.startswith(f"tools/fuzz --replay {kept}\n") and "KeyError: b'one'" in text
+    assert text.startswith(f"tools/stress fuzz --replay {kept}\n") and "KeyError: b'one'" in text
     assert (feeder.tally.n_inputs, feeder.tally.n_found) == (2, 2)
     assert feeder.tally.outcomes == {"schema: KeyError": 2}
     assert read_current(tmp_path / "work") == ("schema", b"two")
@@ -233,14 +233,8 @@ def test_a_kept_input_is_fed_again(
 
 
 def test_the_command_feeds_until_its_time_is_over_and_says_what_it_did(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        tool.__file__,
-        "--minutes",
-        "0.02",
-    ]
-    command += ["--target", "schema", "--out", str(tmp_path / "found")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    found = str(tmp_path / "found")
+    done = run_stress("fuzz", "--minutes", "0.02", "--target", "schema", "--out", found)
     assert done.returncode == 0, done.stderr
     assert "inputs in all: 0 findings" in done.stdout and "schema: SchemaError" in done.stdout
     assert "dataset:" not in done.stdout and not (tmp_path / "found").exists()

@@ -1,6 +1,6 @@
 """A conversion that is killed at a step: its converter, and what lies in wait for it.
 
-Used by `kill_conversion.py`. The processes that are killed import this file for the converter; it
+Used by `kill_conversion`. The processes that are killed import this file for the converter; it
 sees their steps at the door through which shardio changes files (`shardio.storage.fs.perform`).
 """
 

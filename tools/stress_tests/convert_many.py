@@ -1,16 +1,17 @@
-"""Converts a folder of very many tiny files, whole and after a kill: convert_many.py [--files N].
+"""Convert a folder of very many tiny files, whole, and killed and resumed.
+
+    tools/stress many-files [--files N] [--minutes N]
 
 The files are arrays of 16 bytes in 100 folders, one in 2,500 empty, which none can be. Every file
 must be converted or listed as broken, each sample must have the numbers of its file, and a
 conversion that was killed in the middle and resumed must give the same shards. Exits with 1 where
 one does not, or where so many files are converted at less than half the rate of a tenth of them.
+With --minutes all of it is repeated until the time is over.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -18,24 +19,30 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PLACES = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
-sys.path[:0] = PLACES
+import numpy as np
 
-import numpy as np  # noqa: E402 - the checkout comes first
-
-import shardio  # noqa: E402
+import shardio
+from stress_tests.program import Deadline, environment, make_parser
 
 N_FOLDERS = 100
 EMPTY_EVERY = 2500
 ENOUGH = 0.5
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Convert a tenth and all of them; return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser("many-files", __doc__)
     parser.add_argument("--files", type=int, default=100_000, help="how many (default 100,000)")
-    n_files: int = parser.parse_args().files
+    options = parser.parse_args(arguments)
+    deadline = Deadline(options.minutes)
+    code = convert_once(options.files)
+    while deadline.is_set and not deadline.is_over():
+        code |= convert_once(options.files)
+    return code
+
+
+def convert_once(n_files: int) -> int:
+    """Convert new folders of files, kill and resume; return 1 if anything is wrong."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         few, many = n_files // 10, n_files
@@ -75,8 +82,7 @@ def numbers(n: int) -> np.ndarray:
 def command(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """Begin a conversion, as a user would."""
     line = [sys.executable, "-m", "shardio", "convert", *arguments, "--quiet"]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(PLACES)}
-    return subprocess.Popen(line, cwd=folder, env=env, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(line, cwd=folder, env=environment(), stderr=subprocess.DEVNULL)
 
 
 def seconds_of(folder: Path, what: str) -> float:
@@ -128,7 +134,3 @@ def shards(out: Path) -> dict[str, str]:
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.shard")
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

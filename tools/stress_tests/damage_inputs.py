@@ -1,6 +1,6 @@
-"""Converts damaged Parquet, Arrow, HDF5 and ArrayRecord, which C libraries parse.
+"""Convert damaged Parquet, Arrow, HDF5 and ArrayRecord, which C libraries parse.
 
-python tools/stress_tests/damage_inputs.py [--files N] [--seed S] [--kind KIND]
+    tools/stress damage [--files N | --minutes N] [--seed S] [--kind KIND]
 
 Small files that the libraries wrote get bits flipped, bytes replaced or moved, or are cut. They are
 converted with sound ones beside them, in worker processes. As promised: the conversion ends, in
@@ -10,7 +10,7 @@ the library itself reads of it. Exit code 1 where a promise is broken; the files
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import pickle
 import random
@@ -27,6 +27,8 @@ from typing import Any, Final
 from unittest import mock
 
 import numpy as np
+
+from stress_tests.program import Deadline, environment, make_parser
 
 N_TOGETHER: Final = 48
 LIMIT_S: Final = 120.0
@@ -223,7 +225,8 @@ def started(*arguments: str) -> str:
     """Do something in a process of its own; what went wrong with the process."""
     try:
         done = subprocess.run(
-            [sys.executable, __file__, "--do", json.dumps(arguments)],
+            [sys.executable, "-m", __name__, json.dumps(arguments)],
+            env=environment(),
             timeout=LIMIT_S,
             capture_output=True,
             preexec_fn=_limit,
@@ -308,18 +311,22 @@ def _compared(name: str, samples: list[dict[str, Any]], rows: Any) -> Iterator[s
         yield f"{name}: {len(samples)} samples, its library has {len(rows)} rows; {first}"
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Damage, convert, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--files", type=int, default=2000, help="of each kind")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = make_parser("damage", __doc__)
+    parser.add_argument("--files", type=int, default=2000, help="of each kind, without --minutes")
     parser.add_argument("--kind", choices=[*KINDS], action="append", help="default: all")
     parser.add_argument("--out", type=Path, default=Path("damaged-inputs"), help="for findings")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    deadline = Deadline(options.minutes)
+    kinds = options.kind or [*KINDS]
     tally: Counter[str] = Counter()
     n_wrong, start_s = 0, time.monotonic()
-    for suffix in options.kind or KINDS:
-        for first in range(0, options.files, N_TOGETHER):
+    for i, suffix in enumerate(kinds):
+        share = deadline.share(len(kinds) - i)
+        for first in itertools.count(step=N_TOGETHER):
+            if not share.asks_for(first < options.files):
+                break
             rng = random.Random(f"{options.seed} {suffix} {first}")
             place = Path(tempfile.mkdtemp(prefix="damage-", dir="/dev/shm"))
             problems = try_files(suffix, rng, place, tally)
@@ -336,9 +343,6 @@ def main() -> int:
     return int(n_wrong > 0)
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--do"]:
-        what, *rest = json.loads(sys.argv[2])
-        (convert if what == "convert" else read)(*rest)
-        sys.exit()
-    sys.exit(main())
+if __name__ == "__main__":  # a process that `started` has started
+    what, *rest = json.loads(sys.argv[1])
+    (convert if what == "convert" else read)(*rest)

@@ -1,6 +1,7 @@
-"""Lets every call that changes the disk fail; exits with 1 if anything is lost.
+"""Let every call that changes the disk fail; exits with 1 if anything is lost.
 
-python tools/stress_tests/fail_disk.py [--every N] [--workers-only]
+    tools/stress disk [--every N] [--workers-only]
+    tools/stress disk --minutes N [--seed S]
 
 Each create, write, fsync, rename, link, mkdir, unlink and rmdir fails once with EIO, and from then
 on with ENOSPC: first in a worker process (and, from then on, in the main process as well), by this
@@ -9,34 +10,31 @@ maintenance, exports and downloads in one process, by the tests in `TESTS`. A co
 ends with exit code 3 and names the file; no process is left, nothing that is not whole has a final
 name, and --resume gives, byte for byte, what an undisturbed conversion gives. Sources of other
 operations stay as they are, and doing them again gives what undisturbed ones give. `--every`: each
-N-th call only.
+N-th call only. `--minutes`: calls of workers alone, drawn at random until the time is over.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import errno
 import io
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
-
-
-from shardio.storage import fs  # noqa: E402
-from shardio_tools import cli  # noqa: E402
-from stress_tests import conversion_victim  # noqa: E402  (found by the line above)
-from stress_tests import kill_conversion as k  # noqa: E402
+from shardio.storage import fs
+from shardio_tools import cli
+from stress_tests import conversion_victim
+from stress_tests import kill_conversion as k
+from stress_tests.program import ROOT, Deadline, make_parser, memory_folder
 
 TESTS = (
     "tests/faults/test_failing_disk.py",
@@ -95,7 +93,7 @@ class Stage:
     """A folder with a source, and what an undisturbed conversion makes of it; runs the trials."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._n_trials = folder, 0
         meta = folder / "site" / "failing-1.0.dist-info"
         meta.mkdir(parents=True)
         (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1.0\n")
@@ -125,7 +123,8 @@ class Stage:
 
     def trial(self, at: int, code: int, *, for_good: bool) -> list[str]:
         """Let a call fail and resume; what was wrong then."""
-        out = self.folder / f"out{at}-{code}"
+        self._n_trials += 1
+        out = self.folder / f"out{self._n_trials}"
         log, fired = self.folder / "log", self.folder / "fired"
         for rest in (log, fired):
             rest.unlink(missing_ok=True)
@@ -148,6 +147,8 @@ class Stage:
             wrong.append(f"exit code {exit_code} at the end: {said}")
         if k.contents(out) != self.whole:
             wrong.append("other bytes")
+        if not wrong:
+            shutil.rmtree(out)
         return wrong
 
 
@@ -175,41 +176,45 @@ def _wrong_words(exit_code: int, said: str, trap: Trap) -> list[str]:
     return []
 
 
-def in_workers(every: int) -> int:
-    """Let calls in a worker fail; print a row for each way; returns how much was wrong."""
-    n_wrong = 0
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # fsyncs need no disk here
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        stage = Stage(Path(folder))
+def _drawn(n_calls: int, deadline: Deadline, chance: random.Random) -> Iterator[int]:
+    """Yield random calls until the time is over; at least one."""
+    yield chance.randrange(n_calls)
+    while not deadline.is_over():
+        yield chance.randrange(n_calls)
+
+
+def in_workers(every: int, deadline: Deadline, seed: int) -> int:
+    """Let calls in a worker fail; print a row for each way; return the number of faults."""
+    n_wrong, chance = 0, random.Random(seed)
+    with memory_folder() as folder:
+        stage = Stage(folder)
         n_calls = stage.n_calls()
-        for code, for_good in MODES:
-            calls = range(0, n_calls, every)
-            wrong = []
-            for at in calls:
+        for i, (code, for_good) in enumerate(MODES):
+            calls, wrong = range(0, n_calls, every), list[str]()
+            drawn = _drawn(n_calls, deadline.share(len(MODES) - i), chance)
+            n_tried = n_good = 0
+            for at in drawn if deadline.is_set else calls:
                 found = stage.trial(at, code, for_good=for_good)
+                n_tried, n_good = n_tried + 1, n_good + (not found)
                 wrong += [f"call {at} of {n_calls}: {text}" for text in found]
             way = f"{errno.errorcode[code]}{' from then on' if for_good else ''}"
-            n_good = len(calls) - len({text.partition(":")[0] for text in wrong})
-            print(f"in a worker, {way}: {n_good}/{len(calls)} calls", flush=True)
+            print(f"in a worker, {way}: {n_good}/{n_tried} calls", flush=True)
             print("".join(f"  {text}\n" for text in wrong), end="", flush=True)
             n_wrong += len(wrong)
     return n_wrong
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Let all calls fail; return the exit code."""
-    parser = argparse.ArgumentParser(description="Let every call that changes the disk fail.")
+    parser = make_parser("disk", __doc__)
     parser.add_argument("--every", type=int, default=1, help="each N-th call only (default: 1)")
     parser.add_argument("--workers-only", action="store_true", help="in workers only")
-    options = parser.parse_args()
-    n_wrong = in_workers(options.every)
-    if not options.workers_only:
+    options = parser.parse_args(arguments)
+    deadline = Deadline(options.minutes)
+    n_wrong = in_workers(options.every, deadline, options.seed)
+    if not options.workers_only and not deadline.is_set:
         command = [sys.executable, "-m", "pytest", "-q", *TESTS]
-        environment = {**os.environ, "SHARDIO_FAIL_EVERY": str(options.every)}
-        n_wrong += subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0
+        variables = os.environ | {"SHARDIO_FAIL_EVERY": str(options.every)}
+        n_wrong += subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode != 0
     print(f"{n_wrong} wrong")
     return int(n_wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
-"""Damages a shard in every way there is; exits with 1 if verification or a reader misses one.
+"""Damage a shard in every way there is; exits with 1 if verification or a reader misses one.
 
-python tools/stress_tests/flip_every_bit.py [--what KIND] [--shard NAME …] [--step N] [--offset N]
-python tools/stress_tests/flip_every_bit.py --minutes N [--seed S]
+    tools/stress flips [--what KIND] [--shard NAME …] [--step N] [--offset N]
+    tools/stress flips --minutes N [--seed S]
 
 Without `--minutes`: shards that have every kind of section, field type and codec: three of under
 64 KiB together, and one, twice as large, alone. Every bit is flipped, the file is cut at every
@@ -15,18 +15,13 @@ over.
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
-
 from shardio.shard.verification import Verify
+from stress_tests.program import make_parser, memory_folder
 from tests.corruption.damage import Victim
 from tests.corruption.forge import EVERYTHING, VICTIMS, content_of, everything
 from tests.shards import EVERY_FIELD, MEDIA_FIELDS, as_read, media_sample, samples
@@ -142,20 +137,16 @@ def random_damage(victim: Victim, rng: random.Random) -> Iterable[tuple[str, str
     yield f"{len(tail)} bytes appended", victim.complaint_about_tail(tail)
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Damage shards; print what was missed; return the exit code."""
-    parser = argparse.ArgumentParser(description="Damage shards in every way there is.")
+    parser = make_parser("flips", __doc__)
     parser.add_argument("--step", type=int, default=1, help="take every N-th case only")
     parser.add_argument("--offset", type=int, default=0, help="the first case to take")
     parser.add_argument("--what", choices=KINDS, help="one kind of damage only")
     names = list(SHARDS)
     parser.add_argument("--shard", nargs="*", choices=names, default=names, help="those alone")
-    parser.add_argument("--minutes", type=float, help="damage random shards for this long instead")
-    parser.add_argument("--seed", type=int, default=0, help="of the random shards")
-    options = parser.parse_args()
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
-        folder = Path(name)
+    options = parser.parse_args(arguments)
+    with memory_folder() as folder:
         if options.minutes is not None:
             n_missed = damage_random_shards(folder, options.minutes, options.seed)
         else:
@@ -164,7 +155,3 @@ def main() -> int:
             n_missed = sum(damage_wholly(name, folder, *where) for name in options.shard)
     print("nothing was missed" if not n_missed else f"{n_missed:,} cases were missed")
     return int(n_missed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

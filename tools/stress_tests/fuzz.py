@@ -1,7 +1,7 @@
-"""Feeds shardio broken files until the time is over; exits with 1 if any of them shows a defect.
+"""Feed shardio broken files until the time is over; exits with 1 if any of them shows a defect.
 
-tools/fuzz --minutes N [--seed S] [--processes P] [--target T] [--out DIR]
-tools/fuzz --replay FILE
+    tools/stress fuzz --minutes N [--seed S] [--processes P] [--target T] [--out DIR]
+    tools/stress fuzz --replay FILE
 
 The inputs break a rule of the format, with hashes that are right again (tests/fuzz/inputs.py). A
 finding is an error that is not shardio's own, over 1 s, more than twice the memory that the size
@@ -25,11 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
-
+from stress_tests.program import environment, make_parser, memory_folder
 from tests.fuzz.feeding import TARGETS, read_current, save_finding
 
-ROOT = Path(__file__).resolve().parents[2]
 FEEDING = (sys.executable, "-m", "tests.fuzz.feeding")
 HUNG_S = 30.0
 ENDED_FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -94,7 +92,8 @@ class Run:
         arguments = [folder, self._options.out, seed, seconds, self._options.target or ""]
         with open(folder / "log", "wb") as log:
             command = [*self._command, *map(str, arguments)]
-            return Feeding(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log), folder)
+            process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)
+            return Feeding(process, folder)
 
     def _look_after(self, feeding: Feeding) -> Feeding | None:
         """Return the process, another one if it ended too early, or None if the time is over."""
@@ -121,7 +120,7 @@ class Run:
         text = f"{problem}\n\n{(feeding.folder / 'log').read_text('utf-8', 'replace')[-4000:]}"
         current = read_current(feeding.folder)
         if current is None:
-            sys.exit(f"tools/fuzz: a process ended before its first input: {text}")
+            sys.exit(f"tools/stress fuzz: a process ended before its first input: {text}")
         place = save_finding(self._options.out, *current, text)
         self.findings[str(place)] = problem
 
@@ -149,7 +148,7 @@ class Run:
         print(f"slowest input {slowest:.2f} s; most memory {largest / (1 << 20):.1f} MiB")
         print(f"{n_all:,} inputs in all: {len(self.findings)} findings")
         for place, problem in self.findings.items():
-            print(f"  {problem}\n    tools/fuzz --replay {place}")
+            print(f"  {problem}\n    tools/stress fuzz --replay {place}")
 
 
 def replay(file: Path) -> int:
@@ -159,7 +158,8 @@ def replay(file: Path) -> int:
 
     target = file.name.partition("-")[0]
     if target not in TARGETS:
-        sys.exit(f"tools/fuzz: {file}: its name must begin with one of {', '.join(TARGETS)} and -")
+        expected = ", ".join(TARGETS)
+        sys.exit(f"tools/stress fuzz: {file}: its name must begin with one of {expected} and -")
     with tempfile.TemporaryDirectory() as folder:
         verdict = Judge().judge(targets(Path(folder))[target], file.read_bytes())
     print(verdict.problem or f"{verdict.outcome}: as it should be")
@@ -168,18 +168,17 @@ def replay(file: Path) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="tools/fuzz", description=__doc__.partition("\n")[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--minutes", type=float, help="how long to go on")
-    what.add_argument("--replay", type=Path, help="feed one finding again")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser = make_parser("fuzz", __doc__)
+    parser.add_argument("--replay", type=Path, help="feed one finding again")
     default = max(1, len(os.sched_getaffinity(0)) - 1)
     parser.add_argument("--processes", type=int, default=default, help="default: CPUs but one")
     parser.add_argument("--target", choices=TARGETS, help="feed only this one; default: all")
     parser.add_argument("--out", type=Path, default=Path("fuzz-findings"), help="for findings")
     options = parser.parse_args(arguments)
-    if options.processes < 1 or (options.minutes is not None and options.minutes <= 0):
-        parser.error("--processes and --minutes must be positive")
+    if (options.minutes is None) == (options.replay is None):
+        parser.error("expected one of --minutes and --replay")
+    if options.processes < 1:
+        parser.error("--processes must be positive")
     options.out = options.out.absolute()
     return options
 
@@ -189,13 +188,8 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     if options.replay:
         return replay(options.replay)
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as scratch:
-        run = Run(options, Path(scratch))
+    with memory_folder() as scratch:
+        run = Run(options, scratch)
         run.run(options.minutes * 60)
     run.print_totals()
     return int(bool(run.findings))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

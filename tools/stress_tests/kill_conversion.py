@@ -1,19 +1,18 @@
-"""Kills conversions and resumes them; exits with 1 if one does not come out as if never killed.
+"""Kill conversions and resume them; exits with 1 if one does not come out as if never killed.
 
-python tools/stress_tests/kill_conversion.py [--times N] [--minutes M] [--seed S]
-                                             [--what new|append] [--listed N]
+    tools/stress conversion [--times N | --minutes M] [--seed S] [--what new|append] [--listed N]
 
 In each phase of a conversion, and of one that appends, N times (20): the driver or a worker gets
 SIGKILL at a random step of that phase, before, after or in the middle of it. Then no process may be
 left, nothing that is not whole may have a final name, a dataset that is appended to must be sound,
 and the conversion is resumed: every file must be, byte for byte, what an undisturbed conversion
-gives. In a last round the moment is random, too. With --listed, lists of more than N entries lie in
-parts. What is killed is in `conversion_victim.py`.
+gives. In a last round the moment is random, too. With --minutes every phase gets an equal share of
+the time instead. With --listed, lists of more than N entries lie in parts. `conversion_victim` is
+what is killed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -33,12 +32,9 @@ import shardio
 from shardio.conversion.journal import plan_path
 from shardio.maintenance import verify_dataset, verify_shard
 from shardio.storage.fs import read_checksummed_json
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
-
 from stress_tests.conversion_victim import LISTED, OPTIONS, TRAP, Trap, small_units
+from stress_tests.program import Deadline, environment, make_parser
 
-ROOT = Path(__file__).resolve().parents[2]
 MARK = "KILL_CONVERSION_MARK"
 N_STEPS = {"plan": 6, "decode": 12, "seal": 12, "fsync": 10, "rename": 8, "generation": 14}
 """About how many steps of a phase one process takes: of them the one to be killed at is drawn."""
@@ -100,20 +96,22 @@ class Stage:
         if plan_path(out / ".conversion") or not (out / KINDS[what]).exists():
             wrong += self._resume(what, out)
         wrong += differences(contents(out), self.whole[what])
+        if not wrong:
+            shutil.rmtree(out)
         return who, [f"{what}, {phase}, {wanted}: {text}" for text in wrong]
 
     def _start(
         self, what: str, out: Path, mark: str, wanted: Trap | None
     ) -> subprocess.Popen[bytes]:
-        paths = [ROOT, ROOT / "converters", ROOT / "tools", self.folder / "site"]
-        environment = {**os.environ, MARK: mark, "PYTHONPATH": ":".join(map(str, paths))}
+        variables = environment() | {MARK: mark}
+        variables["PYTHONPATH"] += f":{self.folder / 'site'}"
         if wanted is not None:
-            environment[TRAP] = json.dumps(dataclasses.asdict(wanted))
+            variables[TRAP] = json.dumps(dataclasses.asdict(wanted))
         program = (
             "import sys; from stress_tests.conversion_victim import drive; drive(*sys.argv[1:])"
         )
         command = [sys.executable, "-c", program, str(self.folder / "source"), str(out), what]
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL)
 
     def _kill_at_random(self, process: subprocess.Popen[bytes], mark: str, begun: Path) -> str:
         """Kill any of the processes at any moment from when `begun` is there; who it was."""
@@ -204,36 +202,32 @@ def check_whole(out: Path) -> list[str]:
     return wrong
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Kill until every phase has had its share; print a table; return the exit code."""
-    parser = argparse.ArgumentParser(description="Kill conversions and resume them.")
+    parser = make_parser("conversion", __doc__)
     parser.add_argument("--times", type=int, default=20, help="kills in each phase (default: 20)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
     parser.add_argument("--what", choices=KINDS, help="new or append alone (default: both)")
     parser.add_argument("--listed", type=int, help="entries of a list that lies in no part")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.listed is not None:
         os.environ[LISTED] = str(options.listed)  # for this process and those that are killed
-    end_s, n_wrong = time.monotonic() + 60 * options.minutes, 0
+    deadline, n_wrong = Deadline(options.minutes), 0
+    phases = [(w, p) for w in ([options.what] if options.what else KINDS) for p in (*N_STEPS, ANY)]
     print(f"{'phase':<20}{'driver':>8}{'worker':>8}{'wrong':>8}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         stage = Stage(Path(folder), random.Random(options.seed))
-        for what in [options.what] if options.what else KINDS:
-            for phase in (*N_STEPS, ANY):
-                n_wrong += run_phase(stage, what, phase, options.times, end_s)
+        for i, (what, phase) in enumerate(phases):
+            share = deadline.share(len(phases) - i)
+            n_wrong += run_phase(stage, what, phase, options.times, share)
     print(f"{n_wrong} wrong")
     return int(n_wrong > 0)
 
 
-def run_phase(stage: Stage, what: str, phase: str, times: int, end_s: float) -> int:
-    """Kill in one phase, so many times, and print a row; returns how much was wrong."""
+def run_phase(stage: Stage, what: str, phase: str, times: int, deadline: Deadline) -> int:
+    """Kill in one phase `times` times, or until a deadline; print a row; count the faults."""
     killed = {"driver": 0, "worker": 0, "": 0}
     wrong: list[str] = []
-    while killed["driver"] + killed["worker"] < times:
-        if time.monotonic() > end_s:
-            wrong.append(f"{what}, {phase}: the time is up")
-            break
+    while deadline.asks_for(killed["driver"] + killed["worker"] < times):
         who, found = stage.trial(what, phase)
         killed[who] += 1
         wrong += found
@@ -241,7 +235,3 @@ def run_phase(stage: Stage, what: str, phase: str, times: int, end_s: float) -> 
     print(f"{name:<20}{killed['driver']:>8}{killed['worker']:>8}{len(wrong):>8}", flush=True)
     print("".join(f"  {text}\n" for text in wrong), end="", flush=True)
     return len(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

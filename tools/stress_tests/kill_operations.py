@@ -1,6 +1,6 @@
-"""Kills operations on datasets; exits with 1 if one is neither undone nor can be done again.
+"""Kill operations on datasets; exits with 1 if one is neither undone nor can be done again.
 
-python tools/stress_tests/kill_operations.py [--times N] [--minutes M] [--seed S] [OPERATION …]
+    tools/stress operations [--times N | --minutes M] [--seed S] [OPERATION …]
 
 Each operation (convert, overwrite, append, append-samples, merge, compact, add-column, repair,
 split, stats, export, re-export) is done N times (20) in a process of its own that gets SIGKILL:
@@ -10,12 +10,12 @@ whole has a final name, and a reader finds the dataset before the operation or a
 operation is done again, and gives, byte for byte, what an undisturbed one gives; nothing else is
 left. A new dataset or export that is complete already may be refused then.
 
-Conversions with workers are killed by `kill_conversion.py`.
+With --minutes every operation gets an equal share of the time instead. `tools/stress conversion`
+kills conversions with workers.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -23,7 +23,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,11 +38,9 @@ from shardio.errors import DatasetExists, ShardioError
 from shardio.export import export
 from shardio.maintenance import add_column, compact, compute_stats, merge, repair, split
 from shardio.storage import fs
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
-
 from stress_tests.conversion_victim import OPTIONS, small_units
 from stress_tests.kill_conversion import check_whole, contents, differences, install
+from stress_tests.program import Deadline, make_parser, memory_folder
 
 N = 12
 """Samples of a dataset."""
@@ -320,36 +317,30 @@ def _sample(n: int) -> dict[str, Any]:
     return {"text": f"sample {n}", "label": n, "pad": np.full(500, n, np.uint8)}
 
 
-def main() -> int:
-    """Kill every operation N times; print a table; return the exit code."""
-    parser = argparse.ArgumentParser(description="Kill operations on datasets and do them again.")
+def main(arguments: list[str]) -> int:
+    """Kill every operation; print a table; return the exit code."""
+    parser = make_parser("operations", __doc__)
     names = [*operations(Path())]
     parser.add_argument("names", nargs="*", metavar="OPERATION", help=f"of {', '.join(names)}")
     parser.add_argument("--times", type=int, default=20, help="kills of each (default: 20)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if unknown := {*options.names} - {*names}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    end_s, n_wrong = time.monotonic() + 60 * options.minutes, 0
+    chosen, deadline, n_wrong = options.names or names, Deadline(options.minutes), 0
     print(f"{'operation':<16}{'before':>8}{'between':>8}{'after':>8}{'wrong':>8}", flush=True)
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # fsyncs need no disk here
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        stage = Stage(Path(folder), random.Random(options.seed))
-        for name in options.names or names:
-            n_wrong += kill(stage, name, options.times, end_s)
+    with memory_folder() as folder:
+        stage = Stage(folder, random.Random(options.seed))
+        for i, name in enumerate(chosen):
+            n_wrong += kill(stage, name, options.times, deadline.share(len(chosen) - i))
     print(f"{n_wrong} wrong")
     return int(n_wrong > 0)
 
 
-def kill(stage: Stage, name: str, times: int, end_s: float) -> int:
-    """Kill an operation `times` times and print a row; return how much was wrong."""
+def kill(stage: Stage, name: str, times: int, deadline: Deadline) -> int:
+    """Kill an operation `times` times, or until a deadline; print a row; count the faults."""
     states = {"before": 0, "between": 0, "after": 0}
     wrong: list[str] = []
-    while sum(states.values()) < times:
-        if time.monotonic() > end_s:
-            wrong.append(f"{name}: the time is up")
-            break
+    while deadline.asks_for(sum(states.values()) < times):
         state, found = stage.trial(name)
         if state:
             states[state] += 1
@@ -358,7 +349,3 @@ def kill(stage: Stage, name: str, times: int, end_s: float) -> int:
     print(f"{name:<16}{counts}{len(wrong):>8}", flush=True)
     print("".join(f"  {text}\n" for text in wrong), end="", flush=True)
     return len(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Kill workers of a loader at random moments; every batch must still come, in order, bit for bit.
 
-    python tools/stress_tests/kill_workers.py [--times 300] [--workers 2] [--seed 0]
+    tools/stress workers [--times 300 | --minutes N] [--workers 2] [--seed 0]
 
 Prints how many kills, how long the loop waited for the batch after one, and what was wrong. Exits
 with 1 when a batch was lost, came twice or differs from that of num_workers=0, or when the loop
@@ -9,14 +9,12 @@ waited LIMIT_MS or more for the batch after a kill, less what it waits without o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ import numpy as np
 
 from shardio import Array, Batch, DatasetWriter, Schema, ShardLoader, Text
 from shardio.format.checksum import hash_bytes
+from stress_tests.program import Deadline, make_parser, memory_folder
 
 N, BATCH = 2048, 16
 LIMIT_MS = 100.0
@@ -94,7 +93,7 @@ def _timed(loader: ShardLoader) -> Iterator[tuple[Batch, float]]:
         yield batch, (time.perf_counter() - start_s) * 1e3
 
 
-def _run(folder: str, n_times: int, n_workers: int, seed: int) -> int:
+def _run(folder: str, n_times: int, deadline: Deadline, n_workers: int, seed: int) -> int:
     options: dict[str, Any] = {"output": "numpy", "shuffle": True, "transform": _draw}
     n_wrong, struck = 0, [0.0]
     with (
@@ -106,7 +105,7 @@ def _run(folder: str, n_times: int, n_workers: int, seed: int) -> int:
         usual_ms = statistics.median(waits)
         killer = Killer(loader, seed, 4 * usual_ms / 1e3)
         killer.start()
-        while killer.n_killed < n_times:
+        while killer.n_killed < n_times and not deadline.is_over():
             expected = [_digest(batch) for batch in here]
             found, n_since, n_seen = [], 0, killer.n_killed
             for batch, waited in _timed(loader):
@@ -129,20 +128,15 @@ def _run(folder: str, n_times: int, n_workers: int, seed: int) -> int:
     return 1 if n_wrong or longest_ms >= LIMIT_MS else 0
 
 
-def main() -> int:
-    """Run it; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--times", type=int, default=300)
+def main(arguments: list[str]) -> int:
+    """Kill workers; return the exit code."""
+    parser = make_parser("workers", __doc__)
+    parser.add_argument("--times", type=int, default=300, help="kills without --minutes")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as root:
-        folder = os.path.join(root, "set")
+    options = parser.parse_args(arguments)
+    deadline = Deadline(options.minutes)
+    n_times = sys.maxsize if deadline.is_set else options.times
+    with memory_folder() as root:
+        folder = str(root / "set")
         _write(folder)
-        return _run(folder, arguments.times, arguments.workers, arguments.seed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return _run(folder, n_times, deadline, options.workers, options.seed)

@@ -1,6 +1,6 @@
-"""Runs loaders among random faults for as long as asked, and checks every sample that they deliver.
+"""Run loaders among random faults for as long as asked; check every sample that they deliver.
 
-    tools/soak --minutes N [--seed S]
+    tools/stress soak --minutes N [--seed S]
 
 Episode after episode, a loader with random options goes through epochs while workers are killed and
 stopped, samples are slow, batches are held (and looked at again), loops are left by `break` and by
@@ -13,14 +13,12 @@ happened how often, and ends with an error at the first thing that is wrong.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import faulthandler
 import os
 import random
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,9 +31,7 @@ import shardio
 import shardio.errors
 from shardio import Array, Batch, DatasetWriter, Schema, ShardLoader, Text
 from shardio.errors import ChecksumMismatch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
-
+from stress_tests.program import make_parser
 from stress_tests.soak_trouble import Trouble
 
 N = 480
@@ -163,7 +159,7 @@ class Soak:
             raise
         except (shardio.WorkerDied, shardio.errors.TooManySkipped) as error:
             # The workers of one batch, or sample, may happen to be killed one after the other.
-            expect(self.trouble.n_killed > 1 and "died" in str(error), error)
+            expect(self.trouble.n_killed > 1 and "crashed" in str(error), error)
             self.tally["batches that were told to have killed two workers"] += 1
         except shardio.errors.UnsupportedEnvironment:
             # Or so many of them, faster than this machine makes new ones, that it is no accident.
@@ -311,6 +307,7 @@ def run(seconds: float, seed: int) -> int:
         while time.monotonic() < end_s:
             faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
             soak.episode()
+            expect(soak.trouble.is_alive(), "the thread that kills workers has crashed")
             faulthandler.cancel_dump_traceback_later()
             most = max(most, _resident_mib() - resident)
         after = _left_over()
@@ -321,14 +318,10 @@ def run(seconds: float, seed: int) -> int:
     return 0 if after <= before and most <= GROWTH_MIB else 1
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Read the command line, and soak."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    parser = make_parser("soak", __doc__)
+    options = parser.parse_args(arguments)
+    if options.minutes is None:
+        parser.error("--minutes is missing")
     return run(options.minutes * 60, options.seed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

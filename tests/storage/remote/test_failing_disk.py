@@ -14,7 +14,7 @@ from tests.faults.failing import FailingDisk
 from tests.storage.remote.scene import RemoteSet
 
 EVERY = int(os.environ.get("SHARDIO_FAIL_EVERY", "4"))
-"""One of this many calls fails; in tools/stress_tests/fail_disk.py each does."""
+"""One of this many calls fails; in tools/stress disk each does."""
 N, N_SHARDS = 40, 2
 
 
