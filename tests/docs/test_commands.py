@@ -11,7 +11,7 @@ import pytest
 from stress_tests.__main__ import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "tests").rglob("README.md")) + sorted((ROOT / "tools").rglob("README.md"))
 
 

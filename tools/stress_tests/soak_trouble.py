@@ -32,9 +32,10 @@ class Trouble(threading.Thread):
         while True:
             time.sleep(self._random.uniform(0.02, 0.3))
             with contextlib.suppress(ProcessLookupError, ClosedError):
-                self._strike()
+                self.strike()
 
-    def _strike(self) -> None:
+    def strike(self) -> None:
+        """Kill or stop one worker of the loader, if it has worker processes."""
         loader = self.loader
         if loader is None or loader.num_workers == 0:
             return
