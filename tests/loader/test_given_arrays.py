@@ -126,6 +126,26 @@ def test_a_transform_that_writes_is_told_to_copy(folders: Mapping[str, str]) -> 
             next(iter(loader))
 
 
+@pytest.mark.parametrize(
+    ("transform", "hint"),
+    [
+        (lambda sample: sample / 255, "a transform is given a sample, which is a dict of fields"),
+        (lambda sample: sample.flatten(), "a transform is given a sample"),
+        (
+            lambda sample: {"x": sample["image"].permute(2, 0, 1)},
+            r"pass shardio\.transforms\.OnTensors\(transform\)",
+        ),
+    ],
+)
+def test_a_transform_that_takes_something_else_is_told_what_it_is_given(
+    folders: Mapping[str, str], transform: Any, hint: str
+) -> None:
+    options: dict[str, Any] = {"output": "numpy", "num_workers": 0}
+    with ShardLoader(folders["pictures"], BATCH, transform=transform, **options) as loader:
+        with pytest.raises(TransformError, match=rf"\n  .*{hint}.*\n  at sample 0 of"):
+            next(iter(loader))
+
+
 def taking_over(batch: Any) -> Sample:
     if isinstance(batch, dict):
         return {name: copied(value) for name, value in batch.items()}

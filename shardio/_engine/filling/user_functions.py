@@ -72,7 +72,25 @@ def to_plain(made: Any) -> Any:
 
 _HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _TRANSFORM: Final = "the transform"
-_READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
+_IS_GIVEN_A_DICT: Final = (
+    "a transform is given a sample, which is a dict of fields, and returns one"
+)
+_HINTS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
+    (
+        ValueError,
+        "read-only",
+        "arrays given to a transform are read-only: write into a copy, x = x.copy()",
+    ),
+    (
+        AttributeError,
+        "'numpy.ndarray'",
+        "a transform is given arrays of NumPy; for tensors of torch, pass "
+        "shardio.transforms.OnTensors(transform)",
+    ),
+    (AttributeError, "'dict'", _IS_GIVEN_A_DICT),
+    (TypeError, "'dict'", _IS_GIVEN_A_DICT),
+)
+"""For errors of a transform: the type, a part of the text, and a hint."""
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
 """A function that calls a user function; its parameters are those of `call_seeded`."""
@@ -128,8 +146,9 @@ def _error_of(what: str, error: BaseException, location: str) -> TransformError:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     message = f"{what} raised {type(error).__name__}: {text_of(error)}"
-    if what == _TRANSFORM and isinstance(error, ValueError) and "read-only" in message:
-        message += _READ_ONLY
+    for kind, part, hint in _HINTS if what == _TRANSFORM else ():
+        if isinstance(error, kind) and part in message:
+            message += f"\n  {hint}"
     return TransformError(f"{message}\n  at {location}\n\n{text}")
 
 
