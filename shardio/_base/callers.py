@@ -99,10 +99,13 @@ def _check_positional(
     raise TypeError(f"{name} takes {taken}; found {found!r:.200}, too: {hint}")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question that suggests the known word most similar to `word`; "" without one."""
+def did_you_mean(word: str, known: Iterable[str], folder: str = "") -> str:
+    """Return a question that suggests the known word most similar to `word`; "" without one.
+
+    If the words are names of files, `folder` is the folder of the files.
+    """
     close = difflib.get_close_matches(word, known, 1, MIN_SIMILARITY)
-    return f"did you mean {close[0]!r}?" if close else ""
+    return f"did you mean {os.path.join(folder, close[0])!r}?" if close else ""
 
 
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
@@ -125,9 +128,9 @@ def check_encodable(path: str | os.PathLike[str], what: str) -> None:
 
 def similar_name(path: str | os.PathLike[str]) -> str:
     """Return the end of a message about a missing path: the similar name in its folder, if any."""
-    folder, name = os.path.split(os.path.abspath(path))
+    folder, name = os.path.split(os.path.normpath(path))
     with contextlib.suppress(OSError):
-        if hint := did_you_mean(name, os.listdir(folder)):
+        if hint := did_you_mean(name, os.listdir(folder or "."), folder):
             return f"; {hint}"
     return ""
 

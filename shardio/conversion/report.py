@@ -13,6 +13,7 @@ from shardio._base.html import fragment, listing, table
 from shardio._base.progress import ProgressState, counted, format_size
 from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
+from shardio.dataset.manifest import POINTER
 from shardio.errors import InvalidArgument
 
 
@@ -207,6 +208,8 @@ def check_any_of_kind(
     hint = "pass its kind (--kind KIND, or kind=)"
     if appends:
         hint = "an append needs files of the same kind as the dataset"
+    elif any(report.name == POINTER for report in reports):
+        hint = f"this is a dataset already: shardio inspect {source} shows it"
     elif suggested and suggested != kind:
         hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
     error = InvalidArgument(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")

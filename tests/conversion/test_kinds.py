@@ -81,6 +81,13 @@ def test_if_names_suggest_no_kind_the_error_lists_the_files_and_all_kinds(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dataset_is_not_converted_again(tmp_path: Path) -> None:
+    samples = [{"x": 1}]
+    shardio.convert(samples, tmp_path / "out")
+    with pytest.raises(InvalidArgument, match="this is a dataset already: shardio inspect .*/out"):
+        shardio.convert(tmp_path / "out", tmp_path / "again")
+
+
 def test_if_no_file_is_of_the_kind_the_error_suggests_another(notes: Path, tmp_path: Path) -> None:
     (notes / "table.csv").write_text("x\n1\n")
     message = (
