@@ -136,6 +136,7 @@ _ADVICE = {
         ("DistributedSampler", "RandomSampler"),
         "write shardio.ShardLoader(path, batch_size, shuffle=True), which finds its rank",
     ),
+    "MapView": "write shardio.map_view.MapView(path)",
     **dict.fromkeys(("MDSWriter", "ShardsWriter", "TarWriter"), "write shardio.DatasetWriter"),
     "Subset": "write dataset.select(indices)",
     "WeightedRandomSampler": "write shardio.WeightedSampler(weights)",

@@ -145,7 +145,10 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("view", "shuffle", "write shardio.ShardLoader(view, batch_size, shuffle=True)"),
         ("view", "clips", "write view.dataset.clips(…)"),
         ("dataset", "transform", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
+        ("dataset", "fields", "write dataset.schema"),
+        ("dataset", "labels", 'write dataset.column("label")'),
         ("batch", "label", "write batch['label']"),
+        ("batch", "cuda", 'write batch.to("cuda")'),
         ("loader", "set_epoch", "it is not needed: every iteration is the next epoch"),
         ("loader", "sampler", "set_epoch is not needed"),
     ],
@@ -229,6 +232,13 @@ def test_a_folder_of_other_files_is_to_be_converted_first(opens: Any, tmp_path: 
     (tmp_path / "pictures" / "00000.shard").write_bytes(b"")
     with pytest.raises(shardio.errors.DatasetNotFound, match=r"never finished$"):
         opens(picture.parent)
+
+
+def test_the_folder_above_a_dataset_leads_to_the_dataset(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "above" / "data")
+    hint = f"; did you mean {str(tmp_path / 'above' / 'data')!r}?"
+    with pytest.raises(shardio.errors.DatasetNotFound, match=re.escape(hint)):
+        shardio.open(tmp_path / "above")
 
 
 @pytest.mark.parametrize("opens", [shardio.open, lambda path: ShardLoader(path, 2)])

@@ -43,6 +43,7 @@ _UNPACK: Final = dis.opmap["UNPACK_SEQUENCE"]
 _N_PICTURES: Final = 5
 """The number of rows of which a notebook shows thumbnails."""
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
+_ADVICE: Final = dict.fromkeys(("cuda", "pin_memory"), 'write batch.to("cuda")')
 Wrap = Callable[[Any, object, str | None], Any]
 """The method `wrap` of a TensorAdapter."""
 
@@ -99,7 +100,7 @@ class Batch(Mapping[str, Value_co], Listed):
             # The module `copy` looks up special methods before the batch has a layout.
             fields = () if name[0] == "_" else self._layout.schema
             advice = {name: f"write batch[{name!r}]"} if name in fields else {}
-            return missing_attribute(self, name, advice)
+            return missing_attribute(self, name, _ADVICE | advice)
 
     n_rows: int
     """The number of rows, including padding."""

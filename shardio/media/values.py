@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import missing_attribute
 from shardio._base.html import format_shape, fragment, pictures
 from shardio.errors import InvalidArgument
 from shardio.format.types.field import Content, Field
@@ -81,10 +82,29 @@ class StoredImage(EncodedImage):
         return fragment("StoredImage", "", facts, pictures([(thumbnail(self), "")]))
 
 
+_VIDEO_ADVICE: Final = {
+    **dict.fromkeys(("numpy", "read", "to_numpy"), "write video.decode()"),
+    "dtype": "decoded frames are uint8: write video.decode()",
+    "fps": "write video.n_frames / float(video.duration * video.time_base)",
+    "shape": "write (video.n_frames, video.height, video.width, 3), or video.decode().shape",
+}
+
+
 class StoredVideo(EncodedStream):
     """A video of a stored sample: the packets of its stream, which can be decoded and shown."""
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:  # for type checkers, a video would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, _VIDEO_ADVICE)
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError(
+                "a stored video has no index: write video.decode(start, stop, step), or "
+                f"video.decode(frames=[…]); found {index!r}"
+            )
 
     def decode(
         self,

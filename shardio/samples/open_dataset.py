@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import missing_attribute, refuses
+from shardio._base.callers import did_you_mean, missing_attribute, refuses
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -253,5 +253,7 @@ def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
     is_known = all(isinstance(name, str) and name in schema for name in wanted)
     if not is_known or not wanted or len(set(wanted)) < len(wanted):
         known = ", ".join(schema)
-        raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}")
+        unknown = (name for name in wanted if isinstance(name, str) and name not in schema)
+        hint = "".join(f"; {asked}" for name in unknown if (asked := did_you_mean(name, schema)))
+        raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}{hint}")
     return wanted

@@ -231,10 +231,13 @@ def dataset_path(given: Any, others: str = "") -> str:
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:
         return path
-    mix = "; to mix several datasets, write shardio.mix([…], weights=[…])"
+    hint = ""
+    if isinstance(given, list | tuple):
+        hint = "; to mix several datasets, write shardio.mix([…], weights=[…])"
+    elif not isinstance(given, str | bytes) and hasattr(given, "__getitem__"):
+        hint = "; write its samples to a dataset first: shardio.convert(samples, path)"
     raise InvalidArgument(
-        f"expected the folder or the URL of a dataset{others}; found {given!r:.200}"
-        f"{mix if isinstance(given, list | tuple) else ''}"
+        f"expected the folder or the URL of a dataset{others}; found {given!r:.200}{hint}"
     )
 
 

@@ -45,7 +45,7 @@ _ATTRIBUTE_ADVICE: Final = {
     **dict.fromkeys(("batch", "to_tf_dataset"), "write shardio.ShardLoader({0}, batch_size)"),
     "cache": "write dataset.preload(), which reads the files into the page cache",
     "class_to_idx": "write dataset.classes.index(name)",
-    **dict.fromkeys(("column_names", "features"), "write {0}.schema"),
+    **dict.fromkeys(("column_names", "columns", "features", "fields"), "write {0}.schema"),
     **dict.fromkeys(("concatenate", "interleave"), "write shardio.mix([…], weights=[…])"),
     "filter": "write {0}.select(lambda columns: …, fields=[…])",
     "head": "write {0}[:n]",
@@ -55,7 +55,7 @@ _ATTRIBUTE_ADVICE: Final = {
     ),
     **dict.fromkeys(("num_rows", "shape"), "write len({0})"),
     **dict.fromkeys(
-        ("random_split", "train_test_split"),
+        ("random_split", "split", "train_test_split"),
         'write shardio.maintenance.split(path, …), then shardio.open(path, subset="train")',
     ),
     **dict.fromkeys(
@@ -70,7 +70,7 @@ _ATTRIBUTE_ADVICE: Final = {
     "skip": "write {0}.select(range(n, len({0})))",
     "sort": 'write {0}.select(numpy.argsort({0}.column("label")))',
     "take": "write {0}.select(range(n)), or {0}[:n] for a list",
-    "targets": 'write {0}.column("label")',
+    **dict.fromkeys(("labels", "targets"), 'write {0}.column("label")'),
     **dict.fromkeys(
         ("to_pandas", "to_polars"), 'write pandas.DataFrame({{"label": {0}.column("label"), …}})'
     ),

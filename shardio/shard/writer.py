@@ -67,7 +67,8 @@ def check_names(sample: Mapping[str, Any], schema: Schema) -> None:
     missing = [n for n, f in schema.items() if n not in sample and not f.optional]
     extra = [str(n) for n in sample if n not in schema]
     if missing or extra:
-        raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
+        found = {"fields missing": missing, "not in the schema": extra}
+        raise SchemaError(", ".join(f"{what}: {names}" for what, names in found.items() if names))
 
 
 STREAMING_BYTES: Final = 8 << 20
@@ -340,7 +341,8 @@ class ShardWriter(Publishing):
 def check_schema(schema: object) -> Schema:
     """Return `schema`; raise SchemaError unless it is a Schema, and all names are printable."""
     if not isinstance(schema, Schema):
-        raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
+        hint = ": write shardio.Schema({…})" if isinstance(schema, dict) else ""
+        raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}{hint}")
     if unknown := [name for name in schema if not name.isprintable()]:
         raise SchemaError(
             f"field {unknown[0]!r}: Unicode {unicodedata.unidata_version}, which this Python "

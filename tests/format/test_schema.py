@@ -75,6 +75,8 @@ def test_fields_that_cannot_be_stored_are_refused(fields: Any, text: str) -> Non
     [
         (("complex64",), "unknown dtype 'complex64'; known: bool, int8"),
         (("float8_e4m3",), "unknown dtype"),
+        (((10, 20), "float32"), r"write Array\('float32', \(10, 20\)\)$"),
+        (((10, 20),), r"takes the dtype before the shape: write Array\('uint8', \(10, 20\)\)$"),
         (("uint8", (0,)), "from 1 up"),
         (("uint8", (-1,)), "from 1 up"),
         (("uint8", (True,)), "from 1 up"),

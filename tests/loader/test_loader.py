@@ -379,7 +379,7 @@ def test_default_budget_is_half_the_available(small: str, monkeypatch: pytest.Mo
         ({"batch_size": 0}, "batch_size must be an integer from 1 up; found 0"),
         ({"batch_size": True}, "batch_size must be an integer from 1 up; found True"),
         ({"fields": "label"}, "fields must be a list of names; found the string 'label'"),
-        ({"fields": ["labels"]}, "fields must be different ones of image, label; found .*labels"),
+        ({"fields": ["labels"]}, "different ones of image, label; found .*; did you mean 'label'"),
         ({"fields": []}, "fields must be different ones of image, label"),
         ({"fields": ["label", "label"]}, "fields must be different ones of image, label"),
         ({"fields": [["label"]]}, "fields must be different ones of image, label"),

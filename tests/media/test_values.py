@@ -96,6 +96,16 @@ def test_frames_that_a_video_has_not(dataset: shardio.ShardDataset) -> None:
         np.asarray(video, copy=False)
 
 
+def test_what_is_no_array_says_how_to_decode_it(dataset: shardio.ShardDataset) -> None:
+    video: Any = dataset[0]["video"]
+    for take in (lambda: video[0], lambda: video[::2], lambda: list(video)):
+        with pytest.raises(TypeError, match=r"write video\.decode\(start, stop, step\), or"):
+            take()
+    for name in ("shape", "numpy"):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': write .*video\.decode"):
+            getattr(video, name)
+
+
 def test_a_repr_is_one_short_line(dataset: shardio.ShardDataset) -> None:
     sample = dataset[1]
     assert repr(sample["image"]) == f"StoredImage(48 × 64 × 3, {len(sample['image']):,} bytes)"

@@ -246,8 +246,12 @@ def test_what_is_no_dataset_is_refused_with_what_is_one(given: Any) -> None:
         MapView: "expected the folder or the URL of a dataset.*; found ",
     }
     for function, words in made.items():
-        mix = r".*write shardio\.mix\(" if isinstance(given, list) else ""
-        with pytest.raises(InvalidArgument, match=words + re.escape(repr(given)) + mix):
+        hints: dict[type, str] = {
+            list: r".*write shardio\.mix\(",
+            dict: r".*shardio\.convert\(samples, path\)$",
+        }
+        end = hints.get(type(given), "")
+        with pytest.raises(InvalidArgument, match=words + re.escape(repr(given)) + end):
             function(given)
 
 

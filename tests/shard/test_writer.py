@@ -197,8 +197,8 @@ def test_a_writer_counts_and_summarizes(tmp_path: Path) -> None:
 
 BAD_SAMPLES: list[tuple[Any, str]] = [
     ({}, r"fields missing: \['label', 'text'\]"),
-    ({"label": 1}, r"fields missing: \['text'\]"),
-    ({"label": 1, "text": "a", "x": 0, 3: 4}, r"not in the schema: \['x', '3'\]"),
+    ({"label": 1}, r"fields missing: \['text'\]$"),
+    ({"label": 1, "text": "a", "x": 0, 3: 4}, r": not in the schema: \['x', '3'\]"),
     ({"label": "1", "text": "a"}, "field 'label': expected int64"),
     ({"label": 1.5, "text": "a"}, "field 'label': expected int64"),
     ({"label": [1], "text": "a"}, "field 'label': expected shape"),

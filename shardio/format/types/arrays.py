@@ -118,9 +118,15 @@ class Array(Field):
     def __post_init__(self) -> None:
         name = _dtype_name(self.dtype)
         if name not in DTYPES:
+            if isinstance(self.dtype, tuple | list):
+                given = _dtype_name(self.shape)
+                right = (given if given in DTYPES else "uint8", self.dtype)
+                raise SchemaError(f"Array takes the dtype before the shape: write Array{right}")
             raise SchemaError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         if not isinstance(self.shape, tuple | list):
-            raise SchemaError(f"a shape is a tuple of dimensions; found {self.shape!r}")
+            raise SchemaError(
+                f"a shape is a tuple of dimensions, such as (3,) or (None, 3); found {self.shape!r}"
+            )
         shape = tuple(None if d is None else _dimension(d) for d in self.shape)
         if len(shape) > MAX_DIMS:
             raise SchemaError(f"{len(shape)} dimensions; at most {MAX_DIMS} are possible")
@@ -328,7 +334,10 @@ def _dtype_name(dtype: Any) -> str | None:
 
 def _dimension(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise SchemaError(f"a dimension must be an integer from 1 up, or None; found {value!r}")
+        raise SchemaError(
+            "a dimension must be an integer from 1 up, or None if it varies between samples; "
+            f"found {value!r}"
+        )
     return int(value)
 
 
