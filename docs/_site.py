@@ -50,6 +50,10 @@ LISTS = {
         *(f"api/shardio.{name}" for name in [*_NAMES, *shardio._MODULES]),
         "api/returned",
     ],
+    "reference/loader": [
+        f"loader/{page}"
+        for page in ("order", "views", "transforms", "faults", "resume", "devices", "speed")
+    ],
     "contributing/README": [
         f"packages/{doc.rpartition('/')[2]}" for doc in OUTSIDE.values() if "packages" in doc
     ],

@@ -82,7 +82,7 @@ def test_a_name_of_errors_that_is_not_public_is_not_at_the_front_door() -> None:
 
 
 def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() -> None:
-    text = "".join(page.read_text() for page in ROOT.glob("docs/[hr]*/*.md"))
+    text = "".join(page.read_text() for page in ROOT.glob("docs/[hr]*/**/*.md"))
     found = {*re.findall(r"(?:from |import |## )shardio\.([a-z]\w*)", text)} - {*shardio.__all__}
     assert found <= {*shardio._MODULES} <= {*dir(shardio)}
     assert not _run("import shardio\nfor x in shardio._MODULES: getattr(shardio, x).__all__").stderr

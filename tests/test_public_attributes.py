@@ -17,7 +17,7 @@ from shardio import Array, DatasetWriter, Schema, ShardLoader
 from shardio.serving.client.remote_loader import RemoteLoader
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = "".join(page.read_text("utf-8") for page in sorted(ROOT.glob("docs/reference/*.md")))
+PAGES = "".join(page.read_text("utf-8") for page in sorted(ROOT.glob("docs/reference/**/*.md")))
 N = 6
 
 
