@@ -194,9 +194,10 @@ def convert(
             in no subset.
         split_seed: the seed of `split`.
         split_folders: whether folders named like splits, such as `train`, `val` and `test`, become
-            subsets, which share the classes in them. By default, they do if two or more lie side by
-            side. With True, one is enough. With False, they are classes like other folders. An
-            append uses the setting with which the dataset was made.
+            subsets, which share the classes in them; if there are none, tables, records and tars
+            named so, such as `train.csv`. By default, they do if two or more lie side by side. With
+            True, one is enough. With False, folders are classes like others. An append uses the
+            setting with which the dataset was made.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
             uploaded as soon as it is finished. The cache folder on this machine holds the shards
             that are not uploaded yet, and the state that is needed to resume the conversion.
@@ -269,8 +270,8 @@ def _convert_files(out: PathName, options: ConvertOptions) -> ConversionReport:
     if listing.subsets and options.split is not None:
         named = ", ".join(sorted({*listing.subsets.values()}))
         raise InvalidArgument(
-            f"{src}: the folders {named} are subsets already; leave split (--split) out, or take "
-            "them as classes: split_folders=False (--no-split-folders)"
+            f"{src}: {named} are subsets already, by the names of folders or files; leave split "
+            "(--split) out, or ignore these names: split_folders=False (--no-split-folders)"
         )
     listing = _labelled(listing, source, options.labels)
     options = replace(options, split_folders=bool(wanted if base else listing.subsets))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._base.callers import check_encodable
-from shardio.conversion.converter import Converter
+from shardio.conversion.converter import SHARD_NUMBER, Converter, is_media_name
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import InputReport
 from shardio.dataset.generation import Generation
@@ -151,30 +151,38 @@ def split_listing(
 ) -> Listing:
     """Return the listing with the subsets of its inputs, and classes shared by all subsets.
 
-    The subsets are the folders that the converter names, or else those that are named like splits:
-    two or more if `wanted` is None, one or more if it is True, none if it is False. If there are
-    none, True raises InvalidArgument, except in an append.
+    The subsets are the folders that the converter names, or else those that are named like splits,
+    or else files that are: two or more if `wanted` is None, one or more if it is True, none if it
+    is False. If there are none, True raises InvalidArgument, except in an append.
     """
     if wanted is False:
         return listing
-    named = find_split_folders(listing.classes, 1 if wanted else 2)
+    n_least = 1 if wanted else 2
+    named = find_split_folders(listing.classes, n_least)
     found = source.subset_folders(listing.inputs) or {path: name for name, path in named.items()}
-    if not found:
+    files: dict[str, str] = {}
+    if not found and source.splits_by_file_name:
+        names = [one.name for one in listing.inputs if not is_media_name(one.name)]
+        files = find_split_files(names, n_least)
+    if not (found or files):
         if wanted and not appends:
+            what = "folder or file" if source.splits_by_file_name else "folder"
             raise InvalidArgument(
-                "split_folders: no folder of the source is named like a split, such as train, val "
-                "or test; rename the folders, or leave the option out"
+                f"split_folders: no {what} of the source is named like a split, such as train, val "
+                f"or test; rename the {what}s, or leave the option out"
             )
         return listing
     patterns = {tuple(path.split("/")): name for path, name in found.items()}
     class_of = {folder: _subset_and_class(folder, patterns)[1] for folder in listing.classes}
+    if len(folders := {*map(posixpath.dirname, files)}) == 1:
+        class_of[folders.pop()] = ""  # a folder such as data/, with the files of all splits
     classes = tuple(sorted({*class_of.values()} - {""}))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
     numbers = [*(labels[class_of[folder]] for folder in listing.classes), -1]
     subsets = {
         one.name: subset
         for one in listing.inputs
-        if (subset := _subset_and_class(one.name, patterns)[0])
+        if (subset := files.get(one.name) or _subset_and_class(one.name, patterns)[0])
     }
     inputs = tuple(replace(one, label=numbers[one.label]) for one in listing.inputs)
     return Listing(inputs, classes, subsets)
@@ -278,6 +286,36 @@ def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str,
             found = sorted(set().union(*(inside[one] for one in parents)))
             return {name: posixpath.join(parent, name) for name in found}
     return {}
+
+
+_SHARDED_FILE: Final = re.compile(r"(\w+)-\d{5}-of-\d{5}|(\w+(?:\.\w+)*)-\d{5}-of-\d{5}(?:\.\w+)+")
+"""The names that `datasets`, and the Hub of Hugging Face, give to the files of a split."""
+
+
+def find_split_files(names: Sequence[str], min_splits: int = 2) -> dict[str, str]:
+    """Return a dict from each file that is named like a split to the split.
+
+    If all files such as `train-00000-of-00002.parquet` are in one folder, their names can be any.
+    Other names contain one word for a split, as in `train.csv` or `mnist-test-01.tar`. A file
+    counts only if, in some folder, files with its suffix have at least `min_splits` splits.
+    """
+    matches = {name: _SHARDED_FILE.fullmatch(posixpath.basename(name)) for name in names}
+    sharded = {name: match[1] or match[2] for name, match in matches.items() if match}
+    is_one_folder = len({*map(posixpath.dirname, sharded)}) == 1
+    if is_one_folder and len({*sharded.values()}) >= min_splits:
+        return sharded
+    found: dict[str, tuple[str, str]] = {}  # maps a file to its suffix and split
+    side_by_side: dict[tuple[str, str], set[str]] = {}  # maps a folder and a suffix to splits
+    for name in names:
+        folder, base = posixpath.split(name)
+        stem, suffix = posixpath.splitext(SHARD_NUMBER.sub("", base))
+        words = [word for word in _WORD.findall(stem) if word.casefold() in _SPLIT_NAMES]
+        if len(words) == 1:
+            found[name] = suffix, words[0]
+            splits = side_by_side.setdefault((folder, suffix), set())
+            splits.add(_SPLIT_NAMES[words[0].casefold()])
+    suffixes = {one for (_, one), splits in side_by_side.items() if len(splits) >= min_splits}
+    return {name: split for name, (suffix, split) in found.items() if suffix in suffixes}
 
 
 def _split_name(name: str) -> str:

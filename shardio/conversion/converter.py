@@ -101,11 +101,14 @@ class Converter(ABC):
             plus one second per MiB of the input. A worker that takes longer is killed, and the
             input is read again in a new worker. If that worker is killed, the input is reported as
             broken. With `workers=0`, there is no limit.
+        splits_by_file_name: True if files named like splits, such as `train.csv` and `test.csv`,
+            are subsets, unless folders are. For inputs that have many samples each.
     """
 
     kind: ClassVar[str]
     version: ClassVar[str]
     step_s: ClassVar[float | None] = None
+    splits_by_file_name: ClassVar[bool] = False
 
     @abstractmethod
     def schema(self) -> Schema:
@@ -145,7 +148,7 @@ class Converter(ABC):
     def subset_folders(self, inputs: Sequence[Input]) -> Mapping[str, str]:
         """Return a dict from folders or inputs, relative to the source, to their subsets.
 
-        If the dict is empty, folders are recognized as subsets by their names.
+        If the dict is empty, folders or files are recognized as subsets by their names.
         """
         return {}
 
@@ -378,10 +381,15 @@ def _package_of(entry: EntryPoint) -> str:
     return entry.module.partition(".")[0]
 
 
-_SHARD: Final = re.compile(r"-\d+-of-\d+")
+SHARD_NUMBER: Final = re.compile(r"-\d+-of-\d+")
 """Matches the index and the number of shards in a file name, such as -00001-of-00064."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
 """Patterns of file names. In every LeRobot data set, each pattern matches at least one file."""
+
+
+def is_media_name(name: str) -> bool:
+    """Return True if the name of a file has a suffix of videos, sound or images."""
+    return has_media_suffix(name) or has_image_suffix(name)
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
@@ -408,6 +416,6 @@ def kind_from_names(names: Iterable[str]) -> str | None:
     # The only files with a media suffix that are left here are GIFs.
     if any(map(has_media_suffix, names)):
         return "videos"
-    ends = [_SHARD.sub("", name).lower() for name in names]
+    ends = [SHARD_NUMBER.sub("", name).lower() for name in names]
     found = (kind for kind, one in BUILT_IN.items() if any(e.endswith(one.suffixes) for e in ends))
     return next(found, None)

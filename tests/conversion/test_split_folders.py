@@ -11,7 +11,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress, journal
-from shardio.conversion.classes import find_split_folders
+from shardio.conversion.classes import find_split_files, find_split_folders
 from shardio.maintenance import compute_stats
 from shardio.media import encode_jpeg
 from shardio_tools import cli
@@ -104,6 +104,107 @@ def test_splits_become_subsets_with_shared_classes(
         for name, label in classes_by_source(out).items():
             parts = [part for part in name.split("/")[:-1] if part not in report.subsets]
             assert "/".join(parts[-label.count("/") - 1 :]) == label
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        ("train.csv test.csv other.csv", "train test -"),
+        ("Train.jsonl my_validation_2.jsonl", "Train validation"),
+        ("cat/train.jsonl cat/val.jsonl dog/train.jsonl", "train val train"),
+        ("imagenet1k-train-0001.tar imagenet1k-validation-00.tar", "train validation"),
+        ("mnist-train.tfrecord-00000-of-00002 mnist-test.tfrecord-00000-of-00001", "train test"),
+        ("train-00000-of-00002 validation-00000-of-00001", "train validation"),
+        ("a-00000-of-00002.parquet b.c-00000-of-00001.parquet x.parquet", "a b.c -"),
+        ("a-00000-of-00002.jsonl.gz b-00000-of-00001.jsonl.gz", "a b"),
+        # No splits
+        ("train.csv", "-"),
+        ("x/a-00000-of-00001.csv y/b-00000-of-00001.csv", "- -"),
+        ("a.tfrecord-00000-of-00001 b.tfrecord-00000-of-00001", "- -"),
+        ("x/train-00000-of-00001.csv y/test-00000-of-00001.csv", "- -"),
+        ("x/train.csv y/test.csv", "- -"),
+        ("val.csv valid.csv", "- -"),
+        ("train.csv test.txt", "- -"),
+        ("train_test.csv test.csv", "- -"),
+        ("trainer.csv tests.csv", "- -"),
+        ("train/1.csv test/1.csv", "- -"),
+    ],
+)
+def test_splits_are_found_in_the_names_of_files(files: str, splits: str) -> None:
+    found = find_split_files(files.split())
+    assert [found.get(name, "-") for name in files.split()] == splits.split()
+
+
+def write_files(root: Path, *names: str) -> Path:
+    for k, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f'{{"x": {k}}}\n' if "json" in name else f"x\n{k}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "classes", "subsets"),
+    [
+        ("train.csv val.csv", [], {"train": [0], "val": [1]}),
+        # The folder of all files is no class, and others are
+        (
+            "data/test.jsonl data/train-1.jsonl data/train-2.jsonl",
+            [],
+            {"test": [0], "train": [1, 2]},
+        ),
+        ("a/test.csv a/train.csv b/train.csv", ["a", "b"], {"test": [0], "train": [1, 2]}),
+        ("data/dev.csv data/train.csv more/x.csv", ["more"], {"dev": [0], "train": [1]}),
+        # Folders come first
+        ("test/train.csv train/test.csv", [], {"test": [0], "train": [1]}),
+    ],
+)
+def test_names_of_tables_give_subsets(
+    files: str, classes: list[str], subsets: dict[str, list[int]], tmp_path: Path
+) -> None:
+    source, out = write_files(tmp_path / "in", *files.split()), tmp_path / "out"
+    report = shardio.convert(source, out, workers=0)
+    assert [*report.classes] == classes
+    assert report.subsets == {name: len(values) for name, values in subsets.items()}
+    for name, values in subsets.items():
+        with shardio.open(out, subset=name) as dataset:
+            assert dataset["x"].tolist() == values
+    off = shardio.convert(source, tmp_path / "off", workers=0, split_folders=False)
+    assert off.subsets == {} and [*off.classes] == sorted(
+        {name.rpartition("/")[0] for name in files.split()} - {""}
+    )
+
+
+def test_names_of_files_in_appends_and_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    source = write_files(tmp_path / "in", "test.csv", "train.csv")
+    assert cli.main(["convert", str(source), str(out), "--workers", "0"]) == 0
+    screen = capsys.readouterr().out.splitlines()
+    assert "2 subsets, from names of files; --no-split-folders ignores the names" in screen
+    more = write_files(tmp_path / "more", "more.csv", "train-2.csv")
+    report = shardio.convert(more, out, workers=0, append=True)
+    assert report.subsets == {"test": 1, "train": 2}
+    one = write_files(tmp_path / "one", "train.csv")
+    assert shardio.convert(one, tmp_path / "no", workers=0).subsets == {}
+    report = shardio.convert(one, tmp_path / "yes", workers=0, split_folders=True)
+    assert report.subsets == {"train": 1}
+    with pytest.raises(InvalidArgument, match="no folder or file of the source is named like a"):
+        other = write_files(tmp_path / "other", "x.csv")
+        shardio.convert(other, tmp_path / "no2", workers=0, split_folders=True)
+
+
+def test_names_of_pictures_give_no_subsets(tmp_path: Path) -> None:
+    for k, name in enumerate(("test", "train")):
+        picture = encode_jpeg(np.full((8, 8, 3), 9 * k, np.uint8))
+        (tmp_path / f"{name}.jpg").write_bytes(picture)
+    (tmp_path / "all.csv").write_text("file\ntest.jpg\ntrain.jpg\n")
+    given: list[dict[str, Any]] = [{}, {"kind": "tables", "references": ["file"]}]
+    for options in given:
+        report = shardio.convert(
+            tmp_path, tmp_path.parent / str(len(options)), workers=0, **options
+        )
+        assert report.n_samples == 2 and report.subsets == {}
 
 
 def test_the_bytes_are_the_same_with_any_number_of_workers(tmp_path: Path) -> None:
@@ -223,7 +324,10 @@ def test_split_folders_and_a_random_split_exclude_each_other(
 ) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     assert refused(source, tmp_path / "out", "--split", "a=0.5,b=0.5") == 2
-    assert "the folders train, val are subsets already; leave split" in capsys.readouterr().err
+    assert (
+        "train, val are subsets already, by the names of folders or files; leave"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
     flags = ["--split", "a=0.5,b=0.5", "--no-split-folders"]
     assert refused(source, tmp_path / "out", *flags) == 0

@@ -248,7 +248,8 @@ def test_splits_of_any_name_are_subsets(tmp_path: Path) -> None:
         # One in each of several folders: the folders may be anything
         (["a/train-00000-of-00001", "b/test-00000-of-00001"], {}),
         (["train/train-00000-of-00001", "val/val-00000-of-00001"], {"train": 1, "val": 1}),
-        (["data/train-0-of-1", "data/test-0-of-1"], {}),
+        (["data/train-0-of-1", "data/test-0-of-1"], {"test": 1, "train": 1}),
+        (["data/a-0-of-1", "data/b-0-of-1"], {}),
     ],
 )
 def test_names_of_parquet_files_give_subsets(

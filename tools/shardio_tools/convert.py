@@ -113,7 +113,8 @@ def _add_subsets(group: argparse._ArgumentGroup) -> None:
         "--split-folders",
         action=argparse.BooleanOptionalAction,
         help=(
-            "folders named train, val, test and the like are subsets, and not part of a class "
+            "folders named train, val, test and the like are subsets, and not part of a class; "
+            "without them, tables, records and tars named so, as train.csv "
             "(default: if two or more lie side by side)"
         ),
     )

@@ -181,9 +181,12 @@ def _psnr_text(psnr_db: Mapping[str, float]) -> str:
 
 
 def _describe_subsets(report: shardio.ConversionReport, *, is_random: bool) -> Iterator[Element]:
-    how = "at random" if is_random else "from folders"
+    folders = {part for one in report.inputs for part in one.name.split("/")[:-1]}
+    is_by_folder = not folders.isdisjoint(report.subsets)
+    how = "at random" if is_random else f"from {'folders' if is_by_folder else 'names of files'}"
     if not is_random and not report.n_samples_before:
-        how += "; --no-split-folders makes them classes"
+        verb = "makes them classes" if is_by_folder else "ignores the names"
+        how += f"; --no-split-folders {verb}"
     yield Heading(f"{format_count(len(report.subsets), 'subset')}, {how}")
     rows = [[escaped(name), f"{n:,}"] for name, n in report.subsets.items()]
     total = report.n_samples_before + report.n_samples

@@ -143,6 +143,7 @@ class Hdf5(ArraySamples):
 
     kind: ClassVar[str] = "hdf5"
     version: ClassVar[str] = "1"
+    splits_by_file_name: ClassVar[bool] = True
     what: ClassVar[str] = "HDF5"
     rows_of_many: ClassVar[bool] = True
     step_s: ClassVar[float] = STEP_S

@@ -29,6 +29,7 @@ class RecordConverter(InferringConverter):
 
     kind: ClassVar[str]
     version: ClassVar[str] = "1"
+    splits_by_file_name: ClassVar[bool] = True
     what: ClassVar[str]  # a plain-language name of the files
 
     records: str | None = field(default=None, metadata={"choices": RECORDS})

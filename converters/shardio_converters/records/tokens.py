@@ -37,6 +37,7 @@ class TokenFiles(Converter):
 
     kind: ClassVar[str] = "tokens"
     version: ClassVar[str] = "1"
+    splits_by_file_name: ClassVar[bool] = True
 
     dtype: str | None = None
     """Dtype in the files: uint8, uint16, uint32, int32, int64."""

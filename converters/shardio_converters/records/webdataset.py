@@ -141,6 +141,7 @@ class WebDataset(InferringConverter):
 
     kind: ClassVar[str] = "webdataset"
     version: ClassVar[str] = "1"
+    splits_by_file_name: ClassVar[bool] = True
 
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that members of this name can be converted to a field."""

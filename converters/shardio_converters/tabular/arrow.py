@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -21,8 +20,6 @@ if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed w
 
 # Files that Hugging Face's `datasets` saves beside the tables
 _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
-# The names that `datasets`, and its Hub, give the Parquet files of a split
-_SPLIT_FILE: Final = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +31,7 @@ class Arrow(InferringConverter):
 
     kind: ClassVar[str] = "arrow"
     version: ClassVar[str] = "1"
+    splits_by_file_name: ClassVar[bool] = True
     keeps_order: ClassVar[bool] = True
     step_s: ClassVar[float] = STEP_S
 
@@ -87,11 +85,7 @@ class Arrow(InferringConverter):
         return table.num_rows, [*frame_columns(table, read)]
 
     def subset_folders(self, inputs: Sequence[Input]) -> Mapping[str, str]:
-        """Return the folders of the splits that each `dataset_dict.json` lists.
-
-        Without one, return the files of a folder that are named like several splits, such as
-        `train-00000-of-00002.parquet`.
-        """
+        """Return the folders of the splits that each `dataset_dict.json` lists."""
         from shardio_converters.tabular.arrow_files import SPLITS, listed_splits
 
         found: dict[str, str] = {}
@@ -100,12 +94,7 @@ class Arrow(InferringConverter):
             if name == SPLITS:
                 for split in listed_splits(one.path):
                     found[os.path.join(folder, split)] = split
-        if found:
-            return found
-        names = ((one.name, _SPLIT_FILE.fullmatch(os.path.basename(one.name))) for one in inputs)
-        found = {name: match[1] for name, match in names if match}
-        is_one_folder = len({*map(os.path.dirname, found)}) == 1
-        return found if is_one_folder and len({*found.values()}) > 1 else {}
+        return found
 
     def class_names(self) -> Sequence[str] | None:
         """Return the classes of a column `label`; None if labels come from folders."""

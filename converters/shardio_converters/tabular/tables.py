@@ -34,6 +34,7 @@ class Tables(InferringConverter):
 
     kind: ClassVar[str] = "tables"
     version: ClassVar[str] = "1"
+    splits_by_file_name: ClassVar[bool] = True
     keeps_order: ClassVar[bool] = True
 
     references: Sequence[str] | None = field(
