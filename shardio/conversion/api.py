@@ -16,6 +16,7 @@ from shardio.conversion.classes import (
     read_labels,
     split_listing,
     uses_split_folders,
+    warn_of_equal_names,
     without_folder_classes,
 )
 from shardio.conversion.converter import Converter, kind_of
@@ -274,6 +275,7 @@ def _convert_files(out: PathName, options: ConvertOptions) -> ConversionReport:
             "(--split) out, or ignore these names: split_folders=False (--no-split-folders)"
         )
     listing = _labelled(listing, source, options.labels)
+    warn_of_equal_names([*(base.classes if base else ()), *listing.classes], src)
     options = replace(options, split_folders=bool(wanted if base else listing.subsets))
     drops_label = _drops_label(listing, source, base, staging)
     job = options.make_job(source, base, staging, drops_label=drops_label)

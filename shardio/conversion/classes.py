@@ -7,13 +7,15 @@ import json
 import os
 import posixpath
 import re
+import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.callers import check_encodable
+from shardio._base.callers import caller_stacklevel, check_encodable
 from shardio.conversion.converter import SHARD_NUMBER, Converter, is_media_name
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import InputReport
@@ -129,6 +131,24 @@ def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listin
     """Return the listing with the classes `classes`; every input has the label -1."""
     inputs = tuple(replace(one, label=-1) for one in listing.inputs)
     return replace(listing, inputs=inputs, classes=classes)
+
+
+def warn_of_equal_names(classes: Iterable[str], where: str | os.PathLike[str]) -> None:
+    """Warn about classes whose names look the same, but are written in two forms of Unicode.
+
+    macOS decomposes the names of folders, such as `é`, into letters and accents; others do not.
+    """
+    by_text: dict[str, list[str]] = {}
+    for name in dict.fromkeys(classes):
+        by_text.setdefault(unicodedata.normalize("NFC", name), []).append(name)
+    for text, names in by_text.items():
+        if len(names) > 1:
+            warnings.warn(
+                f"{os.fspath(where)}: {len(names)} classes look like {text!r}, in different forms "
+                f"of Unicode: {' and '.join(map(ascii, names))}; give them one name, and convert "
+                "again, to have one class",
+                stacklevel=caller_stacklevel(),
+            )
 
 
 SPLIT_FOLDERS: Final = "split_folders"

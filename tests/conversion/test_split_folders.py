@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +332,27 @@ def test_split_folders_and_a_random_split_exclude_each_other(
     assert not (tmp_path / "out").exists()
     flags = ["--split", "a=0.5,b=0.5", "--no-split-folders"]
     assert refused(source, tmp_path / "out", *flags) == 0
+
+
+def test_a_class_in_two_forms_of_unicode_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed, decomposed = "caf\xe9", "cafe\u0301"
+    source = make_pictures(tmp_path / "in", composed, decomposed, "tea")
+    said = (
+        f"{source}: 2 classes look like '{composed}', in different forms of Unicode: "
+        r"'cafe\u0301' and 'caf\xe9'; give them one name"
+    )
+    with pytest.warns(UserWarning) as caught:
+        shardio.convert(source, tmp_path / "out", workers=0)
+    assert [str(one.message).startswith(said) for one in caught] == [True]
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert cli.main(["convert", str(source), str(tmp_path / "cli"), "--workers", "0"]) == 0
+    assert f"warning: {said}" in capsys.readouterr().err
+    shardio.convert(make_pictures(tmp_path / "one", "a", composed), tmp_path / "two", workers=0)
+    more = make_pictures(tmp_path / "more", decomposed)
+    with pytest.warns(UserWarning, match="2 classes look like"):
+        report = shardio.convert(more, tmp_path / "two", workers=0, append=True)
+    assert report.classes == ("a", composed, decomposed)
