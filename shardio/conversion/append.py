@@ -110,8 +110,16 @@ def known_classes(
     base: Generation | None, classes: tuple[str, ...], out: str | os.PathLike[str]
 ) -> tuple[str, ...]:
     """Return the class names of a new dataset; in an append, check those of the samples."""
-    if base is None or not classes or not base.classes or classes == base.classes:
-        return classes if base is None else base.classes
+    if base is None or not (base.n_samples or base.classes):
+        return classes
+    if not classes or classes == base.classes:
+        return base.classes
+    if not base.classes:
+        raise InvalidArgument(
+            f"{os.fspath(out)}: has labels but no class names, while the samples have the classes "
+            f"{', '.join(map(repr, classes[:3]))}; append samples without names, or convert into a "
+            "separate folder"
+        )
     raise InvalidArgument(
         f"{os.fspath(out)}: the samples have the classes {[*classes]}, the dataset has "
         f"{[*base.classes]}; convert into a separate folder"

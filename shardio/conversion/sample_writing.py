@@ -121,6 +121,7 @@ class _SampleRun:
             if latest is not None:
                 output.set_previous(latest)
                 details = {
+                    "classes": self.classes or latest.classes,
                     "stats": {key: value for key, value in latest.stats.items() if key != "whole"},
                     "operation": {"name": "append", "options": {"shard_bytes": shard_bytes}},
                 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,31 @@ def test_empty_frames_have_fields(tmp_path: Path) -> None:
 def test_many_rows_keep_their_order(tmp_path: Path) -> None:
     _, values = converted(pl.DataFrame({"x": range(10_000)}), tmp_path / "out")
     assert plain(values["x"]) == list(range(10_000))
+
+
+def with_classes(*names: str) -> Any:
+    """Return a table of two labels whose names Hugging Face's metadata has, if there are any."""
+    feature = {"names": names, "_type": "ClassLabel"} if names else {"dtype": "int64"}
+    info = {"info": {"features": {"label": feature}}}
+    return pa.table({"label": [0, 1]}).replace_schema_metadata({"huggingface": json.dumps(info)})
+
+
+@pytest.mark.parametrize("n_first", [0, 2])
+def test_an_append_never_drops_the_names_of_classes(n_first: int, tmp_path: Path) -> None:
+    out, schema = tmp_path / "out", Schema({"label": Array("int64")})
+    with shardio.DatasetWriter(out, schema) as writer:
+        for label in range(n_first):
+            writer.append({"label": label})
+    if n_first:
+        said = "labels but no class names, while the samples have the classes 'cat', 'dog'; append"
+        with pytest.raises(InvalidArgument, match=said):
+            shardio.convert(with_classes("cat", "dog"), out, append=True)
+        assert shardio.convert(with_classes(), out, append=True).n_samples == 2
+    else:
+        shardio.convert(with_classes("cat", "dog"), out, append=True)
+        assert shardio.convert(with_classes(), out, append=True).classes == ("cat", "dog")
+    with shardio.open(out) as dataset:
+        assert dataset.classes == (() if n_first else ("cat", "dog"))
 
 
 def test_a_frame_can_be_converted_with_a_schema_and_appended(tmp_path: Path) -> None:
