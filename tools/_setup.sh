@@ -84,7 +84,7 @@ setup_environment() {
         make_environment
     fi
     rm -f "$stamp"
-    say "installing shardio and its checks into .venv"
+    say "installing shardio, and what its tests need, into .venv: this takes a minute or two"
     "$bin/python" -m pip install -q -e "$root[dev]" || fail "pip could not install shardio (see above)"
     printf '%s\n' "$want" >"$stamp"
 }
@@ -105,7 +105,7 @@ setup_clang() {
         has_clang=yes
     else
         say "clang is missing, so tinygrad cannot use the CPU here; install it:" \
-            "apt-get install --no-install-recommends clang"
+            "sudo apt-get install --no-install-recommends clang"
     fi
 }
 

@@ -97,7 +97,7 @@ class Waiting:
 
 
 def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None) -> str:
-    """Train one epoch, or its first n_steps; returns a line about it."""
+    """Train one epoch, or its first n_steps; return a line about it."""
     losses, accuracies, ends = [], [], [time.perf_counter()]
     n_clips, n_skipped, batches = 0, 0, Waiting(loader)
     for batch in batches:
@@ -157,11 +157,11 @@ def look_at(dataset: shardio.ShardDataset, *, shrunk: bool) -> tuple[int, tuple[
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small classifier of video clips.")
-    parser.add_argument("dataset", help="what `shardio convert VIDEOS OUT` made")
+    parser.add_argument("dataset", help="a dataset made by `shardio convert VIDEOS OUT`")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=16, help="fewer if there are fewer clips")
+    parser.add_argument("--batch-size", type=int, default=16, help="maximum clips per step")
     parser.add_argument("--workers", type=int, help="default: one per usable CPU")
-    parser.add_argument("--steps", type=int, help="at most so many steps per epoch")
+    parser.add_argument("--steps", type=int, help="maximum steps per epoch")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -184,6 +184,7 @@ def train(options: argparse.Namespace, dataset: shardio.ShardDataset) -> None:
     classes = dataset.classes
     n_clips, shape = look_at(dataset, shrunk=options.tiny)
     print(f"{n_clips} clips, {len(classes)} classes ({', '.join(classes)}), {Device.DEFAULT}")
+    print(f"compiling in the first {CAPTURE_STEPS} steps: on a CPU, up to a minute", flush=True)
     net = ClipNet(shape, len(classes), width=4 if options.tiny else 16)
     step = make_step(net, options.learning_rate)
     loader = shardio.ShardLoader(

@@ -362,6 +362,8 @@ def _train(dataset: Path, limit_s: float, say: Say) -> dict[str, Any]:
         network = kind(len(features(first)["pictures"]), len(classes))
         n_clips = format_count(len(training.view), "clip")
         say(Heading(f"Training on {n_clips}, three quarters of the videos ({network.name})"))
+        if kind is TinygradNetwork:
+            say("  tinygrad compiles the network during the first steps, for some seconds")
         start_s = time.perf_counter()
         n_epochs = _train_epochs(network, training, limit_s, say)
         training_s = time.perf_counter() - start_s
