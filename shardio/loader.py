@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, Unpack, overloa
 from shardio._base.callers import missing_attribute, refuses
 from shardio._base.classes import Closing, undo_on_error
 from shardio._base.html import fragment
+from shardio._base.progress import counted
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
@@ -292,6 +293,12 @@ class ShardLoader(Closing, Generic[Value_co]):
         return self._engine.layout().delivered_schema
 
     @property
+    def read_schema(self) -> Schema:
+        """The fields that are read, as in samples of the view: before any transform."""
+        schema, stored = self.view.schema, self.dataset.schema
+        return Schema({n: f for n, f in schema.items() if n in self._fields or n not in stored})
+
+    @property
     def epoch(self) -> int:
         """The index of the epoch of the latest iteration; 0 before the first iteration.
 
@@ -301,7 +308,7 @@ class ShardLoader(Closing, Generic[Value_co]):
 
     def __repr__(self) -> str:
         asked, view = self._options, self.view
-        workers = f"{asked.num_workers} worker{'s' * (asked.num_workers != 1)}"
+        workers = counted(asked.num_workers, "workers")
         latest = self._epochs.latest
         epoch = "" if latest is None else f", epoch {latest.plan.epoch}"
         return (
@@ -310,21 +317,20 @@ class ShardLoader(Closing, Generic[Value_co]):
         )
 
     def _repr_html_(self) -> str:
-        asked, latest, stored = self._options, self._epochs.latest, self.view.dataset.schema
+        asked, latest = self._options, self._epochs.latest
         order = "a sampler" if asked.sampler is not None else f"shuffle={asked.shuffle!r}"
         facts = (
             self.view.summary,
             f"batches of {asked.batch_size:,}",
             f"{order}, seed {asked.seed}",
-            f"{asked.num_workers} worker{'s' * (asked.num_workers != 1)}",
+            counted(asked.num_workers, "workers"),
             f"rank {asked.rank} of {asked.world_size}" if asked.world_size > 1 else "",
             f"layout {asked.layout}" if asked.layout else "",
             f"{asked.output}{'' if asked.device is None else f' on {asked.device}'}",
             "" if latest is None else f"epoch {latest.plan.epoch}",
             "" if asked.transform is None else "fields before the transform:",
         )
-        read = {n: f for n, f in self.view.schema.items() if n in self._fields or n not in stored}
-        return fragment("ShardLoader", self.dataset.path, facts, Schema(read).html_table())
+        return fragment("ShardLoader", self.dataset.path, facts, self.read_schema.html_table())
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch that this rank loads."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
+from shardio._base.html import fragment
 from shardio._loading.options import dataset_advice
 from shardio._workers.processes.serialization import pickled
 from shardio.errors import ClosedError, InvalidArgument
@@ -97,6 +98,12 @@ class MapView(Closing):
 
     def __repr__(self) -> str:
         return f"MapView({self._dataset!r}: {self._n_samples} samples)"
+
+    def _repr_html_(self) -> str:
+        before = "fields before the transform:" if "transform" in self._options else ""
+        with self._new_loader(1, sampler=None) as loader:
+            table = loader.read_schema.html_table()
+            return fragment("MapView", loader.dataset.path, (loader.view.summary, before), table)
 
     def __len__(self) -> int:
         return self._n_samples

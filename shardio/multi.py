@@ -10,6 +10,8 @@ from typing import Any, Final, get_args
 
 from shardio._base.callers import one_of
 from shardio._base.classes import Closing
+from shardio._base.html import fragment, table
+from shardio._base.progress import counted
 from shardio._base.statistics import SkippedItem
 from shardio._loading.options import OnError, check_seconds, check_skips, refuse_path
 from shardio._workers.processes.serialization import short_repr
@@ -105,6 +107,14 @@ class MultiLoader(Closing):
 
     def __repr__(self) -> str:
         return f"MultiLoader({type(self.dataset).__name__}, workers={self.workers})"
+
+    def _repr_html_(self) -> str:
+        name, skips = type(self.dataset).__name__, self._max_skips
+        skipped = f"skips up to {skips:,} samples" if skips is not None else ""
+        facts = f"a dataset of class {name}", counted(self.workers, "workers"), skipped
+        rows = ((each.item, each.index, each.error, each.text) for each in self.skipped)
+        header = ("worker", "sample", "error", "message")
+        return fragment("MultiLoader", "", facts, table(header, rows, len(self.skipped)))
 
     def __iter__(self) -> Iterator[Any]:
         """Start workers that iterate the dataset."""

@@ -35,7 +35,9 @@ from shardio._base.progress import format_size
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio.conversion import InputReport
 from shardio.conversion.converter import OutcomeKind
+from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
+from shardio.multi import MultiLoader
 from shardio.samples import preview
 from shardio.samples.view import RowView
 from tests.media.images_made import smooth
@@ -157,6 +159,15 @@ OBJECTS: dict[str, Callable[[shardio.ShardDataset], Any]] = {
     "verification": lambda dataset: maintenance.VerificationReport(
         "set", 1, "id", 2, 100, 12_345, (FINDING,), ("notes.txt",)
     ),
+    "diff": lambda dataset: maintenance.DiffReport(
+        "set",
+        "other",
+        *(8, 8, ["pose.angle"], ["pose.roll"], ["label"]),
+        n_changed=20_000,
+        changed=[(3, ("label",)), (5, ("caption", "label"))],
+    ),
+    "map-view": lambda dataset: MapView(dataset, fields=list(SMALL), transform=dict),
+    "multi-loader": lambda dataset: MultiLoader([1, 2], 1, on_error="skip", max_skips=9),
     "repair": lambda dataset: maintenance.RepairReport(
         "set",
         Path("new"),
@@ -224,6 +235,8 @@ def test_hostile_names_and_texts_are_escaped(tmp_path: Path) -> None:
                 next(iter(loader)),
                 ConversionReport(HOSTILE, HOSTILE, 1, 1, 1, (source,), classes=(HOSTILE,)),
                 maintenance.VerificationReport(HOSTILE, 1, "", 1, 1, 1, (finding,), (HOSTILE,)),
+                maintenance.DiffReport(HOSTILE, HOSTILE, fields_only_a=[HOSTILE]),
+                MapView(dataset),
             ):
                 text = text_of(value)
                 assert "<script>alert" in text and "\u202e" not in text and "\udcff" not in text
@@ -248,6 +261,10 @@ def test_reports_are_bounded_whatever_their_size(letter: str) -> None:
     half = maintenance.ShardRepair(long, 7, losses=[maintenance.Loss(7, 9, long)])
     repaired = maintenance.RepairReport(long, Path(long), 7, (half,) * 20_000)
     assert re.search(r"… and 19,9\d\d more", text_of(repaired))
+    differ = maintenance.DiffReport(long, long, 1, 2, [*fields], [*fields], [*fields])
+    differ.changed, differ.n_changed = [(i, (long, long)) for i in range(20_000)], 30_000
+    differ.only_a, differ.n_only_a = [*range(10_000)], 30_000
+    assert re.search(r"… and 29,8\d\d more .*… and 29,98\d more", text_of(differ))
     numbers = {"count": 1, "mean": [0.1] * 1000, "std": 1e300, "min": -(10**18), "max": None}
     stats = {
         "samples": 9,
@@ -343,7 +360,7 @@ def test_a_default_view_is_shown_in_words_and_sizes_as_on_the_command_line(tmp_p
     assert f" {format_size(report.n_bytes)} from " in text_of(report)
     with shardio.open(tmp_path / "set") as dataset:
         text = text_of(dataset)
-        assert "clips of 8 frames · stride 1 · a step of 8 · 16 × 16 pixels" in text
+        assert "clips  8 frames · stride 1 · a step of 8 · 16 × 16 pixels" in text
         assert "KiB" in text and "kB" not in text
 
 

@@ -132,16 +132,16 @@ class ConversionReport:
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
     subsets: Mapping[str, int] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
+    def _outcome(self) -> tuple[str, str]:
         published = f"generation {self.generation}" if self.generation else "nothing published"
+        return published, f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
+
+    def __repr__(self) -> str:
         counts = {"inputs": len(self.inputs), **self.counts, "converted": 0}
-        time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
         sizes = (f"{name!r} {n:,}" for name, n in self.subsets.items())
-        return one_line(self, [self.dataset], published, time, *sizes, **counts)
+        return one_line(self, [self.dataset], *self._outcome(), *sizes, **counts)
 
     def _repr_html_(self) -> str:
-        published = f"generation {self.generation}" if self.generation else "nothing published"
-        time = f"{'stopped after ' * self.stopped}{self.elapsed_s:.1f} s"
         samples, size = counted(self.n_samples, "samples"), format_size(self.n_bytes)
         converted = [source for source in self.inputs if source.n_samples]
         if self.view["kind"] == "clips":
@@ -150,7 +150,7 @@ class ConversionReport:
         if n_source_bytes := sum(source.n_bytes for source in converted):
             ratio = self.n_bytes / n_source_bytes
             size += f" from {format_size(n_source_bytes)}: ratio {ratio:.2f}"
-        facts = self.kind, samples, size, published, time
+        facts = self.kind, samples, size, *self._outcome()
         ranked = sorted(self.counts.items(), key=lambda count: _rank(count[0]))
         counts = [f"{n:,} {outcome}" for outcome, n in ranked]
         n_classes, n_inputs = len(self.classes), len(self.inputs)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import one_line
+from shardio._base.html import fragment, listing, table
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
@@ -134,14 +135,29 @@ class DiffReport:
     only_a: list[int] = field(default_factory=list)
     only_b: list[int] = field(default_factory=list)
 
-    def __repr__(self) -> str:
+    def _facts(self) -> tuple[str, ...]:
         result = "same" if self.is_same else "different"
         classes = "class names differ" * self.classes_differ
-        fields = {*self.fields_only_a, *self.fields_only_b, *self.fields_redefined}
         each = self.n_a == self.n_b
         samples = f"{self.n_a:,} {'samples each' if each else f'and {self.n_b:,} samples'}"
-        facts = result, classes, samples
-        return one_line(self, [self.a, self.b], *facts, a=0, b=0, different_fields=len(fields))
+        return result, classes, samples
+
+    def __repr__(self) -> str:
+        n = len({*self.fields_only_a, *self.fields_only_b, *self.fields_redefined})
+        return one_line(self, [self.a, self.b], *self._facts(), a=0, b=0, different_fields=n)
+
+    def _repr_html_(self) -> str:
+        lists = (
+            ("fields only in a", self.fields_only_a, len(self.fields_only_a)),
+            ("fields only in b", self.fields_only_b, len(self.fields_only_b)),
+            ("fields of other types", self.fields_redefined, len(self.fields_redefined)),
+            ("samples only in a", self.only_a, self.n_only_a),
+            ("samples only in b", self.only_b, self.n_only_b),
+        )
+        rows = ((i, ", ".join(names)) for i, names in self.changed)
+        changed = table(("sample", "different fields"), rows, self.n_changed)
+        parts = *(listing(*each) for each in lists), changed
+        return fragment("DiffReport", self.a, (f"and {self.b}", *self._facts()), *parts)
 
     @property
     def is_same(self) -> bool:

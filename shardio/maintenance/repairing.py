@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from shardio._base.classes import one_line
 from shardio._base.html import fragment, table
+from shardio._base.progress import counted
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import generation_numbers, load, load_generation
 from shardio.dataset.transaction import published_number, raise_conflict
@@ -219,7 +220,7 @@ class RepairReport:
         return one_line(self, [self.source, self.dataset], lost=self.n_lost, **outcomes)
 
     def _repr_html_(self) -> str:
-        facts = f"from {self.source}", f"{self.n_samples:,} samples", f"{self.n_lost:,} lost"
+        facts = f"from {self.source}", counted(self.n_samples, "samples"), f"{self.n_lost:,} lost"
         shards = sorted(self.shards, key=lambda shard: shard.outcome == "sound")
         rows = ((s.name, s.outcome, s.n_kept, s.n_lost, _reason_of(s)) for s in shards)
         header = ("shard", "outcome", "kept", "lost", "reason")

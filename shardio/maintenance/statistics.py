@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import listed, one_line
 from shardio._base.html import fragment, listing, note, table
+from shardio._base.progress import counted
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
@@ -76,16 +77,17 @@ class StatsReport:
     subset: str | None
     stats: Mapping[str, Any]
 
-    def __repr__(self) -> str:
+    def _origin(self) -> tuple[str, str]:
         subset = "" if self.subset is None else f"subset {self.subset!r}"
+        return subset, f"generation {self.generation}"
+
+    def __repr__(self) -> str:
         fields = f"fields {listed(self.stats['fields'], 32)}"
-        generation, n_samples = f"generation {self.generation}", self.stats["samples"]
-        facts = subset, generation, fields, "reopen the dataset for dataset.stats"
-        return one_line(self, [self.dataset], *facts, samples=n_samples)
+        facts = *self._origin(), fields, "reopen the dataset for dataset.stats"
+        return one_line(self, [self.dataset], *facts, samples=self.stats["samples"])
 
     def _repr_html_(self) -> str:
-        subset = "" if self.subset is None else f"subset {self.subset!r}"
-        facts = subset, f"generation {self.generation}", f"{self.stats['samples']:,} samples"
+        facts = *self._origin(), counted(self.stats["samples"], "samples")
         classes = self.stats.get("classes", {})
         counts = (f"{name} {n:,}" for name, n in classes.items())
         fields, names = self.stats["fields"], ("count", "mean", "std", "min", "max", "missing")

@@ -32,24 +32,24 @@ def dataset_html(dataset: Dataset) -> str:
 
     From an object store, no data is read.
     """
-    n, n_shards = len(dataset), len(dataset.shards)
+    n = len(dataset)
     n_bytes = sum(
         int(each.sizes.sum()) for each in (dataset.shards, *dataset.column_groups.values())
     )
     facts = [
-        f"{n:,} sample{'s' * (n != 1)}",
+        counted(n, "samples"),
         "" if dataset.subset_name is None else f"subset {dataset.subset_name!r}",
         "" if dataset.rows.row_list is None else "a selection",
-        f"{n_shards:,} shard{'s' * (n_shards != 1)}",
+        counted(len(dataset.shards), "shards"),
         format_size(n_bytes),
         f"generation {dataset.generation}" if dataset.generation else "",
     ]
-    view = _view_words(dataset.view)
+    clips = _clip_words(dataset.view)
     subsets = (f"{name} {size:,}" for name, size in dataset.subsets.items())
     can_read = bool(n) and not dataset.remote_storages
     value = functools.partial(_stored_value, dataset)
     parts = [
-        listing("view", view, len(view)),
+        listing("clips", clips, len(clips)),
         listing("subsets", subsets, len(dataset.subsets)),
         listing(f"{len(dataset.classes):,} classes", _classes(dataset), len(dataset.classes)),
         _table(dataset.schema, lambda name: value(0, name), can_read=can_read),
@@ -59,12 +59,12 @@ def dataset_html(dataset: Dataset) -> str:
     return fragment(type(dataset).__name__, dataset.path, facts, *parts)
 
 
-def _view_words(view: Mapping[str, Any]) -> list[str]:
+def _clip_words(view: Mapping[str, Any]) -> list[str]:
     """Return the options of a default view of clips as texts; none for rows."""
     if view == ROWS:
         return []
-    frames = f"clips of {counted(view['frames'], 'frames')}"
-    words = [frames, f"stride {view['stride']:,}", f"a step of {view['step']:,}"]
+    frames, stride, step = (view[name] for name in ("frames", "stride", "step"))
+    words = [counted(frames, "frames"), f"stride {stride:,}", f"a step of {step:,}"]
     if "size" in view:
         height, width = view["size"]
         words.append(f"{width} × {height} pixels")

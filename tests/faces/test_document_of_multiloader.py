@@ -196,6 +196,7 @@ def test_failing_samples_are_skipped_and_reported(capsys: pytest.CaptureFixture[
     assert "# worker 1 has finished: 5 samples, and 5 skipped" in capsys.readouterr().err
     assert len(list(loader)) == 10  # an iteration has skips of its own
     assert len(loader.skipped) == 10
+    assert f">{skipped[0].text}</td>" in loader._repr_html_()
 
 
 def test_one_more_failure_than_may_be_skipped_is_an_error() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from shardio._base.classes import listed, one_line
 from shardio._base.html import fragment, listing, table
-from shardio._base.progress import format_size
+from shardio._base.progress import counted, format_size
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.external_lists import InputList
@@ -60,14 +60,14 @@ class VerificationReport:
 
     def __repr__(self) -> str:
         n, codes = len(self.findings), listed(dict.fromkeys(f.code for f in self.findings), 80)
-        result = f"{n:,} finding{'s' * (n != 1)} ({codes})" if n else "no findings"
+        result = f"{counted(n, 'findings')} ({codes})" if n else "no findings"
         return one_line(self, [self.path], result, unknown_files=len(self.unknown))
 
     def _repr_html_(self) -> str:
         n = len(self.findings)
-        result = f"{n:,} finding{'s' * (n != 1)}" if n else "no findings"
-        shards = f"{self.n_shards:,} shard{'s' * (self.n_shards != 1)}"
-        facts = result, shards, f"{self.n_samples:,} samples", format_size(self.n_bytes)
+        result = counted(n, "findings") if n else "no findings"
+        counts = counted(self.n_shards, "shards"), counted(self.n_samples, "samples")
+        facts = result, *counts, format_size(self.n_bytes)
         names = ("path", "code", "field", "sample", "message")
         rows = (["" if (v := getattr(f, k)) is None else v for k in names] for f in self.findings)
         parts = table(names, rows, n), listing("unknown files", self.unknown, len(self.unknown))
