@@ -173,15 +173,7 @@ def line_parts(
 
     title, name = (_writable(printable(text), encoding) for text in (state.title, state.name))
     title = keep_end(title, max(_MIN_TITLE, width // 3), encoding)
-    speed = (state.done - n_before) / elapsed_s if elapsed_s > 0 else 0.0
-    parts = {
-        "percent": f"{100 * state.done // state.total:3d}%" if state.total else "",
-        "counts": state.counts,
-        "rate": state.rate or (_rate(speed, state.unit) if speed > 0 else ""),
-        "left": f"{_clock((state.total - state.done) / speed)} left" if speed > 0 else "",
-        "more": state.more,
-        "faults": state.faults,
-    }
+    parts = _texts(state, (state.done - n_before) / elapsed_s if elapsed_s > 0 else 0.0)
     # The bar depends on the width only, so that it keeps its length as the texts change.
     bar_width = max(_MIN_BAR, min(_MAX_BAR, width // _BAR_SHARE))
     room = width - cell_len(title) - (bar_width + len(_GAP) if state.total else 0)
@@ -197,6 +189,18 @@ def line_parts(
         line.append((_bar(state.done / state.total, bar_width, encoding), "cyan"))
     line += [(text, _STYLES.get(key, "")) for key, text in parts.items() if key in shown]
     return [*line, (name, "dim")] if name else line
+
+
+def _texts(state: ProgressState, speed: float) -> dict[str, str]:
+    """Return the texts of a line in their order; "" for one without a value."""
+    return {
+        "percent": f"{100 * state.done // state.total:3d}%" if state.total else "",
+        "counts": state.counts,
+        "rate": state.rate or (_rate(speed, state.unit) if speed > 0 else ""),
+        "left": f"{_clock((state.total - state.done) / speed)} left" if speed > 0 else "",
+        "more": state.more,
+        "faults": state.faults,
+    }
 
 
 def keep_end(text: str, width: int, encoding: str = "utf-8") -> str:

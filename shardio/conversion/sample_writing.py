@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,6 +23,9 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.shard.writer import check_schema
+
+Rows = Iterator[tuple[str, Mapping[str, Any]]]
+"""The subset and the sample of each row."""
 
 
 class SamplePart(NamedTuple):
@@ -53,23 +56,10 @@ def write_samples(
     start_s = time.monotonic()
     base = load_base(out) if options.append else None
     classes = known_classes(base, _merge_classes(parts), out)
-    if base is not None:
-        if schema is not None:
-            check_same_schema(base.schema, schema, out)
-        schema = base.schema
-    elif schema is None:
-        schema = _merge_schemas(parts)
-    rows: Iterable[tuple[str, Mapping[str, Any]]]
-    rows = ((part.subset, sample) for part in parts for sample in part.samples)
+    schema = _known_schema(parts, schema, base, out)
+    rows: Rows = ((part.subset, sample) for part in parts for sample in part.samples)
     if schema is None:
-        rows = iter(rows)
-        if (first := next(rows, None)) is None:
-            raise InvalidArgument("no samples to infer the schema from; pass schema=")
-        try:
-            schema = infer_sample_schema(first[1])
-        except SchemaError as error:
-            raise SchemaError(f"sample 0: {error}") from error
-        rows = chain((first,), rows)
+        schema, rows = _infer_schema(rows)
     check_schema(schema)
     if base is None and not options.overwrite and holds_dataset(out):
         refuse_existing(out, hint=REPLACE_HINT)
@@ -93,9 +83,9 @@ def write_samples(
 
 @dataclass
 class _SampleRun:
-    """One run that writes samples; `rows` has the subset and the sample of each row."""
+    """One run that writes samples."""
 
-    rows: Iterable[tuple[str, Mapping[str, Any]]]
+    rows: Rows
     schema: Schema
     classes: tuple[str, ...]
     base: Generation | None
@@ -166,6 +156,27 @@ def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
                 f"{[*classes]} as in {parts[0].subset!r}; convert the subsets separately"
             )
     return classes
+
+
+def _known_schema(
+    parts: Sequence[SamplePart], schema: Schema | None, base: Generation | None, out: str
+) -> Schema | None:
+    """Return the schema of the dataset, or that of the samples; None if it must be inferred."""
+    if base is None:
+        return _merge_schemas(parts) if schema is None else schema
+    if schema is not None:
+        check_same_schema(base.schema, schema, out)
+    return base.schema
+
+
+def _infer_schema(rows: Rows) -> tuple[Schema, Rows]:
+    """Infer a schema from the first sample; return it and all rows, the first one included."""
+    if (first := next(rows, None)) is None:
+        raise InvalidArgument("no samples to infer the schema from; pass schema=")
+    try:
+        return infer_sample_schema(first[1]), chain((first,), rows)
+    except SchemaError as error:
+        raise SchemaError(f"sample 0: {error}") from error
 
 
 def _merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:

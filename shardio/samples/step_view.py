@@ -342,7 +342,7 @@ def _find_steps(dataset: Dataset, steps: Steps) -> tuple[StepTable, dict[str, tu
     videos = media_fields(schema, names, "video")
     n_steps = np.zeros(len(dataset), np.int64)
     sizes: dict[str, set[tuple[int, int]]] = {name: set() for name in videos}
-    times_of_rows: list[tuple[Rows, list[Floats]]] = []
+    times_of_rows: dict[int, Floats] = {}
 
     def look(part: ShardSamples) -> tuple[dict[str, Rows], dict[str, VideoIndex], list[Floats]]:
         lengths = {name: _lengths(part, name, schema[name]) for name in arrays}
@@ -359,7 +359,7 @@ def _find_steps(dataset: Dataset, steps: Steps) -> tuple[StepTable, dict[str, tu
             sizes[name] |= distinct_sizes(shape) if len(sizes[name]) < 2 else set()
         _check_lengths(dataset, part, lengths)
         n_steps[part.numbers] = next(iter(lengths.values()))
-        times_of_rows.append((part.numbers, values))
+        times_of_rows.update(zip(part.numbers.tolist(), values, strict=times is not None))
     known = {
         n: steps.clip.size or common_size(dataset, steps.clip, n, sizes[n], "windows")
         for n in videos
@@ -368,10 +368,8 @@ def _find_steps(dataset: Dataset, steps: Steps) -> tuple[StepTable, dict[str, tu
     dataset.rows.check_sources(np.diff(source_ends, prepend=0), "none of its rows has a step")
     all_times = None
     if times is not None:
-        by_row = dict(
-            pair for rows, found in times_of_rows for pair in zip(rows.tolist(), found, strict=True)
-        )
-        all_times = np.concatenate([np.zeros(0), *(by_row[i] for i in range(len(dataset)))])
+        by_row = (times_of_rows[i] for i in range(len(dataset)))
+        all_times = np.concatenate([np.zeros(0), *by_row])
     return StepTable(n_steps, all_times, steps.clip.rate), known
 
 
