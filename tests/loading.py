@@ -21,16 +21,16 @@ from shardio import (
     ShardDataset,
     ShardLoader,
     ShardReader,
-    ShardWriter,
     Text,
 )
-from shardio.dataset.manifest import load, publish, publish_next
+from shardio.dataset.manifest import load, publish_next
 from shardio.order import Samples
 from shardio.samples.clip_view import ClipView
 from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.token_view import TokenView
 from shardio.samples.view import SampleView
+from tests.maintenance.datasets import write
 from tests.shards import EVERY_FIELD, every_field_sample, flip, same_in_batch
 
 # Generous: reached only by a test that is about to fail.
@@ -49,22 +49,10 @@ def write_dataset(
     samples: Iterable[Mapping[str, Any]] | None = None,
 ) -> str:
     """Write a dataset of n_samples in n_shards shards; of EVERY_FIELD's values by default."""
-    folder.mkdir(parents=True)
-    values: Iterator[Mapping[str, Any]]
     if samples is None:
         made = (every_field_sample(i) for i in range(n_samples))
-        values = ({name: sample[name] for name in schema} for sample in made)
-    else:
-        values = iter(samples)
-    shards = []
-    for k in range(n_shards):
-        n = (k + 1) * n_samples // n_shards - k * n_samples // n_shards
-        with ShardWriter(folder / f"{k:06d}-000.shard", schema) as writer:
-            for _ in range(n):
-                writer.append(next(values))
-            shards.append(writer.close())
-    publish(folder, schema=schema, shards=shards)
-    return str(folder)
+        samples = ({name: sample[name] for name in schema} for sample in made)
+    return str(write(folder, n_samples, n_shards, "{:06d}-000", schema=schema, samples=samples))
 
 
 def append_shard(folder: Path, schema: Schema, samples: Sequence[Mapping[str, Any]]) -> None:

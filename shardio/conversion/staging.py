@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import time
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -323,12 +322,7 @@ class Staging:
             else:
                 unlink(entry.path)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         try:
             # If a file cannot be removed now, the next conversion removes it.
             with contextlib.suppress(OSError):

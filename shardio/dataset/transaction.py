@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import types
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -308,10 +307,5 @@ class NewFolder:
                 "folder first, or choose another one"
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self._staging.remove(error)

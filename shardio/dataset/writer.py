@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -202,12 +201,7 @@ class GenerationWriter:
                 continue
             return dataclasses.replace(part, name=name)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if isinstance(error, OSError):
             self.explain_error(error)
         if self._shard is not None:

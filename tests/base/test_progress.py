@@ -18,6 +18,7 @@ from shardio.conversion import Progress
 from shardio.conversion.report import progress_state
 from shardio.maintenance import MaintenanceProgress, verify_dataset
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.terminal import Terminal
 
 Capture = pytest.CaptureFixture[str]
 
@@ -30,13 +31,6 @@ BUSY = ProgressState(
     name="训练集/视频文件名非常非常非常长的一个视频.mp4",
     more="123,456 samples",
 )
-
-
-class Terminal(io.StringIO):
-    """A file that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 class NotebookStream(io.StringIO):

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, EncodedStream, Schema, ShardReader, Text
+from shardio import Array, Schema, ShardReader, Text
 from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import PAGE
 from shardio.format.sections import DIMENSION, plan_sections
-from shardio.format.types import DType, EncodedImage
-from shardio.format.types.streams import packet_flags, packet_sizes
+from shardio.format.types import DType
 from shardio.maintenance import verify_dataset, verify_shard
 from shardio.shard.section_writers import PayloadWriter, SectionTable
+from tests.golden.make_golden import plain
 from tests.golden.second_reader import (
     Picture,
     RefusedError,
@@ -65,40 +65,6 @@ def expected(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def as_written_down(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        hex_ = np.asarray(value).tobytes().hex()
-        return {"array": value.dtype.name, "shape": list(value.shape), "hex": hex_}
-    if isinstance(value, EncodedImage):
-        return {"picture": value.hex(), "shape": list(value.shape)}
-    if isinstance(value, EncodedStream):
-        return plain_stream(value)
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, list) and value and isinstance(value[0], np.ndarray | np.generic):
-        return {"list": [as_written_down(each) for each in value]}
-    return {"value": value}
-
-
-def plain_stream(stream: EncodedStream) -> dict[str, Any]:
-    packets, place, lines = stream.packets, 0, []
-    for size, flags, (_, _, pts, ticks) in zip(
-        packet_sizes(packets).tolist(),
-        packet_flags(packets).tolist(),
-        packets.tolist(),
-        strict=True,
-    ):
-        lines.append([bytes(stream.data[place : place + size]).hex(), flags, pts, ticks])
-        place += size
-    base = (stream.time_base.numerator, stream.time_base.denominator)
-    return {
-        "stream": dict(stream.parameters),
-        "extradata": stream.extradata.hex(),
-        "packets": lines,
-        "numbers": [stream.n_frames, *base, stream.width, stream.height, stream.duration],
-    }
-
-
 def as_told(value: Any) -> Any:
     if isinstance(value, Picture):
         return {"picture": value.content.hex(), "shape": list(value.shape)}
@@ -125,7 +91,7 @@ def test_a_golden_file_is_read_as_it_was_written_and_is_sound(path: Path) -> Non
     provenance = json.loads((path.parent / "provenance.json").read_text())["files"][path.name]
     with ShardReader(path.with_suffix(".shard"), verify="always") as reader:
         assert reader.id == provenance["id"]
-        found = [{n: as_written_down(v) for n, v in sample.items()} for sample in reader]
+        found = [{n: plain(v) for n, v in sample.items()} for sample in reader]
     assert found == expected(path)
     assert verify_shard(path.with_suffix(".shard")) == []
 
@@ -184,7 +150,7 @@ def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> 
         assert known == provenance
         assert list(dataset.column_groups) == ["vector", "camera.id", "boxes"]
         assert len(dataset.shards) > 1
-        found = [{n: as_written_down(v) for n, v in sample.items()} for sample in dataset]
+        found = [{n: plain(v) for n, v in sample.items()} for sample in dataset]
     assert found == samples
     assert generation_of(folder)["required"] == ["column_groups"]
     assert told_by_the_specification(folder) == samples
@@ -205,7 +171,7 @@ def test_a_golden_dataset_whose_lists_lie_in_parts_is_read_and_sound() -> None:
     with open_dataset(folder, verify="always") as dataset:
         known = {"lineage": dataset.lineage, "generation": dataset.generation}
         assert known == provenance
-        found = [{n: as_written_down(v) for n, v in sample.items()} for sample in dataset]
+        found = [{n: plain(v) for n, v in sample.items()} for sample in dataset]
         assert list(dataset.inputs) == inputs
     assert found == samples
     assert told_by_the_specification(folder) == samples

@@ -12,15 +12,9 @@ import pytest
 from shardio import ShardLoader
 from shardio._base import progress
 from shardio._loading import iterator
+from tests.terminal import Terminal
 
 N = 40
-
-
-class Terminal(io.StringIO):
-    """A file that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(scope="module")

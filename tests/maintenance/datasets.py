@@ -20,6 +20,7 @@ def write(
     folder: Path,
     n_samples: int,
     n_shards: int = 1,
+    names: str = "000000-{:03d}",
     *,
     schema: Schema = EVERY_FIELD,
     samples: Iterable[Mapping[str, Any]] | None = None,
@@ -31,7 +32,7 @@ def write(
     values = map(every_field_sample, range(n_samples)) if samples is None else iter(samples)
     shards = []
     for k in range(n_shards):
-        with ShardWriter(folder / f"000000-{k:03d}.shard", schema) as writer:
+        with ShardWriter(folder / f"{names.format(k)}.shard", schema) as writer:
             for _ in range((k + 1) * n_samples // n_shards - k * n_samples // n_shards):
                 writer.append(next(values))
             shards.append(writer.close())

@@ -28,6 +28,7 @@ from rich.text import Text
 import shardio
 from shardio._base.progress import ProgressLine, ProgressState
 from shardio_tools import cli, sample_clips
+from tests.terminal import Terminal
 
 WIDTHS: Final = (80, 120)
 LIGHT: Final = TerminalTheme(
@@ -85,16 +86,6 @@ SCENES: Final = (
     Scene("mistyped-flag", "verify out/ --wrkers 2"),
     Scene("progress", "convert videos/ out/", is_steady=False),
 )
-
-
-class Terminal(io.StringIO):
-    """A stream that is a terminal."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        """Return True."""
-        return True
 
 
 def make_files(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from shardio._workers.processes import linux
 from shardio.errors import UnsupportedEnvironment
 from shardio.measuring import machine_limits
 from shardio_tools import cli, doctor
+from tests.terminal import Terminal
 
 Capture = pytest.CaptureFixture[str]
 
@@ -46,15 +46,6 @@ def test_the_report_has_versions_extras_limits_and_gpus(capsys: Capture) -> None
     assert [*found["extras"]["images"]["packages"]] == ["pillow", "simplejpeg"]
     assert found["limits"]["n_usable_cpus"] >= 1 and found["gpus"] == NO_GPUS
     assert found["problems"] == []
-
-
-class Terminal(io.StringIO):
-    """A terminal of 80 columns without colours."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_the_screen_fits_24_lines_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from shardio_tools.screen import (
     painted,
     rendered,
 )
+from tests.terminal import Terminal
 from tests.tools import screenshots
 
 Capture = pytest.CaptureFixture[str]
@@ -55,15 +56,6 @@ def test_lines_of_screens_fit_the_terminal(width: int) -> None:
 def test_every_command_has_a_screen() -> None:
     shown = {scene.command.split()[0] for scene in screenshots.SCENES}
     assert cli.COMMANDS.keys() <= shown
-
-
-class Terminal(io.StringIO):
-    """A terminal in UTF-8."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture
