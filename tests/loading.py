@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import (
-    Array,
-    Batch,
-    Bytes,
-    Schema,
-    ShardDataset,
-    ShardLoader,
-    ShardReader,
-    Text,
-)
+from shardio import Array, Batch, Bytes, Schema, ShardDataset, ShardLoader, ShardReader, Text
 from shardio.dataset.manifest import load, publish_next
 from shardio.order import Samples
 from shardio.samples.clip_view import ClipView

@@ -134,10 +134,7 @@ def export(
         samples = SampleReader(
             source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
         )
-        with (
-            NewFolder(out_path) as target,
-            detect_conflict(source.path, source.generation),
-        ):
+        with NewFolder(out_path) as target, detect_conflict(source.path, source.generation):
             if _check_replaceable(out_path, overwrite=overwrite):
                 target.check_can_replace()
             show = progress if callable(progress) else None

@@ -239,10 +239,7 @@ class RepairReport:
 
 @displays_progress
 def repair(
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    progress: Progress | None = None,
+    source: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None
 ) -> RepairReport:
     """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
 

@@ -201,10 +201,7 @@ BAD = {
     "pipe": (with_type(tarfile.FIFOTYPE), "(type b'6'), expected a whole file"),
     "sparse": (header(kind=b"S"), "(type b'S'), expected a whole file"),
     "again": (tar([("1.txt", b"1"), ("1.txt", b"2")]), "'1.txt' appears twice in a sample"),
-    "apart": (
-        tar({"1.txt": b"1", "2.txt": b"2", "1.cls": b"3"}),
-        "directly after the other",
-    ),
+    "apart": (tar({"1.txt": b"1", "2.txt": b"2", "1.cls": b"3"}), "directly after the other"),
     "pickle": (tar({"1.pkl": b"", "1.txt": b""}), "pickle, which can run any code"),
     "npz": (tar({"1.npz": b"", "1.txt": b""}), "several arrays: save each as .npy"),
     "not UTF-8": (tar({"1.txt": b"\xff"}), "member '1.txt': not UTF-8"),

@@ -97,10 +97,7 @@ def test_stores_whose_arrays_differ_in_length_are_samples(tmp_path: Path) -> Non
     convert(tmp_path / "in", tmp_path / "out")
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["x"] == Array("int64", (None, 2)) and len(dataset) == 2
-        assert [(float(s["z"]), s["t"]) for s in dataset] == [
-            (2.0, "text 2"),
-            (3.0, "text 3"),
-        ]
+        assert [(float(s["z"]), s["t"]) for s in dataset] == [(2.0, "text 2"), (3.0, "text 3")]
 
 
 def test_a_change_of_a_chunk_is_a_change_of_the_store(tmp_path: Path) -> None:

@@ -14,15 +14,7 @@ from shardio import ShardDataset, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument
 from shardio.order import shuffle
 from shardio.order.sampling import ORDERS, WeightedEpochOrder, draw_without_replacement
-from tests.loading import (
-    TWO_FIELDS,
-    WORKERS,
-    drawn,
-    noisy,
-    state_after,
-    two_fields,
-    write_dataset,
-)
+from tests.loading import TWO_FIELDS, WORKERS, drawn, noisy, state_after, two_fields, write_dataset
 from tests.order.strided import Strided
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -467,10 +467,7 @@ def test_a_transform_shows_its_options() -> None:
             RandomResizedCrop(112),
             "RandomResizedCrop(size=112, scale=(0.08, 1), ratio=(0.75, 1.33333))",
         ),
-        (
-            Normalize(mean, 1),
-            "Normalize(mean=(0.1, 0.333333, 0.3), std=1, dtype='float32')",
-        ),
+        (Normalize(mean, 1), "Normalize(mean=(0.1, 0.333333, 0.3), std=1, dtype='float32')"),
         (
             RandomErasing(value="random"),
             "RandomErasing(p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value='random')",

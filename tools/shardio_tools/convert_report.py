@@ -13,13 +13,7 @@ from shardio._base.progress import format_size
 from shardio.conversion import BUILT_IN
 from shardio.measuring import StoredReport, source_bytes
 from shardio_tools.inspect.report import schema_facts, type_text
-from shardio_tools.output import (
-    OUTCOMES,
-    escaped,
-    format_count,
-    format_duration,
-    inspect_step,
-)
+from shardio_tools.output import OUTCOMES, escaped, format_count, format_duration, inspect_step
 from shardio_tools.screen import Cell, Done, Element, Heading, Next, Role, Table, facts
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}

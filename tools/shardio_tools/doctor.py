@@ -34,13 +34,7 @@ from shardio.errors import install_hint
 from shardio.measuring import MachineLimits, machine_limits
 from shardio.media import library_versions
 from shardio_tools.arguments import add_output_arguments
-from shardio_tools.output import (
-    escaped,
-    format_count,
-    print_error,
-    print_json,
-    print_screen,
-)
+from shardio_tools.output import escaped, format_count, print_error, print_json, print_screen
 from shardio_tools.screen import Cell, Done, Element, Table, facts
 
 EXTRAS: Final = {

@@ -230,10 +230,7 @@ def run_rewrite(
 
 
 def print_report(
-    report: MaintenanceReport,
-    options: argparse.Namespace,
-    did: str,
-    *steps: tuple[str, str],
+    report: MaintenanceReport, options: argparse.Namespace, did: str, *steps: tuple[str, str]
 ) -> None:
     """Print the result of a rewriting operation; the line begins with `did`."""
     counts = format_count(report.n_samples, "sample"), format_count(report.n_shards, "shard")

@@ -16,13 +16,7 @@ from collections.abc import Iterator
 
 from shardio.maintenance import SplitReport, split
 from shardio_tools.arguments import add_output_arguments, parse_shares
-from shardio_tools.output import (
-    escaped,
-    format_count,
-    generation_text,
-    print_result,
-    utf8_name,
-)
+from shardio_tools.output import escaped, format_count, generation_text, print_result, utf8_name
 from shardio_tools.screen import Done, Element, Next, Table
 
 

@@ -201,11 +201,7 @@ def _slice(table: pa.Table, start: int, stop: int) -> pa.Table:
 
 
 def _rows(
-    rows: Callable[[int, int], pa.Table],
-    column: ArrowColumn,
-    field: Field,
-    start: int,
-    stop: int,
+    rows: Callable[[int, int], pa.Table], column: ArrowColumn, field: Field, start: int, stop: int
 ) -> Sequence[Any]:
     (batch,) = rows(start, stop).combine_chunks().to_batches()
     try:

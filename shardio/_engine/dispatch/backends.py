@@ -37,12 +37,7 @@ from shardio._engine.filling.user_functions import UserCalls
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray, pack_shared
-from shardio._workers.processes.worker_main import (
-    HEADER_BYTES,
-    Start,
-    pack_message,
-    unpack_message,
-)
+from shardio._workers.processes.worker_main import HEADER_BYTES, Start, pack_message, unpack_message
 from shardio._workers.processes.worker_pool import CrashLoop, Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.batch.batch import Skipped

@@ -25,12 +25,7 @@ from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, translate_open_file_errors
 from shardio._workers.processes.serialization import pickled, short_repr, text_of, unpack_failure
 from shardio._workers.processes.stack_dumps import StepFiles, timeout_error
-from shardio._workers.processes.worker_main import (
-    HEADER_BYTES,
-    Start,
-    pack_message,
-    unpack_message,
-)
+from shardio._workers.processes.worker_main import HEADER_BYTES, Start, pack_message, unpack_message
 from shardio._workers.processes.worker_pool import (
     MAX_CRASHES,
     CrashLoop,

@@ -270,13 +270,7 @@ class PayloadVerifier:
         return found
 
     def _check_content(
-        self,
-        field_index: int,
-        row: int,
-        offset: int,
-        stored: memoryview,
-        codec: int,
-        n_bytes: int,
+        self, field_index: int, row: int, offset: int, stored: memoryview, codec: int, n_bytes: int
     ) -> None:
         """Check that a record, whose hash is correct, can be decoded to a value of its field.
 

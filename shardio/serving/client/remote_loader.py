@@ -6,17 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Generic,
-    Literal,
-    Self,
-    TextIO,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, Unpack, overload
 
 from shardio._base.callers import missing_attribute, one_of, refuse_unknown_options
 from shardio._base.classes import Closing, undo_on_error
