@@ -126,7 +126,7 @@ def test_unknown_options_get_a_hint(function: Callable[..., Any], option: str, h
             "needs batch_size: write ShardLoader(dataset, batch_size)",
         ),
         (shardio.ShardLoader, (), "ShardLoader needs dataset and batch_size: write"),
-        (shardio.open, ("set/", "train"), "shardio.open takes only path without a name; found 'tr"),
+        (shardio.open, ("set/", "train"), "shardio.open takes only path by position; found 'tr"),
         (shardio.open, ("set/", "train"), "'train', too: write subset=\"train\""),
         (shardio.open, (), "shardio.open needs path: write shardio.open(path)"),
         (shardio.WeightedSampler, (), "needs weights: write WeightedSampler(weights)"),

@@ -95,7 +95,7 @@ def _check_positional(
         hint = f"write shuffle={found}"
     else:
         hint = f"write the name of the option: {listed((f'{each}=' for each in named), 300)}"
-    taken = f"only {', '.join(p.name for p in places)} without a name"
+    taken = f"only {', '.join(p.name for p in places)} by position"
     raise TypeError(f"{name} takes {taken}; found {found!r:.200}, too: {hint}")
 
 

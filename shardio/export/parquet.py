@@ -216,7 +216,7 @@ def _fixed_arrays(
 
 
 def _list_arrays(field: Field, values: list[Any]) -> Any:
-    """Return the values of a field of arrays or lists, not a column, as an Arrow array."""
+    """Return the values of a field of arrays or lists, stored as records, as an Arrow array."""
     missing = np.array([value is None for value in values], bool)
     array = field.array
     if array is not None and array.is_fixed:

@@ -70,8 +70,8 @@ class StoredImage(EncodedImage):
     def __int__(self) -> NoReturn:
         # NumPy calls this method for np.asarray(value), and never `__array__`.
         raise TypeError(
-            "an encoded image is no number and no array: value.decode() has its pixels, and "
-            "np.frombuffer(value, np.uint8) the bytes of its file"
+            "an encoded image is neither a number nor an array: value.decode() returns its "
+            "pixels, and np.frombuffer(value, np.uint8) the bytes of its file"
         )
 
     def __repr__(self) -> str:

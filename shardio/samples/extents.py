@@ -140,7 +140,7 @@ class ShardFileNumbers:
 
 
 class _Section:
-    """The sections of one kind: for each shard, the section in the file with the field `name`.
+    """The sections of one kind, one for each shard, in the files that store the field `name`.
 
     `starts` has the offset of each shard's file in the concatenation.
     """

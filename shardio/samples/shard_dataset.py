@@ -245,7 +245,7 @@ def _check_selection(rows: Any, fields: Sequence[str]) -> None:
     if callable(rows) is not bool(fields):
         raise InvalidArgument(
             "select takes a function and the columns for it, select(lambda columns: …, "
-            f"fields=[…]), or numbers or a mask alone; found {rows!r} with fields={fields!r}"
+            f"fields=[…]), or indices or a mask alone; found {rows!r} with fields={fields!r}"
         )
     if callable(rows):
         check_one_argument("select", "columns", rows)

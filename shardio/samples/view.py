@@ -39,7 +39,7 @@ SELECT_ADVICE: Final = {
     "mask": "write select(mask)",
     "where": "write select(lambda columns: …, fields=[…])",
 }
-"""Names that users may try for the parameter of `select`, each with what to write instead."""
+"""Corrections for parameters of `select` that other libraries have."""
 
 _ATTRIBUTE_ADVICE: Final = {
     **dict.fromkeys(("batch", "to_tf_dataset"), "write shardio.ShardLoader({0}, batch_size)"),
@@ -76,8 +76,8 @@ _ATTRIBUTE_ADVICE: Final = {
     ),
     **dict.fromkeys(("to_dict", "to_list"), "write list({0})"),
 }
-"""Attributes that datasets of other libraries have, each with what to write instead; {0} stands for
-a variable with the dataset or view.
+"""Corrections for attributes that datasets of other libraries have; {0} stands for a variable with
+the dataset or view.
 """
 DATASET_ADVICE: Final = {k: text.format("dataset") for k, text in _ATTRIBUTE_ADVICE.items()}
 _VIEW_ADVICE: Final = {k: text.format("view") for k, text in _ATTRIBUTE_ADVICE.items()} | {
@@ -203,8 +203,9 @@ class SampleView(Sequence[dict[str, Any]], Listed):
         if not reader.has_stored_values(name):
             stored = f", or view.dataset[{name!r}] for the stored values"
             raise InvalidArgument(
-                f"{self!r}: the values of {name!r} are made for each sample, and are no column: "
-                f"write [sample[{name!r}] for sample in view]{stored * (name in self.fields)}"
+                f"{self!r}: the values of {name!r} are computed for each sample, so there is no "
+                f"column: write [sample[{name!r}] for sample in view]"
+                f"{stored * (name in self.fields)}"
             )
         n = len(self)
         numbers = np.arange(n) if rows is None else check_rows(rows, n, "rows")

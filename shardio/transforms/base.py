@@ -79,7 +79,7 @@ class PictureTransform(ABC):
         if any(is_of(value, "torch", "Tensor") for value in sample.values()):
             return ". In a chain with torch modules, write shardio.transforms.Compose(…)"
         if not self.takes_floats and any(_is_picture(value, "f") for value in sample.values()):
-            return ". Put ToFloat or Normalize behind the transforms of uint8"
+            return ". Put ToFloat or Normalize after the transforms of uint8"
         return ""
 
 

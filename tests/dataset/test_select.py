@@ -124,7 +124,7 @@ def test_none_may_be_selected(dataset: ShardDataset) -> None:
         (lambda c: c["label"], ["label"], "the mask must be .*found int64"),
         (lambda: [], ["label"], r"select must take \(columns\); it takes \(\)"),
         (lambda c: c["label"], [], "a function and the columns for it"),
-        ([1], ["label"], r"numbers or a mask alone; found \[1\] with fields=\['label'\]"),
+        ([1], ["label"], r"indices or a mask alone; found \[1\] with fields=\['label'\]"),
         (
             lambda c: c["image"] > 0,
             ["label"],

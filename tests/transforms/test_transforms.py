@@ -508,9 +508,9 @@ def test_what_is_no_sample_is_refused_with_what_to_write() -> None:
             transform(picture(), generator(0))
     with pytest.raises(InvalidArgument, match=r"f\(sample, rng\).*default_rng\(0\)"):
         HorizontalFlip()({"x": picture()})
-    with pytest.raises(SchemaError, match=r"expected uint8 .*Put ToFloat or Normalize behind"):
+    with pytest.raises(SchemaError, match=r"expected uint8 .*Put ToFloat or Normalize after"):
         HorizontalFlip()({"x": picture().astype(np.float32)}, generator(0))
-    with pytest.raises(SchemaError, match=r"expects uint8 .*Put ToFloat or Normalize behind"):
+    with pytest.raises(SchemaError, match=r"expects uint8 .*Put ToFloat or Normalize after"):
         Resize(8, fields="x")({"x": picture().astype(np.float32)})
 
 

@@ -344,7 +344,7 @@ def _network_kind(say: Say) -> type[TinygradNetwork | NumpyNetwork]:
         return TinygradNetwork
     say(
         Cell(
-            "NumPy computes, as tinygrad has no device here: on the CPU it needs clang "
+            "computing with NumPy: tinygrad has no device here; on the CPU it needs clang "
             "(apt-get install --no-install-recommends clang)",
             "warning",
         )

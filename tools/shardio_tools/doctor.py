@@ -280,7 +280,7 @@ def _package_problem(one: Package) -> str:
 def _advice(found: Diagnosis) -> Iterator[str]:
     limits = found.limits
     if not found.packages:
-        yield "shardio runs from a folder, so that packages are not checked: pip install . there"
+        yield "shardio runs from a folder, so packages are not checked: pip install . there"
     for name, members in found.extras.items():
         for one in members:
             if one.found is not None and not one.is_fit:
@@ -307,7 +307,7 @@ def _advice(found: Diagnosis) -> Iterator[str]:
     if _FAILS in found.gpus["tinygrad"] and shutil.which("clang") is None:
         yield (
             "tinygrad has no device here: on the CPU it needs clang (apt-get install "
-            "--no-install-recommends clang); output='numpy', 'torch' and 'jax' do without"
+            "--no-install-recommends clang); output='numpy', 'torch' and 'jax' do not need it"
         )
 
 

@@ -82,7 +82,7 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> NamedArray:
         if not h5py.h5z.filter_avail(code):
             raise MediaError(
                 f"dataset {path!r}: its filter {code} ({label.decode(errors='replace')}) is not "
-                "installed: pip install hdf5plugin has the common ones"
+                "installed; for common filters: pip install hdf5plugin"
             )
     shape = dataset.shape
     if shape is None:

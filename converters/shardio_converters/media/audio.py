@@ -113,7 +113,7 @@ def with_audio_facts(
     """Yield the samples of a video; add facts about its audio, or its damage, to the outcome."""
     outcome = yield from samples
     if track.failure is not None:
-        if outcome.kind == "broken":  # The video is damaged too; the report gives this reason.
+        if outcome.kind == "broken":  # The report names the damage of the video.
             return outcome
         reason = str(track.failure).removeprefix(f"{track.path}: ")
         return Outcome("broken", reason, outcome.detail)

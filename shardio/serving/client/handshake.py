@@ -187,6 +187,6 @@ class LoaderInfo:
             was, found = getattr(before, name), getattr(self, name)
             if was != found:
                 raise InvalidArgument(
-                    f"{address} serves other batches than the server before: {name} is {found!r}, "
-                    f"and was {was!r}"
+                    f"{address} serves other batches than the previous server: {name} is "
+                    f"{found!r}, and was {was!r}"
                 )

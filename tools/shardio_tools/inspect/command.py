@@ -118,7 +118,7 @@ def _describe_dataset(found: Inspection, rest: str, *, is_verbose: bool) -> Iter
 
 
 def _overview(found: Inspection) -> Iterator[list[str]]:
-    """Yield rows about a dataset: samples, size, the default view, how many files gave none."""
+    """Yield rows about a dataset: samples, size, the default view, the inputs by outcome."""
     facts = found.facts
     samples = f"{facts['samples']:,}"
     if "subset" in facts:
