@@ -451,7 +451,7 @@ def batch_spec_of(
 
 
 def _picture_fields(view: SampleView, media: Media) -> frozenset[str]:
-    """Return the fields of pictures: images and videos, and uint8 arrays of that shape."""
+    """Return the fields of pictures: images, videos, and uint8 arrays shaped as pictures."""
     schema = view.dataset.schema
     mediums = {"image"} if view.clip and view.clip.pixels != "rgb" else {"image", "video"}
     fields = {name: schema[name] for name in media.fields}
@@ -465,10 +465,10 @@ def _picture_fields(view: SampleView, media: Media) -> frozenset[str]:
 def _functions_for(
     options: LoaderOptions, pictures: frozenset[str]
 ) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None, bool]:
-    """Return the transforms of samples and batches, and True if batches permute pictures.
+    """Return the transforms of samples and batches, and True if axes are permuted on delivery.
 
-    Tensors of pictures have the channels first. If the last function returns tensors, its results
-    are therefore permuted only for layout="HWC", and in the worker.
+    Tensors of pictures have the channels first, unlike arrays. If the last function returns
+    tensors, only layout="HWC" permutes their axes, and the worker does it.
     """
     transform, batch_transform, layout = options.transform, options.batch_transform, options.layout
     if isinstance(batch_transform, OnTensors):

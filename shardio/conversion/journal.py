@@ -39,7 +39,7 @@ MIN_UNIT_BYTES: Final = 1 << 20
 MAX_UNIT_BYTES: Final = 128 << 20
 """The maximum target size of a unit. With larger units, workers would wait longer at the end."""
 N_UNITS: Final = 64
-"""The number of units, if their size is within these limits: enough to keep all workers busy."""
+"""The number of units, if their size is within the limits: enough to keep all workers busy."""
 MIN_INPUT_BYTES: Final = 4096
 """The size that the plan assumes for smaller inputs, because opening a file takes time too."""
 MAX_UNIT_ITEMS: Final = 4096

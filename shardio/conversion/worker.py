@@ -51,9 +51,10 @@ LABEL: Final = "label"
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """The settings that all units share; `step_s` is the converter's, or None without workers.
+    """The settings that all units share.
 
-    With `drops_label`, the field `label` of samples is not stored, because there are no classes.
+    `step_s` is the converter's limit of the CPU time; None without workers. With `drops_label`, the
+    field `label` of samples is not stored, because there are no classes.
     """
 
     source: Converter

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _THUMBNAIL_SIDE: Final = 96
 _THUMBNAIL_BYTES: Final = 1_400
 _QUALITIES: Final = (4, 8, 16, 31)
-"""The quantizers of a thumbnail, from the best to the worst. The first that gives at most
-_THUMBNAIL_BYTES is used; the last one may give twice as many."""
+"""The quantizers of a thumbnail, from the best to the worst. The first whose JPEG has at most
+_THUMBNAIL_BYTES is used; with the last one, the JPEG may have twice this size."""
 _MIN_SIDE: Final = 8
 """The minimum height and width of an array that counts as a picture."""
 _MAX_NUMBERS_SHOWN: Final = 4
@@ -210,7 +210,7 @@ def _stream_text(stream: EncodedStream) -> str:
 def thumbnail(value: Any) -> bytes | None:
     """Return a small JPEG of an encoded image or video, or of pixels; None if that is impossible.
 
-    Pixels are uint8 of (height, width), of 1 or 3 channels, or a clip of such frames.
+    Pixels are uint8 with the axes of a grey or colour picture, or of a clip of colour pictures.
     """
     try:
         pixels = _preview_pixels(value)

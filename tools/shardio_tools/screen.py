@@ -177,7 +177,7 @@ def _visible_rows(table: Table) -> tuple[list[Sequence[str]], int]:
 
 
 def _align_points(cells: Sequence[str]) -> list[str]:
-    """Return numbers, padded so that the points are below one another if aligned right."""
+    """Pad numbers on the right, so that aligning them right puts the points below one another."""
     lengths = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
     longest = max(lengths, default=0)
     return [
@@ -219,7 +219,7 @@ def _print_next(element: Next, console: Console) -> None:
 
 
 def _print_steps(steps: Sequence[tuple[str, str]], console: Console) -> None:
-    """Print steps that can be copied as they are; remarks are comments, where there is room."""
+    """Print steps that can be copied as they are; a remark is a comment, omitted if too long."""
     from rich.cells import cell_len
 
     width = max(cell_len(step) for step, _ in steps)

@@ -31,7 +31,7 @@ VIDEO_PLACE: Final = ("chunk_index", "file_index", "from_timestamp", "to_timesta
 
 _EPISODES: Final = "meta/episodes"
 _TASKS: Final = "meta/tasks.parquet"
-# The names that the column of texts may have; the second is that of a pandas index
+# The possible names of the column with the texts of tasks; the second is that of a pandas index
 _TASK_TEXTS: Final = ("task", "__index_level_0__")
 
 _MAX_BYTES: Final = 256 << 20  # the maximum size of a text file
@@ -161,9 +161,9 @@ class Episode:
 class RobotSet:
     """The metadata of a LeRobot dataset of version 3; file names are relative to its folder.
 
-    `specs` has the field spec of each feature, which is `video` for cameras. The list of
-    episodes is in the files `tables`; `columns` are its columns, and `rows` maps each data file to
-    the indices of its episodes in them. `video_path` is a template of file names.
+    `specs` has the field spec of each feature, which is `video` for cameras. The list of episodes
+    is a table, stored in the files `tables`: `columns` are its columns, and `rows` maps each data
+    file to the indices of its episodes in this table. `video_path` is a template of file names.
     """
 
     fps: Fraction

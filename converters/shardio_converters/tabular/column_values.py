@@ -150,7 +150,7 @@ def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
     if kind == FLOAT and not _ODD.isdisjoint(values):
         for cell, value in zip(cells, values, strict=True):
             if value in _ODD:
-                float_of(cell)  # raises OutOfRange, unless the cell is 0 or infinity itself
+                float_of(cell)  # raises OutOfRange, unless the cell is written as 0 or infinity
     return _of_values(field, values)
 
 

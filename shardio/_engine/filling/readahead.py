@@ -29,7 +29,7 @@ from shardio.storage.file_access import PAGE_BYTES, is_cached, prefetch_range
 
 N_PROBED: Final = 4
 HITS_UNTIL_WARM: Final = 16
-"""Probes become rarer after this number of consecutive probes that find no missing page."""
+"""Probes become rarer after this number of consecutive hits: probes that find no missing page."""
 HITS_OF_WINDOW: Final = 4
 """The number of hits that suffices in a new window, if the previous window was in memory.
 
@@ -62,7 +62,7 @@ class ReadAhead:
         self._window: tuple[EpochPlan, int] | None = None
         """If the order has windows, the plan of the latest batch and the index of its window."""
         self._requested: set[int] = set()
-        """The requested pieces of `_grain` bytes, as indices into all files together."""
+        """The indices of the requested pieces of `_grain` bytes, counted across all files."""
         self._is_readahead_disabled = False
 
     def prefetch(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
@@ -136,7 +136,7 @@ class ReadAhead:
         self._dataset.files.open_files.disable_readahead()
 
     def _ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Iterator[Ranges]:
-        """Yield the byte ranges of rows, then of clips, which need data from the first ranges."""
+        """Yield the byte ranges of rows, then of clips; finding the latter reads the former."""
         yield self._extents.fixed(rows, shards)
         yield self._extents.records(rows, shards)
         if self._clips is not None:

@@ -141,7 +141,7 @@ def translate_memory_errors(n_bytes: int, what: str) -> Iterator[None]:
         ) from error
 
 
-_MAX_RESERVED: Final = 64 << 20  # a larger marks file takes memory only where marks are set
+_MAX_RESERVED: Final = 64 << 20  # a larger file of marks takes memory only where marks are set
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:
@@ -151,7 +151,10 @@ def sparse_memory_file(n_bytes: int, what: str) -> int:
 
 
 def create_marks_file(n_marks: int) -> int:
-    """Create a memory file with one byte per hashed unit of a dataset, set once it is verified."""
+    """Create a memory file with a mark, one byte, for each hashed unit of a dataset.
+
+    The mark of a unit is set when the unit is verified.
+    """
     create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
     return create(max(1, n_marks), "the marks of verified units")
 

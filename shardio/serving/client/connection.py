@@ -174,7 +174,7 @@ _NO_HANDSHAKE: Final = (
 
 
 class ConnectionLost(Exception):
-    """Raised if a connection can no longer be used; `is_denied` if the server refuses this key."""
+    """Raised if a connection can no longer be used; with `is_denied`, this key was refused."""
 
     def __init__(self, reason: str, *, is_denied: bool = False) -> None:
         super().__init__(reason)
