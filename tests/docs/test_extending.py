@@ -39,6 +39,10 @@ def words(tree: ast.Module) -> set[str]:
             case ast.ImportFrom(module=str(module), names=names):
                 found |= {alias.name for alias in names}
                 found |= {f"{module}.{alias.name}" for alias in names}
+            case ast.Call(func=ast.Name(id=name), args=given):
+                found |= {
+                    f"{name}({arg.value!r})" for arg in given if isinstance(arg, ast.Constant)
+                }
             case ast.Constant(value=str(text)):
                 found.add(f"'{text}'")
     return found
@@ -51,7 +55,7 @@ EXAMPLES = {
     "an order": {"ShardEpochOrder", "ShardShuffle"},
     "an output": {"JaxAdapter", "'jax'"},
     "a converter": {"TokenFiles", "'shardio_converters.records.tokens:TokenFiles'"},
-    "a command": {"shardio_tools.diff", "shardio.maintenance.diff"},
+    "a command": {"Commands('diff')", "shardio.maintenance.diff"},
 }
 
 

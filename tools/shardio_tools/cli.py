@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -27,27 +29,8 @@ from shardio.errors import (
     TransformError,
     UnsupportedEnvironment,
 )
-from shardio_tools import (
-    add_column,
-    bench,
-    compact,
-    convert,
-    demo,
-    diff,
-    doctor,
-    export,
-    merge,
-    repair,
-    reshard,
-    serve,
-    split,
-    stats,
-    verify,
-)
 from shardio_tools.arguments import refuse_urls, subset_advice, suggestion
-from shardio_tools.converter_options import hint_at_kinds
 from shardio_tools.help import HelpFormatter, command_help, overview
-from shardio_tools.inspect import command as inspect
 from shardio_tools.output import (
     begin_report,
     check_progress_is_read,
@@ -66,35 +49,44 @@ OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 14
 DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 """Errors that only writing causes: messages about them name OUT, not an input."""
 
-GROUPS: dict[str, dict[str, ModuleType]] = {
-    "make a dataset": {
-        "demo": demo,
-        "convert": convert,
-        "add-column": add_column,
-        "split": split,
-        "merge": merge,
-    },
-    "look at it": {"inspect": inspect, "stats": stats, "diff": diff},
-    "take care of it": {
-        "verify": verify,
-        "repair": repair,
-        "compact": compact,
-        "reshard": reshard,
-        "doctor": doctor,
-    },
-    "use it": {"bench": bench, "export": export, "serve": serve},
+
+class Commands(Mapping[str, ModuleType]):
+    """The modules of commands by the names of the commands; a module is imported on access."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __getitem__(self, name: str) -> ModuleType:
+        if name not in self._names:
+            raise KeyError(name)
+        module = "inspect.command" if name == "inspect" else name.replace("-", "_")
+        return importlib.import_module(f"shardio_tools.{module}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+GROUPS: dict[str, Commands] = {
+    "make a dataset": Commands("demo", "convert", "add-column", "split", "merge"),
+    "look at it": Commands("inspect", "stats", "diff"),
+    "take care of it": Commands("verify", "repair", "compact", "reshard", "doctor"),
+    "use it": Commands("bench", "export", "serve"),
 }
 """The commands in groups, in the order of the overview."""
 
-COMMANDS: dict[str, ModuleType] = {
-    name: module for commands in GROUPS.values() for name, module in commands.items()
-}
+COMMANDS = Commands(*chain(*GROUPS.values()))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, *, on_loaded: Callable[[], object] | None = None
+) -> int:
     """Run a command line, by default this process's arguments; return the exit code.
 
-    If the report could not be printed, the exit code is ENVIRONMENT instead of 0 or 1.
+    If the report could not be printed, the exit code is ENVIRONMENT instead of 0 or 1. `on_loaded`
+    is called after the command's modules were imported, before the command runs.
 
     Raises:
         SystemExit: from argparse: 0 after --help, 2 for invalid arguments.
@@ -104,7 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin_report()
     try:
         try:
-            code = _run(parser().parse_args(_without_help(arguments)))
+            options = parser().parse_args(_without_help(arguments))
+            if on_loaded is not None:
+                on_loaded()
+            code = _run(options)
             check_progress_is_read()
         finally:
             flush()
@@ -194,7 +189,7 @@ _HABITS = {
 class _Parser(argparse.ArgumentParser):
     """A parser that adds its command's arguments when it parses, and suggests correct spellings."""
 
-    command: ModuleType | None = None
+    command: str | None = None
     _arguments: Sequence[str] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -205,16 +200,18 @@ class _Parser(argparse.ArgumentParser):
         """Add the arguments of the command, and parse."""
         command, self.command = self.command, None
         self._arguments = [*map(str, args or ())]
-        if command is convert:
-            convert.add_arguments(self, args)
-        elif command is not None:
-            command.add_arguments(self)
+        if command is not None:
+            module = COMMANDS[command]
+            self.description, self.epilog = command_help(module)
+            module.add_arguments(self, *([args] if command == "convert" else []))
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [each for each in unknown if each.startswith("-")]
             flag = (flags or unknown)[0].partition("=")[0]
             hint = suggestion(flag, self._option_string_actions)
-            if command is convert:
+            if command == "convert":
+                from shardio_tools.converter_options import hint_at_kinds
+
                 hint = hint_at_kinds(flag) or hint
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         if command is None and options.command is None:
@@ -267,8 +264,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(
         prog="shardio", dest="command", metavar="COMMAND", parser_class=_Parser
     )
-    for name, module in COMMANDS.items():
-        commands.add_parser(name, **command_help(module)).command = module
+    for name in COMMANDS:
+        commands.add_parser(name, formatter_class=HelpFormatter).command = name
     return top
 
 

@@ -15,9 +15,13 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from shardio_tools import cli
 
+    try:
+        return cli.main(on_loaded=_hear_ctrl_c)
+    except KeyboardInterrupt:  # while output is flushed
+        return cli.INTERRUPTED
+
+
+def _hear_ctrl_c() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again, unless it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return cli.main()
-    except KeyboardInterrupt:  # while arguments are parsed, or output is flushed
-        return cli.INTERRUPTED

@@ -42,12 +42,12 @@ def help_text(module: ModuleType) -> HelpText:
     return HelpText(summary, details.strip(), textwrap.dedent(examples).strip())
 
 
-def command_help(module: ModuleType) -> dict[str, Any]:
-    """Return the arguments of `add_parser` that define the help of a command."""
+def command_help(module: ModuleType) -> tuple[str, str]:
+    """Return the texts before and after the options in the help of a command."""
     summary, details, examples = help_text(module)
     if examples:
         summary += f"\n\nexamples:\n{textwrap.indent(examples, '  ')}"
-    return {"description": summary, "epilog": details, "formatter_class": HelpFormatter}
+    return summary, details
 
 
 def overview(groups: Mapping[str, Mapping[str, ModuleType]]) -> str:

@@ -18,11 +18,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from shardio._base.progress import format_size, printable
-from shardio.maintenance import MaintenanceReport, SplitReport, StatsReport
 from shardio_tools.screen import Done, Element, Next, Role, fitted, painted, rendered
+
+if TYPE_CHECKING:
+    from shardio.maintenance import MaintenanceReport, SplitReport, StatsReport
 
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
 """Bytes of a file name that are invalid in the locale's encoding, as Python's surrogate escapes."""
