@@ -129,18 +129,15 @@ def same(found: list[Any], expected: list[Any]) -> bool:
     return bool(comparable(plain(found)) == comparable(plain(expected)))
 
 
-@pytest.mark.parametrize("name", sorted(PANDAS))
-def test_a_pandas_column_becomes_a_field_of_its_type(name: str, of_pandas: Any) -> None:
-    schema, values = of_pandas
-    _, spec, expected = PANDAS[name]
-    assert schema[name] == parse_field(name, spec)
-    assert same(values[name], expected)
-
-
-@pytest.mark.parametrize("name", sorted(POLARS))
-def test_a_polars_column_becomes_a_field_of_its_type(name: str, of_polars: Any) -> None:
-    schema, values = of_polars
-    _, spec, expected = POLARS[name]
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [("pandas", name) for name in sorted(PANDAS)] + [("polars", name) for name in sorted(POLARS)],
+)
+def test_a_column_becomes_a_field_of_its_type(
+    library: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    schema, values = request.getfixturevalue(f"of_{library}")
+    _, spec, expected = {"pandas": PANDAS, "polars": POLARS}[library][name]
     assert schema[name] == parse_field(name, spec)
     assert same(values[name], expected)
 

@@ -24,14 +24,14 @@ def add_output_arguments(
     add("--json", action="store_true", help=json)
 
 
-def add_shard_bytes_argument(add: Callable[..., Any]) -> None:
-    """Add --shard-bytes; `add` is a parser's `add_argument`."""
+def add_shard_bytes_argument(add: Callable[..., Any], what: str = "new shard") -> None:
+    """Add --shard-bytes, the size of each `what`; `add` is a parser's `add_argument`."""
     add(
         "--shard-bytes",
         type=int,
         metavar="N",
         default=256 << 20,
-        help="target size of a new shard in bytes (default: 268435456, 256 MiB)",
+        help=f"target size of a {what} in bytes (default: 268435456, 256 MiB)",
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from shardio._base.progress import format_size
 from shardio.export import ExportReport, export
-from shardio_tools.arguments import add_output_arguments
+from shardio_tools.arguments import add_output_arguments, add_shard_bytes_argument
 from shardio_tools.output import (
     escaped,
     format_count,
@@ -37,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", required=True, choices=("webdataset", "parquet", "files"), help="output format")
     add("--fields", type=utf8_name, metavar="NAME,…", help="export these fields only")
     add("--subset", type=utf8_name, metavar="NAME", help="export this subset only")
-    add(
-        "--shard-bytes",
-        type=int,
-        metavar="N",
-        default=256 << 20,
-        help="target size of a tar or Parquet file in bytes (default: 268435456, 256 MiB)",
-    )
+    add_shard_bytes_argument(add, "tar or Parquet file")
     add(
         "--on-error",
         choices=("stop", "skip"),
