@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import load_groups
+from benchmarks.harness import CASES
 from stress_tests.__main__ import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,14 +19,19 @@ PAGES += sorted((ROOT / "tests").rglob("README.md")) + sorted((ROOT / "tools").r
 
 def named(text: str) -> set[str]:
     """Return the commands of a page: programs below tools/ with their first word, and modules."""
-    words = re.findall(r"(?<![\w/])tools/(?:stress )?[\w/.*-]+", text)
-    return {word.rstrip(".") for word in words} | {*re.findall(r"-m (tests(?:\.\w+)+)", text)}
+    words = re.findall(r"(?<![\w/])tools/(?:stress |bench )?[\w/.*-]+", text)
+    cases = re.findall(r"tools/bench ((?:[a-z]+\.[a-z0-9-]+ ?)+)", text)
+    found = {word.rstrip(".") for word in words} | {*re.findall(r"-m (tests(?:\.\w+)+)", text)}
+    return found | {f"tools/bench {case}" for several in cases for case in several.split()}
 
 
 def exists(command: str) -> bool:
     """Return True if a command, or a file, is there."""
     if command.startswith("tools/stress "):
         return command.partition(" ")[2] in {*PROGRAMS, "NAME", "--list"}
+    if command.startswith("tools/bench "):
+        load_groups()
+        return command.partition(" ")[2] in {*CASES, "NAME", "--list", "--gate"}
     if command.startswith("tests."):
         return importlib.util.find_spec(command) is not None
     return any(ROOT.glob(command))
@@ -41,7 +48,10 @@ def test_the_page_about_trust_names_commands() -> None:
     assert len(found) >= 6 and "tests.corruption.list_crafted" in found
 
 
-@pytest.mark.parametrize("command", ["tools/stress sock", "tools/soak", "tests.corruption.nothing"])
+GONE = ["tools/stress sock", "tools/soak", "tests.corruption.nothing", "tools/bench media.clip"]
+
+
+@pytest.mark.parametrize("command", GONE)
 def test_a_command_that_is_gone_is_noticed(command: str) -> None:
     assert named(f"run `{command} --minutes 1`, or `python -m {command}`") >= {command}
     assert not exists(command)

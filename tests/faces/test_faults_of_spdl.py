@@ -1,6 +1,6 @@
 """The faults found in SPDL's DataLoader, one by one: ours has none of them.
 
-Costs per item are measured by tools/dev/bench_pipeline.py.
+Costs per item are measured by tools/bench peers.spdl.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="ray is too large for the extra dev; tools/dev/try_ray runs this")
+pytest.importorskip("ray", reason="ray is too large for the extra dev; tools/test --ray runs this")
 
 import shardio
 from shardio import Array

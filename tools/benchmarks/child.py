@@ -1,0 +1,94 @@
+"""Measurements in processes of their own, and what a process costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.harness import NotMeasured
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_CALL: Final = """
+import json, sys
+from {module} import {name}
+print(json.dumps({name}(*json.loads(sys.argv[1]))))
+"""
+
+
+def environment(tree: Path = ROOT, **variables: str) -> dict[str, str]:
+    """Return the environment in which a child imports the library of a tree, this by default."""
+    trees = [str(tree), str(tree / "converters"), str(ROOT), str(ROOT / "tools")]
+    # A library in the current folder would come first otherwise.
+    ours = {"PYTHONPATH": os.pathsep.join(trees), "PYTHONSAFEPATH": "1"}
+    return os.environ | ours | variables
+
+
+def run_program(
+    program: str,
+    *arguments: object,
+    python: str = sys.executable,
+    tree: Path = ROOT,
+    **options: Any,
+) -> Any:
+    """Run Python code in a fresh interpreter; return what its last line is in JSON.
+
+    The program finds the arguments, in JSON, in `sys.argv[1]`.
+    """
+    command = [python, "-c", program, json.dumps(arguments)]
+    done = subprocess.run(
+        command, env=environment(tree), capture_output=True, text=True, check=False, **options
+    )
+    if done.returncode:
+        raise RuntimeError(f"{python}: exit code {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def call(function: Callable[..., Any], *arguments: object, **options: Any) -> Any:
+    """Call a function of a module in a fresh interpreter; return what it returns, by JSON."""
+    program = _CALL.format(module=function.__module__, name=function.__name__)
+    return run_program(program, *arguments, **options)
+
+
+def peer_python(variable: str, *modules: str) -> str:
+    """Return the interpreter that `variable` names, this one by default, if it has the modules."""
+    python = os.environ.get(variable, sys.executable)
+    program = f"import {', '.join(modules)}"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["?"])[-1]
+        raise NotMeasured(f"{python}: {last}; name an interpreter that has it by {variable}")
+    return python
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below a process."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in task.read_text().split()]
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
+            yield child
+            yield from descendants(child)
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, to the nanosecond; 0 once it has exited."""
+    clock = (~pid << 3) | 2  # clock_getcpuclockid of the C library
+    try:
+        return time.clock_gettime(clock)
+    except OSError:
+        return 0.0
+
+
+def status_bytes(name: str, pid: int | str = "self") -> int:
+    """Return a size from /proc/PID/status, such as VmHWM or RssAnon."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024

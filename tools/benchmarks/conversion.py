@@ -1,0 +1,334 @@
+"""Conversion and verification, beside the plainest way to the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import mmap
+import multiprocessing
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import av
+import numpy as np
+import xxhash
+from av.video.reformatter import Interpolation, VideoReformatter
+
+import shardio
+from benchmarks import data
+from benchmarks.converter_kinds import arrays, episodes, media, records, shards, stores, tables
+from benchmarks.converter_kinds.kind import Kind
+from benchmarks.data import MIB, DatasetSpec, Sample, sample_videos
+from benchmarks.harness import Bench, Lane, Lanes, Limit, NotMeasured, WrongResult, case
+from shardio import Array, Bytes, Input
+from shardio.conversion.converter import fit_converter, make_converter
+from shardio.conversion.inputs import join_parts, list_inputs
+from shardio.dataset.manifest import load, publish
+from shardio.maintenance import verify_dataset
+
+SIZE: Final = 112
+N_CPUS: Final = len(os.sched_getaffinity(0))
+
+
+def _timed(work: Callable[[Path], object], out: Path) -> Mapping[str, float]:
+    """Time work on a folder that does not exist yet and goes again."""
+    start_s = time.perf_counter()
+    work(out)
+    taken_s = time.perf_counter() - start_s
+    shutil.rmtree(out, ignore_errors=True)
+    return {"s": taken_s}
+
+
+def _multiply(videos: Path, n_copies: int, folder: Path) -> list[Path]:
+    """Return the files of `videos` `n_copies` times over: copied once, then linked."""
+    shutil.copytree(videos, folder / "00")
+    for copy in range(1, n_copies):
+        shutil.copytree(folder / "00", folder / f"{copy:02d}", copy_function=os.link)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+# Videos to frames, beside a bare loop.
+
+
+@case(Limit("bare loop", "s", "convert", at_least=0.85), rounds=3)
+def raw(
+    bench: Bench, *, videos: str = "", copies: int = 20, workers: int = N_CPUS, folder: str = ""
+) -> Lanes:
+    """Compare converting videos to raw frames with a loop that decodes, resizes and crops."""
+    place = bench.temporary(folder or None)
+    paths = _multiply(sample_videos(bench.cache, videos), copies, place / "in")
+    options: dict[str, Any] = {"store": "raw", "size": SIZE, "workers": workers}
+
+    def bare(_: Path) -> None:
+        with get_context("spawn").Pool(workers) as pool:
+            sum(pool.imap_unordered(decode_bare, map(str, paths)))
+
+    yield {
+        "bare loop": partial(_timed, bare, place / "out"),
+        "convert": partial(
+            _timed, lambda out: shardio.convert(place / "in", out, **options), place / "out"
+        ),
+    }
+
+
+def decode_bare(path: str) -> int:
+    """Decode, resize and crop one file; return its number of frames."""
+    flags = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+    flags |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
+    n_frames, maker = 0, VideoReformatter()
+    with av.open(path) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_type, stream.codec_context.thread_count = "NONE", 1
+        aspect = stream.sample_aspect_ratio or 1
+        for frame in container.decode(stream):
+            scale = Fraction(SIZE) / min(frame.width * aspect, Fraction(frame.height))
+            width, height = int(frame.width * aspect * scale), int(frame.height * scale)
+            rgb = maker.reformat(frame, width, height, "rgb24", interpolation=flags, threads=1)
+            plane = rgb.planes[0]
+            rows = np.frombuffer(memoryview(plane), np.uint8).reshape(height, plane.line_size)
+            image = rows[:, : width * 3].reshape(height, width, 3)
+            top, left = (height - SIZE) // 2, (width - SIZE) // 2
+            np.ascontiguousarray(image[top : top + SIZE, left : left + SIZE])
+            n_frames += 1
+    return n_frames
+
+
+# Other stores, beside ffmpeg and a copy.
+
+FILTER: Final = (
+    f"scale=w='if(gt(iw,ih),-2,{SIZE})':h='if(gt(iw,ih),{SIZE},-2)'"
+    f":flags=bilinear+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact,crop={SIZE}:{SIZE}"
+)
+SETTINGS: Final = (
+    "-an -c:v libx264 -preset veryfast -tune fastdecode -crf 19 -bf 3 -g 16 -keyint_min 16 "
+    "-x264-params b-adapt=0:b-pyramid=none:partitions=none:subme=4 -sc_threshold 0 "
+    "-pix_fmt yuv420p -fps_mode passthrough -threads 1"
+).split()
+
+
+def by_ffmpeg(path: Path, out: Path) -> None:
+    """Encode one file as the store `h264` does."""
+    command = ["ffmpeg", "-v", "error", "-threads", "1", "-filter_threads", "1", "-i", str(path)]
+    command += ["-vf", FILTER, *SETTINGS, str(out.with_suffix(".mp4"))]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def by_copy(path: Path, out: Path) -> None:
+    """Copy one file durably, and hash it on the way."""
+    with path.open("rb") as source:
+        _write_durably(iter(lambda: source.read(1 << 20), b""), out)
+
+
+def by_pyav(path: Path, out: Path) -> None:
+    """Write a file's packets durably, one after another, and hash them: no table, no schema."""
+    with av.open(str(path)) as container:
+        _write_durably(map(bytes, container.demux(container.streams.video[0])), out)
+
+
+def _write_durably(chunks: Iterable[bytes], out: Path) -> None:
+    hasher = xxhash.xxh3_64()
+    with out.open("wb") as copy:
+        for chunk in chunks:
+            hasher.update(chunk)
+            copy.write(chunk)
+        copy.flush()
+        os.fsync(copy.fileno())
+    hasher.hexdigest()
+
+
+def _by_processes(each: Callable[[Path, Path], None], files: list[Path], n: int, out: Path) -> None:
+    out.mkdir()
+    with ProcessPoolExecutor(n, get_context("spawn")) as pool:
+        for done in [pool.submit(each, f, out / f"{i}{f.suffix}") for i, f in enumerate(files)]:
+            done.result()
+
+
+@case(Limit("ffmpeg", "s", "h264", at_least=0.85), rounds=2)
+def h264(bench: Bench, *, videos: str = "", copies: int = 3, workers: int = 2) -> Lanes:
+    """Compare converting videos to `h264` with the command line of ffmpeg."""
+    if shutil.which("ffmpeg") is None:
+        raise NotMeasured("ffmpeg is not installed")
+    yield _store_lanes(bench, videos, copies, workers, "h264", {"ffmpeg": by_ffmpeg})
+
+
+@case(Limit("PyAV", "s", "packets", at_least=0.5), rounds=2)
+def packets(bench: Bench, *, videos: str = "", copies: int = 20, workers: int = 2) -> Lanes:
+    """Compare converting videos to `packets` with a copy, and with PyAV's packets alone."""
+    peers = {"copy": by_copy, "PyAV": by_pyav}
+    yield _store_lanes(bench, videos, copies, workers, "packets", peers)
+
+
+def _store_lanes(
+    bench: Bench,
+    videos: str,
+    copies: int,
+    workers: int,
+    store: str,
+    peers: Mapping[str, Callable[[Path, Path], None]],
+) -> dict[str, Lane]:
+    """Return lanes whose files are all synced; conversion is without `check`, which no copy has."""
+    place = bench.temporary()
+    files = _multiply(sample_videos(bench.cache, videos), copies, place / "in")
+    options: dict[str, Any] = {"check": False} if store == "packets" else {}
+    options |= {"store": store, "frames": 1, "workers": workers}
+    lanes: dict[str, Lane] = {
+        name: partial(_timed, partial(_by_processes, each, files, workers), place / "out")
+        for name, each in peers.items()
+    }
+    ours = partial(_timed, lambda out: shardio.convert(place / "in", out, **options), place / "out")
+    return lanes | {store: ours}
+
+
+# Converters, beside the libraries of their files.
+
+KINDS: Final[dict[str, Kind]] = {
+    name: kind
+    for some in (arrays, stores, records, tables, shards, episodes, media)
+    for name, kind in some.KINDS.items()
+}
+
+
+@case(
+    *(Limit(f"{n}, library", "CPU s", n, at_least=kind.least) for n, kind in KINDS.items()),
+    rounds=5,
+)
+def converters(bench: Bench, *, kind: str = "") -> Lanes:
+    """Compare reading files of every kind with the library that they are made for."""
+    for name, each in {kind: KINDS[kind]}.items() if kind else KINDS.items():
+        place = bench.temporary("/dev/shm")
+        try:
+            each.make(place)
+            source = make_converter(each.converter, each.options)
+            found = join_parts(list_inputs(str(place)), source).inputs
+            files = [one for one in found if not one.part_of]
+            converter = fit_converter(source, files)
+            for _ in each.load(files[0].path):
+                break
+        except ModuleNotFoundError as error:
+            bench.note(f"{name}: not measured: {error}")
+            continue
+        yield {
+            f"{name}, library": partial(_read, _loading(each), files),
+            name: partial(_read, converter.samples, files),
+        }
+        shutil.rmtree(place)
+
+
+def _loading(kind: Kind) -> Callable[[Input], Iterable[Any]]:
+    return lambda one: kind.load(one.path)
+
+
+def _read(read: Callable[[Input], Iterable[Any]], files: list[Input]) -> Mapping[str, float]:
+    start_s = time.process_time()
+    for one in files:
+        for _ in read(one):
+            pass
+    return {"CPU s": time.process_time() - start_s}
+
+
+# Verification, beside reading and hashing.
+
+
+def _picture(i: int) -> Sample:
+    size = 10_000 + i * 7919 % 40_000
+    return {"picture": data.noise((size,), i).tobytes(), "label": i}
+
+
+def _embedding(i: int) -> Sample:
+    return {"embedding": data.noise((3072,), i).view(np.float32), "label": i}
+
+
+def _clip(i: int) -> Sample:
+    return {name: data.clip(i)[name] for name in ("frames", "label", "source")}
+
+
+_CLIP_SCHEMA: Final = {name: data.CLIPS[name] for name in ("frames", "label", "source")}
+VERIFIED: Final[dict[str, tuple[dict[str, Any], Callable[[int], Sample], int]]] = {
+    "clips": (_CLIP_SCHEMA, _clip, int(np.prod(data.CLIP))),
+    "pictures": ({"picture": Bytes(), "label": Array("int64")}, _picture, 30_000),
+    "embeddings": (
+        {"embedding": Array("float32", (768,)), "label": Array("int64")},
+        _embedding,
+        3072,
+    ),
+}
+"""Schema, samples, and the approximate bytes that most hashes cover."""
+
+
+@case(*(Limit(name, "GiB/s", f"{name}, whole", at_least=0.8) for name in VERIFIED))
+def verify(bench: Bench, *, mib: int = 512, times: int = 64) -> Lanes:
+    """Compare verification of cached files with hashing them whole, and in the format's units."""
+    for name, (schema, sample, n_bytes) in VERIFIED.items():
+        spec = DatasetSpec(schema, sample, mib * MIB // n_bytes)
+        folder = bench.cache.dataset(f"verified-{name}", spec)
+        many = bench.temporary(str(bench.cache.folder)) / "many"
+        _name_often(folder, times, many)
+        unit = min(n_bytes, MIB)
+        lanes: dict[str, Lane] = {
+            f"{name}, whole": partial(_hash_rate, many, MIB),
+            name: partial(_verify_rate, many),
+            f"{name}, units": partial(_hash_rate, many, unit),
+        }
+        for lane in lanes.values():
+            lane()  # the page cache, and what is loaded late
+        yield lanes
+
+
+def _name_often(folder: Path, n_times: int, out: Path) -> None:
+    """Make a dataset `n_times` as large, by links to its shards."""
+    one, many = load(folder), []
+    out.mkdir()
+    for number in range(n_times):
+        for shard in one.shards:
+            name = f"{number:03d}-{shard.name}"
+            os.link(folder / shard.name, out / name)
+            many.append(dataclasses.replace(shard, name=name))
+    publish(out, schema=one.schema, shards=many)
+
+
+@functools.cache
+def _piece(unit_bytes: int) -> tuple[memoryview, list[memoryview]]:
+    """Return the buffer into which a process reads its files, and its units.
+
+    It begins on a page: some processors copy a quarter as fast to other places.
+    """
+    buffer = memoryview(mmap.mmap(-1, MIB))
+    starts = range(0, MIB - unit_bytes + 1, unit_bytes)
+    units = [buffer[start : start + unit_bytes] for start in starts]
+    return buffer[: len(units) * unit_bytes], units
+
+
+def hash_file(unit_bytes: int, path: str) -> int:
+    """Read a file in pieces and hash each in units; return its number of bytes."""
+    filled, units = _piece(unit_bytes)
+    hash_, n_bytes = xxhash.xxh3_64_intdigest, 0
+    with open(path, "rb", buffering=0) as file:
+        while n := file.readinto(filled):
+            list(map(hash_, units))
+            n_bytes += n
+    return n_bytes
+
+
+def _hash_rate(folder: Path, unit_bytes: int) -> Mapping[str, float]:
+    paths = sorted(map(str, folder.glob("*.shard")))
+    start_s = time.perf_counter()
+    with multiprocessing.get_context("fork").Pool(min(N_CPUS, len(paths))) as pool:
+        n_bytes = sum(pool.imap_unordered(partial(hash_file, unit_bytes), paths))
+    return {"GiB/s": n_bytes / (time.perf_counter() - start_s) / (1 << 30)}
+
+
+def _verify_rate(folder: Path) -> Mapping[str, float]:
+    start_s = time.perf_counter()
+    report = verify_dataset(folder)
+    if report.findings:
+        raise WrongResult(f"{folder}: {report.findings[0]}")
+    return {"GiB/s": report.n_bytes / (time.perf_counter() - start_s) / (1 << 30)}

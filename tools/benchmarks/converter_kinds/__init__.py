@@ -1,0 +1,1 @@
+"""Workloads of the case `converters`: files of each kind, and their libraries' loops."""

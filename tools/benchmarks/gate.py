@@ -1,0 +1,158 @@
+"""The gate: CPU times of a batch, as ratios to those at an earlier commit.
+
+Each tree is measured by processes of its own that run one epoch at a time, in turns, so that
+neither the machine nor what else it runs matters; the cheapest epochs are compared.
+`tools/bench --gate` adds rounds, in new processes, before it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import child, data
+from benchmarks.data import BATCH, DatasetSpec, drain
+from benchmarks.harness import Bench, Lane, Lanes, Limit, NotMeasured, case
+from shardio import ShardLoader
+
+ROWS: Final = data.KINDS["raw, 2 KB"]
+FRAMES: Final = DatasetSpec(data.FRAMES, data.frame, 512)
+PATHS: Final = {
+    "frames, in this process": 1.08,
+    "rows, in this process": 1.08,
+    "rows, in a worker": 1.14,
+    "rows, in main": 1.14,
+}
+"""The most that each may be of the base. Equal trees, on a busy machine: at most 1.00 in this
+process and 1.08 elsewhere; with a `Filler.fill` that takes 20 % longer 1.17, 1.12, 1.23 and 1.05.
+"""
+UNIT: Final = "CPU µs/batch"
+N_PROCESSES: Final = 3
+"""Processes of each tree, one after another: memory happens to lie well or badly in each."""
+
+
+@case(
+    *(
+        Limit(f"{path}, now", UNIT, f"{path}, base", most, of_best=True)
+        for path, most in PATHS.items()
+    ),
+    rounds=40,
+    for_gate=True,
+)
+def batches(bench: Bench, *, commit: str = "") -> Lanes:
+    """Compare the CPU time of batches with an earlier commit, by default where main is."""
+    folders = bench.cache.dataset("rates", ROWS), bench.cache.dataset("frames", FRAMES)
+    sha = base_commit(commit)
+    trees = {"base": bench.cache.made("base", sha, partial(_export, sha)), "now": child.ROOT}
+    bench.note(f"base: {sha}")
+    for _ in range(N_PROCESSES):
+        with ExitStack() as stack:
+            lanes: dict[str, Lane] = {}
+            for name, tree in trees.items():
+                try:
+                    measure = stack.enter_context(_measuring(tree, *folders))
+                except EOFError as error:
+                    if name == "now":
+                        raise
+                    bench.note(f"nothing is compared, as the base cannot be measured: {error}")
+                    return
+                lanes |= {f"{path}, {name}": partial(measure, path) for path in PATHS}
+            yield {f"{path}, {name}": lanes[f"{path}, {name}"] for path in PATHS for name in trees}
+
+
+@contextlib.contextmanager
+def _measuring(
+    tree: Path, rows: Path, frames: Path
+) -> Iterator[Callable[[str], Mapping[str, float]]]:
+    """Yield a function that runs an epoch of a path in a process, with the library of a tree.
+
+    Raises:
+        EOFError: the process has ended.
+    """
+    program = f"import sys; from {__name__} import serve; serve(*sys.argv[1:])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(rows), str(frames)],
+        env=child.environment(tree),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def read() -> Any:
+            line = process.stdout.readline() if process.stdout else ""
+            if not line:
+                raise EOFError(f"the process that measures {tree} has ended; see its error above")
+            return json.loads(line)
+
+        def measure(path: str) -> Mapping[str, float]:
+            print(path, file=process.stdin, flush=True)
+            return {UNIT: read()}
+
+        read()
+        yield measure
+        if process.stdin:
+            process.stdin.close()
+
+
+def serve(rows: str, frames: str) -> None:
+    """Run an epoch of the path that each line names; print its CPU time in µs a batch."""
+    options: dict[str, Any] = {"output": "numpy", "shuffle": True}
+    with (
+        ShardLoader(frames, BATCH, num_workers=0, reuse=True, **options) as of_frames,
+        ShardLoader(rows, BATCH, num_workers=0, **options) as of_rows,
+        ShardLoader(rows, BATCH, num_workers=1, **options) as by_worker,
+    ):
+        drain(by_worker)
+        workers = list(child.descendants(os.getpid()))
+        ways: list[tuple[ShardLoader, Callable[[], float]]] = [
+            (of_frames, time.process_time),
+            (of_rows, time.process_time),
+            (by_worker, lambda: sum(map(child.cpu_s, workers))),
+            (by_worker, time.process_time),
+        ]
+        for loader, _ in ways * 3:
+            drain(loader)
+        print(json.dumps(len(workers)), flush=True)
+        for line in sys.stdin:
+            loader, cpu_s = ways[[*PATHS].index(line.strip())]
+            before_s = cpu_s()
+            n = drain(loader)
+            print(json.dumps((cpu_s() - before_s) / n * 1e6), flush=True)
+
+
+def _git(*arguments: str) -> bytes:
+    command = ["git", "-C", str(child.ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        raise NotMeasured(f"git {arguments[0]}: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+def base_commit(name: str) -> str:
+    """Return the commit to compare with: where HEAD left main, or on main the one before it."""
+    head = _git("rev-parse", "HEAD")
+    for branch in [] if name else ["origin/main", "main"]:
+        try:
+            found = _git("merge-base", "HEAD", branch)
+        except NotMeasured:  # there is no such branch
+            continue
+        if found != head:
+            return found.decode().strip()
+    return _git("rev-parse", name or "HEAD~1").decode().strip()
+
+
+def _export(sha: str, folder: Path) -> None:
+    """Write the library as it was at a commit."""
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", sha, "shardio", "converters"))) as tar:
+        tar.extractall(folder, filter="data")
