@@ -1,4 +1,4 @@
-"""Checks of what callers pass: signatures, options, names, paths; the stack level of warnings."""
+"""Checks of what callers pass: signatures, options, names, paths; warnings that name their line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
@@ -184,9 +185,9 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
     return decorate
 
 
-def caller_stacklevel() -> int:
-    """Return the `stacklevel` with which a warning by the calling function points to user code."""
-    frame, level = sys._getframe(1), 1
+def warn(text: str, kind: type[Warning] = UserWarning) -> None:
+    """Issue a warning that names the line of user code which has called shardio."""
+    frame, level = sys._getframe(0), 1
     while frame.f_back and str(frame.f_globals.get("__name__", "")).startswith("shardio."):
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(text, kind, stacklevel=level)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import caller_stacklevel
 from shardio._base.progress import ProgressLine, ProgressState
 from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
@@ -117,13 +115,7 @@ class BatchAssembler:
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
         pool = self._engine.pool
         copy = pool.copy(number, n_bytes)
-        if pool.n_copies == 1:
-            warnings.warn(
-                f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "
-                "or the limit of open files, allows; release batches, or raise that limit",
-                RuntimeWarning,
-                stacklevel=caller_stacklevel(),
-            )
+        pool.warn_of_copies("batches")
         return copy
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 import numpy as np
 
-from shardio._base.callers import caller_stacklevel, one_of, takes_rng
+from shardio._base.callers import one_of, takes_rng, warn
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import BatchSpec, is_picture
 from shardio._workers.processes.limits import default_budget, usable_cpus
@@ -138,12 +137,11 @@ def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:
 
 def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: int) -> None:
     step = f"{batch_size * world_size} of a step" + f" of {world_size} ranks" * (world_size > 1)
-    warnings.warn(
+    warn(
         f"epoch {epoch} has no batch: tail='drop' leaves out all of its {n_samples} samples, which "
         f"are fewer than the {step}: pass a smaller batch_size than {batch_size}, or tail='short' "
         "or 'pad'",
         RuntimeWarning,
-        stacklevel=caller_stacklevel(),
     )
 
 

@@ -8,14 +8,13 @@ import os
 import posixpath
 import re
 import unicodedata
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.callers import caller_stacklevel, check_encodable
+from shardio._base.callers import check_encodable, warn
 from shardio.conversion.converter import SHARD_NUMBER, Converter, is_media_name
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import InputReport
@@ -143,11 +142,10 @@ def warn_of_equal_names(classes: Iterable[str], where: str | os.PathLike[str]) -
         by_text.setdefault(unicodedata.normalize("NFC", name), []).append(name)
     for text, names in by_text.items():
         if len(names) > 1:
-            warnings.warn(
+            warn(
                 f"{os.fspath(where)}: {len(names)} classes look like {text!r}, in different forms "
                 f"of Unicode: {' and '.join(map(ascii, names))}; give them one name, and convert "
-                "again, to have one class",
-                stacklevel=caller_stacklevel(),
+                "again, to have one class"
             )
 
 

@@ -13,14 +13,13 @@ so that an epoch reads a shard in one window only. Memory is proportional to the
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
 
-from shardio._base.callers import caller_stacklevel
+from shardio._base.callers import warn
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct, hash_bytes
 from shardio.order import CACHE_HINT, EpochOrder, FullShuffle, Order, Samples
@@ -105,10 +104,9 @@ class BlockShuffle(Order):
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Warn that each window needs parts of many shards, but whole shards are downloaded."""
-        warnings.warn(
+        warn(
             f"{prefix}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
-            f"which are downloaded whole: {CACHE_HINT}",
-            stacklevel=caller_stacklevel(),
+            f"which are downloaded whole: {CACHE_HINT}"
         )
         return 0
 
@@ -290,11 +288,10 @@ class ShardShuffle(Order):
         """Return the size in bytes of the largest possible window; warn if the cache is smaller."""
         n_bytes = int(np.sort(shard_bytes)[-self.n_shards :].sum())
         if n_bytes > cache_bytes:
-            warnings.warn(
+            warn(
                 f"{prefix}: with shuffle='shards' a window of {self.n_shards} shards is read "
                 f"at a time, up to {n_bytes} bytes, which are downloaded again and "
-                "again: raise cache_bytes to twice that, or make smaller shards",
-                stacklevel=caller_stacklevel(),
+                "again: raise cache_bytes to twice that, or make smaller shards"
             )
         return n_bytes
 

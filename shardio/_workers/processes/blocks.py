@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import warn
 from shardio._base.classes import undo_on_error
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import (
@@ -243,6 +244,15 @@ class BlockPool:
         self._leases[-self.n_copies] = lease = _Lease(leased, self._end_lease)
         lease.number, lease.memory = -self.n_copies, memory
         return leased
+
+    def warn_of_copies(self, what: str) -> None:
+        """Warn, after the first copy, that `what` are copied."""
+        if self.n_copies == 1:
+            warn(
+                f"{what} are copied: the program holds all {len(self)} blocks that memory_bytes, "
+                f"or the limit of open files, allows; release {what}, or raise that limit",
+                RuntimeWarning,
+            )
 
     def take_back_returned(self, synchronize: Callable[[], None] | None) -> None:
         """Take back blocks whose leases have ended, after `synchronize` has waited for devices."""

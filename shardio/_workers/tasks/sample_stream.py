@@ -20,13 +20,12 @@ import os
 import select
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from shardio._base.callers import caller_stacklevel
+from shardio._base.callers import warn
 from shardio._base.classes import Closing, undo_on_error
 from shardio._workers.processes.blocks import Bytes
 from shardio._workers.processes.linux import Finalizer, interrupts_held, memory_file, this_process
@@ -254,11 +253,10 @@ class SampleStream(Closing):
         n_samples = sender.n_arrived - sender.n_skipped
         self._log(f"worker {worker} has finished: {n_samples} samples{skipped}")
         if sender.ended_with_a_skip:
-            warnings.warn(
+            warn(
                 f"worker {worker} ended after sample {sender.n_arrived - 1} of it "
                 "was skipped; a dataset that is a generator cannot continue after it has raised",
                 RuntimeWarning,
-                stacklevel=caller_stacklevel(),
             )
         del self._going[worker]
         self._block_lender.stop_lending(worker)

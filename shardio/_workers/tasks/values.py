@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import pickle
 import struct
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from mmap import PAGESIZE
 from typing import Any, Final, NamedTuple
 
-from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, Bytes
 from shardio._workers.processes.limits import require
@@ -201,13 +199,7 @@ class ValueBlocks(Closing):
             return pool.lease(block.number)[:n_bytes]
         memory = pool.copy(block.number, n_bytes)
         self.give_back(block)
-        if pool.n_copies == 1:
-            warnings.warn(
-                f"values are copied: the program holds all {len(pool)} blocks that memory_bytes, "
-                "or the limit of open files, allows; release values, or raise that limit",
-                RuntimeWarning,
-                stacklevel=caller_stacklevel(),
-            )
+        pool.warn_of_copies("values")
         return memory
 
     def forget(self, worker: int) -> None:

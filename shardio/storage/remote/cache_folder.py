@@ -19,13 +19,12 @@ import re
 import shutil
 import struct
 import threading
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shardio._base.callers import caller_stacklevel
+from shardio._base.callers import warn
 from shardio.format.checksum import hash_bytes
 from shardio.storage import fs
 
@@ -203,11 +202,10 @@ class CacheEvictor:
                 used -= self._evict_unused(used + n_bytes + spare - self.max_bytes)
                 if used + n_bytes > self.max_bytes and not self._has_warned:
                     self._has_warned = True
-                    warnings.warn(
+                    warn(
                         f"{self._folder}: {used} bytes are in use at once and {n_bytes} more are "
                         f"needed, beyond cache_bytes={self.max_bytes}; raise it, use fewer "
-                        "workers, or shuffle within fewer shards",
-                        stacklevel=caller_stacklevel(),
+                        "workers, or shuffle within fewer shards"
                     )
             # Write the count before the file is created. If this process is killed in between, the
             # count is too high; counting again at the limit corrects it.

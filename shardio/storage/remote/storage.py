@@ -14,13 +14,12 @@ import json
 import os
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from shardio._base.callers import caller_stacklevel
+from shardio._base.callers import warn
 from shardio.errors import (
     DatasetNotFound,
     ShardIncomplete,
@@ -104,10 +103,7 @@ class ManifestCache:
         except StoreUnavailable as error:
             if old is None:
                 raise
-            warnings.warn(
-                f"{self._objects.url}: store unreachable; using the cached manifest: {error}",
-                stacklevel=caller_stacklevel(),
-            )
+            warn(f"{self._objects.url}: store unreachable; using the cached manifest: {error}")
             return
         with folder_lock(self.folder):
             # Read again: another process may have downloaded generations in the meantime.
