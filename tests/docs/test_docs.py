@@ -37,7 +37,7 @@ NOT_RUN = {
 }
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
-NOT_EVERYWHERE = ("torchvision", "lightning", "accelerate", "torch", "jax", "ray", "webdataset")
+NOT_EVERYWHERE = tuple("torchvision lightning accelerate torch jax ray webdataset datasets".split())
 
 # What warns of itself, and of nothing of ours: webdataset leaves tar files to be collected.
 WARNS = {"webdataset": "error,ignore::ResourceWarning", "lightning": "ignore"}
@@ -63,7 +63,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 def imported(block: Block) -> list[str]:
     """Return the packages of NOT_EVERYWHERE that a block, or a command in it, imports."""
-    ways = ("import {}\n", "from {}.", "--engine {}")
+    ways = ("import {}\n", "from {}.", "from {} ", "-m {}.", "--engine {}")
     return [
         package
         for package in NOT_EVERYWHERE
