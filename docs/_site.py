@@ -7,6 +7,7 @@ of a documented object becomes a link to it, once in each section.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import tomllib
@@ -93,6 +94,8 @@ def write_api_pages(app: Sphinx) -> None:
             # Searches find what is valid now, for users.
             text = "---\nnosearch: true\n---\n" + path.read_text("utf-8")
             pages[DOCS / f"{doc}.markdown"] = relink(text, path, doc)
+    for path in sorted((DOCS / "examples").glob("*.ipynb")):
+        pages[path.with_suffix(".markdown")] = notebook_page(path)
     for path, text in pages.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text("utf-8") != text:
@@ -102,6 +105,26 @@ def write_api_pages(app: Sphinx) -> None:
             pages
         ):  # of an earlier version
             path.unlink()
+
+
+def notebook_page(path: Path) -> str:
+    """Return a notebook with its outputs as Markdown."""
+    pieces = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        pieces.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
+            if output["output_type"] == "stream":
+                pieces.append(f"```text\n{''.join(output['text'])}```")
+            elif "image/png" in data:
+                source = data["image/png"].replace("\n", "")
+                pieces.append(f'<p><img alt="output" src="data:image/png;base64,{source}"></p>')
+            elif "text/html" in data:
+                # A blank line would end a block of HTML.
+                lines = [line for line in data["text/html"].splitlines() if line.strip()]
+                pieces.append("\n".join(["<div>", *lines, "</div>"]))
+    return "\n\n".join(pieces) + "\n"
 
 
 def _api_pages() -> Iterator[tuple[Path, str]]:
@@ -279,7 +302,8 @@ def _target(text: str, module: str, known: dict[str, str]) -> str | None:
         return None
     first, _, rest = found[1].partition(".")
     name = f"{VARIABLES.get(first, first)}.{rest}" if rest else first
-    for each in (name, f"shardio.{name}", f"shardio.errors.{name}"):
+    modules = [f"shardio.{each}.{name}" for each in shardio._MODULES] if found[2] else []
+    for each in (name, f"shardio.{name}", f"shardio.errors.{name}", *modules):
         if each in known and "." in each:
             return each
     local = f"{module}.{name}"

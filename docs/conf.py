@@ -19,7 +19,6 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "_site
 root_doc = "index"
 smartquotes_action = "D"  # dashes only: quotes around values of options stay straight
 source_suffix = {".md": "markdown", ".markdown": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["examples/*.md"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # links to headings are those of a repository's web page

@@ -60,6 +60,8 @@ def problems(site: Path) -> list[str]:
     for path, page in pages.items():
         name = path.relative_to(site)
         for address in page.fetched:
+            if address.startswith("data:"):
+                continue
             file = (path.parent / unquote(address.partition("?")[0])).resolve()
             if "//" in address or not file.exists():
                 found.append(f"{name} fetches {address}")
