@@ -6,17 +6,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, Unpack, overload
 
-from shardio._base.callers import missing_attribute, refuses
-from shardio._base.classes import Closing, undo_on_error
+from shardio._base.callers import refuses
+from shardio._base.classes import undo_on_error
 from shardio._base.html import fragment
 from shardio._base.progress import counted
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
 from shardio._loading.epochs import Epochs
-from shardio._loading.iterator import BatchAssembler, LoaderIterator, ProgressBar
+from shardio._loading.iterator import BatchAssembler, BatchLoader, LoaderIterator, ProgressBar
 from shardio._loading.options import (
-    LOADER_ADVICE,
     TORCH_ADVICE,
     Collate,
     Decode,
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 Source = str | os.PathLike[str] | OpenDataset | SampleView
 
 
-class ShardLoader(Closing, Generic[Value_co]):
+class ShardLoader(BatchLoader, Generic[Value_co]):
     """An iterable over the batches of a dataset; every iteration is one epoch.
 
     The batches depend only on the dataset, the options, the seed and the epoch. Workers run until
@@ -146,11 +145,6 @@ class ShardLoader(Closing, Generic[Value_co]):
         "batch_size close dataset epoch load_state_dict num_workers progress schema state_dict "
         "stats trace view"
     )
-
-    if not TYPE_CHECKING:  # type checkers would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return missing_attribute(self, name, LOADER_ADVICE)
 
     if TYPE_CHECKING:  # the type of the values in a batch depends on `output`
 

@@ -6,7 +6,6 @@ keep its DataLoader, because a ShardLoader copies less data.
 
 from __future__ import annotations
 
-import operator
 import os
 import pickle
 import random
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.callers import refuse_unknown_options
+from shardio._base.callers import refuse_unknown_options, row_index
 from shardio._base.classes import Closing
 from shardio._base.html import fragment
 from shardio._loading.options import dataset_advice
@@ -113,7 +112,7 @@ class MapView(Closing):
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return the samples with the given indices, in the given order; load them as one batch."""
-        numbers = [operator.index(index) for index in indices]
+        numbers = [row_index("view", i, "view.__getitems__(indices)") for i in indices]
         for number in numbers:
             if not -self._n_samples <= number < self._n_samples:
                 raise IndexError(f"sample {number} of {self._n_samples}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,7 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("dataset", "labels", 'write dataset.column("label")'),
         ("batch", "label", "write batch['label']"),
         ("batch", "cuda", 'write batch.to("cuda")'),
+        ("batch", "pin_memory", 'write batch.to("cuda")'),
         ("loader", "set_epoch", "it is not needed: every iteration is the next epoch"),
         ("loader", "sampler", "set_epoch is not needed"),
     ],
@@ -161,6 +162,40 @@ def test_attributes_of_other_libraries_get_a_hint(
     text = f"{type(thing).__name__} has no attribute {attribute!r}: "
     with pytest.raises(AttributeError, match=re.escape(text) + ".*" + re.escape(hint)):
         getattr(thing, attribute)
+
+
+OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "next": ("loader", next, "write batches = iter(loader), which starts an epoch"),
+    "index": ("loader", lambda loader: loader[0], "write `for batch in loader`"),
+    "slice": ("loader", lambda loader: loader[0:2], "MapView(dataset) gives samples by index"),
+    "list": (
+        "dataset",
+        lambda dataset: dataset[[1, 2]],
+        "found [1, 2]: for several samples, write ",
+    ),
+    "float": ("dataset", lambda dataset: dataset[1.5], "dataset[i] takes the integer index"),
+    "mixed": ("mixture", lambda mixture: mixture[[1, 2]], "write dataset.select(indices)"),
+    "view": ("view", lambda view: view[[1, 2]], "write [view[i] for i in indices]"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_of_other_libraries_get_a_hint(objects: dict[str, Any], name: str) -> None:
+    thing, operation, hint = OPERATIONS[name]
+    with pytest.raises(TypeError, match=re.escape(hint)):
+        operation(objects[thing])
+
+
+def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
+    with pytest.raises(KeyError, match=r"0: this batch has x, label; of row i, write batch"):
+        objects["batch"][0]
+
+
+def test_an_attribute_without_effect_cannot_be_set(objects: dict[str, Any]) -> None:
+    """Data sets of torchvision have a `transform`, which their users replace."""
+    with pytest.raises(AttributeError, match=r"no attribute 'transform': write shardio\.Shard"):
+        objects["dataset"].transform = str
+    assert not hasattr(objects["dataset"], "transform")
 
 
 def test_a_loader_has_the_attributes_of_torch(objects: dict[str, Any]) -> None:

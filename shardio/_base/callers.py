@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import functools
 import inspect
+import operator
 import os
 import sys
 import warnings
@@ -141,6 +142,21 @@ def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:
     known = list(known)
     hint = did_you_mean(name, known) or f"its fields are {listed(known, 300)}"
     return KeyError(f"{place}: no field {name!r}; {hint}")
+
+
+def row_index(name: str, index: Any, several: str) -> int:
+    """Return the index of a sample as an int.
+
+    Raises TypeError for another value: `name` is the indexed object, `several` the call that takes
+    several indices.
+    """
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"{name}[i] takes the integer index of a sample; found {index!r:.80}: for several "
+            f"samples, write {several}"
+        ) from None
 
 
 def missing_attribute(thing: object, name: str, advice: Mapping[str, str]) -> Any:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import missing_attribute
+from shardio._base.classes import Closing
 from shardio._base.progress import ProgressLine, ProgressState
 from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration
 from shardio._engine.filling.batch_spec import shard_paths
+from shardio._loading.options import LOADER_ADVICE
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped, Value_co, Wrap
 from shardio.batch.layout import BlockLayout, to_channels_first
@@ -23,6 +26,28 @@ from shardio.outputs import TensorAdapter
 
 _EVERY_BLOCK: Final = -1
 """The key, instead of a block's index, for tensors into which all batches are copied."""
+
+
+class BatchLoader(Closing):
+    """A loader of batches; refuses what it lacks of other libraries' loaders, with a hint."""
+
+    if not TYPE_CHECKING:  # for type checkers, a loader would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, LOADER_ADVICE)
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError(
+                f"a {type(self).__name__} has no batch by index: write `for batch in loader`, "
+                "without a DataLoader of torch around it; shardio.map_view.MapView(dataset) gives "
+                "samples by index, also to a DataLoader"
+            )
+
+        def __next__(self) -> NoReturn:
+            raise TypeError(
+                f"a {type(self).__name__} is not an iterator: write batches = iter(loader), which "
+                "starts an epoch, and then next(batches)"
+            )
 
 
 class BatchAssembler:

@@ -42,8 +42,13 @@ else:
 _UNPACK: Final = dis.opmap["UNPACK_SEQUENCE"]
 _N_PICTURES: Final = 5
 """The number of rows of which a notebook shows thumbnails."""
+_ADVICE: Final = {
+    "cpu": 'write batch.to("cpu")',
+    "cuda": 'write batch.to("cuda"), or pass device="cuda" to the loader',
+    "pin_memory": 'shared memory is not pinned: write batch.to("cuda")',
+}
+"""Attributes of torch's tensors, and what to write instead."""
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
-_ADVICE: Final = dict.fromkeys(("cuda", "pin_memory"), 'write batch.to("cuda")')
 Wrap = Callable[[Any, object, str | None], Any]
 """The method `wrap` of a TensorAdapter."""
 
@@ -165,7 +170,8 @@ class Batch(Mapping[str, Value_co], Listed):
             group: Any = {part: self[f"{name}.{part}"] for part in group_parts(self, name)}
             nested: Value_co = group
             return nested
-        raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
+        hint = "" if str(name) == name else "; of row i, write batch[name][i]"
+        raise KeyError(f"{name!r}: this batch has {', '.join(self)}{hint}")
 
     def __iter__(self) -> Iterator[str]:
         # `images, labels = batch` would silently give names. Only the bytecode of the caller

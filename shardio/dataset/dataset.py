@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import unknown_field
+from shardio._base.callers import row_index, unknown_field
 from shardio._base.classes import Closing
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
@@ -159,7 +158,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             return [self[i] for i in range(*index.indices(len(self)))]
         if isinstance(index, str):
             return self.column(index)
-        row, n = operator.index(index), len(self.rows)
+        row = row_index("dataset", index, "dataset.select(indices), or dataset[start:stop]")
+        n = len(self.rows)
         if not -n <= row < n:
             self.check_open()
             raise IndexError(f"{self.path}: sample {row} of {n}")

@@ -46,6 +46,11 @@ class OpenDataset(Dataset):
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, DATASET_ADVICE)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in DATASET_ADVICE:  # `dataset.transform = f` would do nothing
+                missing_attribute(self, name, DATASET_ADVICE)
+            super().__setattr__(name, value)
+
     @refuses(
         {
             "clip_len": "write frames=",

@@ -18,6 +18,7 @@ from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.open_files import LocalStorage, ShardStorage
 from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask, check_rows
 from shardio.errors import DatasetCorrupt, InvalidArgument
+from shardio.format.types.array_values import is_of
 from shardio.order.sampling import check_one_argument
 from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.view import SELECT_ADVICE
@@ -234,6 +235,8 @@ def dataset_path(given: Any, others: str = "") -> str:
     hint = ""
     if isinstance(given, list | tuple):
         hint = "; to mix several datasets, write shardio.mix([…], weights=[…])"
+    elif is_of(given, "torch", "Subset"):
+        hint = "; for a part of an open dataset, write dataset.select(indices)"
     elif not isinstance(given, str | bytes) and hasattr(given, "__getitem__"):
         hint = "; write its samples to a dataset first: shardio.convert(samples, path)"
     raise InvalidArgument(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import missing_attribute, refuses, unknown_field
+from shardio._base.callers import missing_attribute, refuses, row_index, unknown_field
 from shardio._base.classes import Listed, cached_property
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.selection import check_positions, check_rows
@@ -228,7 +227,7 @@ class SampleView(Sequence[dict[str, Any]], Listed):
             ShardCorrupt, MediaError: the message names the sample.
         """
         seed, epoch = check_count("seed", seed, 0), check_count("epoch", epoch, 0)
-        number, n = operator.index(index), len(self)
+        number, n = row_index("view", index, "[view[i] for i in indices]"), len(self)
         if not -n <= number < n:
             raise IndexError(f"{self!r}: there is no sample {number}")
         numbers = np.array([number % n])

@@ -52,7 +52,7 @@ def test_samples_are_what_a_loader_gives(folder: Path) -> None:
 def test_what_is_no_integer_is_no_number_of_a_sample(folder: Path) -> None:
     with MapView(folder, fields=["x"]) as view:
         for index in (1.7, "1", slice(0, 2), None):
-            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            with pytest.raises(TypeError, match=r"view\[i\] takes the integer index"):
                 view[index]  # type: ignore[index]
         assert view.__getitems__(np.arange(3, 4, dtype=np.uint8))[0]["x"].tolist() == [3, 3, 3]
 

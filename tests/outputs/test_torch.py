@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(tmp_path_factory.mktemp("torch") / "set", N_SAMPLES, 2, SCHEMA, samples)
 
 
-def _loader(folder: str, **options: Any) -> ShardLoader:
+def _loader(folder: Any, **options: Any) -> ShardLoader:
     return ShardLoader(folder, 4, **{"num_workers": 0, "output": "torch", **options})
 
 
@@ -245,3 +245,20 @@ def test_a_batch_is_pickled_with_its_lists_of_tensors(nested: str) -> None:
     with _loader(nested) as loader:
         batch = pickle.loads(pickle.dumps(next(iter(loader))))
     assert batch["varying"][2].tolist() == torch.full((6, 6, 3), 2).tolist()
+
+
+def test_a_dataloader_around_a_loader_gets_a_hint(folder: str) -> None:
+    with _loader(folder) as loader:
+        for size in (2, None):
+            data_loader = torch.utils.data.DataLoader(loader, batch_size=size)
+            with pytest.raises(TypeError, match=r"without a DataLoader .*MapView\(dataset\)"):
+                next(iter(data_loader))
+
+
+def test_datasets_of_torch_get_a_hint(folder: str) -> None:
+    with open_dataset(folder) as dataset:
+        part = torch.utils.data.Subset(dataset, [1, 2])
+        with pytest.raises(InvalidArgument, match=r"write dataset\.select\(indices\)"):
+            _loader(part)
+        with pytest.raises(InvalidArgument, match=r"shardio\.convert\(samples, path\)"):
+            _loader(torch.utils.data.ConcatDataset([part]))

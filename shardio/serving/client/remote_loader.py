@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, Unpack, overload
 
-from shardio._base.callers import missing_attribute, one_of, refuse_unknown_options
-from shardio._base.classes import Closing, undo_on_error
+from shardio._base.callers import one_of, refuse_unknown_options
+from shardio._base.classes import undo_on_error
 from shardio._base.statistics import LoaderStats, LoadingStats
-from shardio._loading.iterator import ProgressBar
+from shardio._loading.iterator import BatchLoader, ProgressBar
 from shardio._loading.options import (
-    LOADER_ADVICE,
     TORCH_ADVICE,
     SharedKeywords,
     check_device,
@@ -82,7 +81,7 @@ class RemoteKeywords(SharedKeywords, total=False):
     verify: Verify
 
 
-class RemoteLoader(Closing, Generic[Value_co]):
+class RemoteLoader(BatchLoader, Generic[Value_co]):
     """A loader whose batches a server reads and decodes.
 
     The batches and `state_dict()` are bit for bit the same as those of a ShardLoader of the served
@@ -116,11 +115,6 @@ class RemoteLoader(Closing, Generic[Value_co]):
     _public = (
         "address close epoch generation lineage load_state_dict progress served state_dict stats"
     )
-
-    if not TYPE_CHECKING:  # type checkers would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return missing_attribute(self, name, LOADER_ADVICE)
 
     if TYPE_CHECKING:  # the type of the values in a batch depends on `output`
 
