@@ -32,7 +32,7 @@ from shardio._loading.trace import Trace
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Value_co
 from shardio.dataset.dataset import Dataset
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, ShardioError
 from shardio.format.schema import Schema
 from shardio.order.ranks import Tail
 from shardio.order.sampling import Sampler, Shuffle
@@ -335,7 +335,11 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
         return self._iterate()
 
     def _iterate(self) -> LoaderIterator:
-        iteration = self._epochs.begin(self._engine)
+        try:
+            iteration = self._epochs.begin(self._engine)
+        except ShardioError as error:
+            error.__traceback__ = None  # as in LoaderIterator
+            raise
         self._prefetch.start(iteration, self.view)
         if self._trace is not None and self._trace.is_recording:
             return self._trace.iterator(self, self._engine, self._assembler, iteration)

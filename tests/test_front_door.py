@@ -106,8 +106,24 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
     ],
 )
 def test_unknown_options_get_a_hint(function: Callable[..., Any], option: str, hint: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(f"has no option {option!r}: {hint}")):
+    with pytest.raises(TypeError, match=re.escape(f"has no option {option!r}: {hint}")) as caught:
         function(None, **{option: 1})
+    assert [str(frame.path) for frame in caught.traceback] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: shardio.open("nowhere/"),
+        lambda: shardio.ShardLoader("nowhere/", 8),
+        lambda: shardio.ShardLoader("nowhere/", 0),
+    ],
+    ids=["open", "loader", "batch_size"],
+)
+def test_the_traceback_of_a_mistake_ends_in_the_callers_line(mistake: Callable[[], Any]) -> None:
+    with pytest.raises(errors.ShardioError) as caught:
+        mistake()
+    assert {str(frame.path) for frame in caught.traceback} == {__file__}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from shardio._base.classes import listed
-from shardio.errors import InvalidArgument
+from shardio.errors import DatasetNotFound, InvalidArgument
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -187,11 +187,19 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
         @functools.wraps(called)
         def checked(*args: Any, **options: Any) -> Any:
             shown = name or target.__name__
-            refuse_unknown_options(shown, options, known, advice)
-            _check_positional(
-                shown, args[len(parameters) - len(known) :], options, parameters, advice
-            )
-            return called(*args, **options)
+            values = args[len(parameters) - len(known) :]
+            # The traceback of a caller's mistake ends in the caller's line.
+            try:
+                refuse_unknown_options(shown, options, known, advice)
+                _check_positional(shown, values, options, parameters, advice)
+            except TypeError as error:
+                error.__traceback__ = None
+                raise
+            try:
+                return called(*args, **options)
+            except (DatasetNotFound, InvalidArgument) as error:
+                error.__traceback__ = None
+                raise
 
         if not isinstance(target, type):
             return cast(_Callable, checked)

@@ -22,6 +22,7 @@ from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped, Value_co, Wrap
 from shardio.batch.layout import BlockLayout, to_channels_first
 from shardio.dataset.dataset import Dataset
+from shardio.errors import ShardioError
 from shardio.outputs import TensorAdapter
 
 _EVERY_BLOCK: Final = -1
@@ -196,6 +197,8 @@ class LoaderIterator:
             if not isinstance(error, Exception):
                 self._engine.mark_inconsistent()
             self._end()
+            if isinstance(error, ShardioError):  # its message says more than frames of the loader
+                error.__traceback__ = None
             raise
         self.iteration.is_exhausted = True
         self._end()

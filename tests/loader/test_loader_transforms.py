@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -251,6 +252,8 @@ def test_exceptions_carry_traceback_and_sample(folder: str, num_workers: int, fi
     assert "shardio/_engine" not in str(error)
     assert isinstance(error.__cause__, ValueError)
     assert error.__cause__.args == ("three is too many",)
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    assert frames.count(__file__) >= len(frames) - 1  # at most `__iter__` is ours
 
 
 def test_a_failure_is_told_alike_with_and_without_workers(folder: str) -> None:
