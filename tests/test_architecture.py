@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RANKS = {
     "shardio.errors": 0,
     "shardio._base": 1,  # knows of no other part
-    "shardio.outputs": 2,  # frameworks stop here
     "shardio.format": 2,  # bytes <-> values
+    "shardio.outputs": 3,  # frameworks stop here
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
     "shardio.storage": 3,  # local files
     "shardio.batch": 4,  # the layout of a block, collation, Batch

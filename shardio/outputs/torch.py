@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
+from shardio.format.types.array_values import is_bfloat16_bits
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -169,7 +170,10 @@ class OnTensors:
         if not isinstance(value, np.ndarray):
             return value
         torch, tv_tensors = _packages()
-        tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
+        value = value if value.flags.writeable else value.copy()
+        if is_bfloat16_bits(value.dtype):
+            return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+        tensor = torch.from_numpy(value)
         if not self._is_picture(name, value, n_leading):
             return tensor
         if not self._gets_channels_first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 from collections.abc import Mapping
@@ -247,6 +248,51 @@ def test_bfloat16_arrives_as_bfloat16(folder: str) -> None:
     assert np.array_equal(found.int().permute(0, 2, 3, 1), np.stack([_image(i) for i in range(N)]))
 
 
+STORED_AS_BFLOAT16 = Schema(
+    {
+        "x": Array("bfloat16", (3,)),
+        "n": Array("bfloat16"),
+        "run": Array("bfloat16", (None,)),
+        "parts": List(Array("bfloat16", (2,))),
+    }
+)
+
+
+@pytest.mark.parametrize("stage", ["transform", "chain", "batch_transform"])
+def test_stored_bfloat16_is_given_as_bfloat16(tmp_path: Any, stage: str) -> None:
+    def half(i: int) -> Any:
+        return torch.tensor(i + 0.5).bfloat16()
+
+    samples = [
+        {
+            "x": half(i).repeat(3),
+            "n": half(i),
+            "run": half(i).repeat(i),
+            "parts": [half(i).repeat(2)],
+        }
+        for i in range(N)
+    ]
+    path = write_dataset(tmp_path / "set", N, 1, STORED_AS_BFLOAT16, samples)
+
+    def doubled(given: dict[str, Any]) -> dict[str, Any]:
+        runs = given["run"] if isinstance(given["run"], list) else [given["run"]]
+        parts = given["parts"][0] if isinstance(given["parts"][0], list) else given["parts"]
+        for each in (given["x"], given["n"], *runs, *parts):
+            assert each.dtype == torch.bfloat16
+        return {**given, "x": given["x"] * 2, "n": given["n"] * 2}
+
+    function: Any = OnTensors(doubled)
+    options = {"batch_transform": function} if stage[0] == "b" else {"transform": function}
+    if stage == "chain":
+        options = {"transform": Compose(function, dict)}
+    with loader(path, **options) as made:
+        batch = list(made)[1]
+    assert batch["x"].dtype == batch["n"].dtype == batch["run"][0].dtype == torch.bfloat16
+    assert batch["x"][:, 0].tolist() == batch["n"].tolist() == [9, 11, 13, 15]
+    assert [run.tolist() for run in batch["run"]] == [[i + 0.5] * i for i in range(4, 8)]
+    assert batch["parts"][0][0].tolist() == [4.5, 4.5]
+
+
 def test_in_a_chain_pictures_are_arrays_before_and_after(folder: str) -> None:
     flipped = OnTensors(lambda sample: {"image": sample["image"].flip(-1)})
     chain = Compose(HorizontalFlip(1.0), flipped, HorizontalFlip(0.0))
@@ -301,6 +347,49 @@ def test_pictures_are_images_and_clips_videos_of_torchvision(folder: str, clips:
     assert type(record.given[0]["boxes"]) is torch.Tensor
     assert type(record.given[-1]["clip"]) is tv_tensors.Video
     assert record.given[-1]["clip"].shape == (5, 3, 8, 10)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_function_that_gives_arrays_to_torchvision_is_refused(
+    folder: str, num_workers: int
+) -> None:
+    """Torchvision would return them unchanged, without a word."""
+    transforms = v2()
+    flip = transforms.RandomApply([transforms.RandomHorizontalFlip(1.0)], 1.0)
+    said = (
+        r"v2\.RandomHorizontalFlip leaves arrays .* transform=shardio\.transforms\.OnTensors\(f\)"
+    )
+    for function in (
+        lambda sample: flip(sample),
+        lambda sample: {"image": flip(sample["image"])},
+        Compose(HorizontalFlip(), functools.partial(flip)),
+    ):
+        with (
+            loader(folder, transform=function, num_workers=num_workers) as made,
+            pytest.raises(TransformError, match=said),
+        ):
+            next(iter(made))
+    image = _image(0)
+    assert flip(image) is image  # as before, once the loader is closed
+
+
+def test_a_function_that_converts_arrays_for_torchvision_is_not_refused(folder: str) -> None:
+    transforms = v2()
+    flip = transforms.RandomHorizontalFlip(1.0)
+    flipped = np.stack([_image(i)[:, ::-1] for i in range(N)])
+    for function in (
+        lambda sample: {
+            "image": transforms.Compose([transforms.ToImage(), flip])(sample["image"].copy())
+        },
+        lambda sample: {"image": flip(torch.tensor(sample["image"]).permute(2, 0, 1))},
+        lambda sample: {
+            "image": flip(
+                {"raw": sample["image"], "image": torch.tensor(sample["image"]).permute(2, 0, 1)}
+            )["image"]
+        },
+    ):
+        found = epoch(folder, transform=function)
+        assert np.array_equal(found.permute(0, 2, 3, 1), flipped)
 
 
 def _usual(v2: Any) -> Any:

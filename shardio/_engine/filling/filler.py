@@ -22,6 +22,7 @@ from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanne
 from shardio._engine.filling.collate import Scratch, copy_rows
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import estimate_heap_bytes
+from shardio._engine.filling.torchvision_calls import refuse_pictures_as_arrays
 from shardio._engine.filling.user_functions import (
     BatchBuilder,
     TransformRunner,
@@ -115,6 +116,10 @@ class Filler:
         The batch functions run on the first batch of epoch 0, with a full shuffle or in the order
         of the view. If samples may be skipped, they run on copies of sample `number` instead.
         """
+        with refuse_pictures_as_arrays():
+            return self._schemas(number)
+
+    def _schemas(self, number: int) -> Schemas:
         batch_spec = self._batch_spec
         found = self._sample_schemas(number)
         if not batch_spec.makes_batches:

@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -45,7 +46,8 @@ from shardio.batch.schema_inference import check_batch, check_sample, infer_batc
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
-from shardio.format.types.array_values import PLAIN_TYPES, tensors_to_arrays
+from shardio.format.types.array_values import PLAIN_TYPES, as_bfloat16_bits, tensors_to_arrays
+from shardio.format.types.field import Field
 from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
 from shardio.samples.field_sources import BatchRows, IndexChunk, SampleReader, Values
 from shardio.samples.view import SampleView
@@ -70,7 +72,8 @@ def to_plain(made: Any) -> Any:
     return {**made, **changed} if changed else made
 
 
-_HERE: Final = os.path.dirname(os.path.dirname(__file__))
+_ENGINE: Final = os.path.dirname(os.path.dirname(__file__))
+_PACKAGE: Final = os.path.dirname(_ENGINE)
 _TRANSFORM: Final = "the transform"
 _IS_GIVEN_A_DICT: Final = (
     "a transform is given a sample, which is a dict of fields, and returns one"
@@ -141,15 +144,21 @@ def error_at(error: SchemaError, location: str) -> TransformError:
 
 
 def _error_of(what: str, error: BaseException, location: str) -> TransformError:
-    frames = error.__traceback__
-    while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
-        frames = frames.tb_next
+    frames = _frames_outside(_ENGINE, error.__traceback__)
+    frames = _frames_outside(_PACKAGE, frames) or frames
     text = "".join(traceback.format_exception(type(error), error, frames))
     message = f"{what} raised {type(error).__name__}: {text_of(error)}"
     for kind, part, hint in _HINTS if what == _TRANSFORM else ():
         if isinstance(error, kind) and part in message:
             message += f"\n  {hint}"
     return TransformError(f"{message}\n  at {location}\n\n{text}")
+
+
+def _frames_outside(folder: str, frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame on whose code is not in the folder."""
+    while frames and frames.tb_frame.f_code.co_filename.startswith(f"{folder}/"):
+        frames = frames.tb_next
+    return frames
 
 
 class TransformRunner:
@@ -162,6 +171,8 @@ class TransformRunner:
         self._takes_rng = function is not None and takes_rng("transform", "sample", function)
         self._takes_writable = getattr(function, "takes_writable", False)
         self._generators = SampleGenerators(batch_spec.seed)
+        schema = view.dataset.schema
+        self._bfloat16 = _bfloat16_fields({name: schema[name] for name in batch_spec.fields})
 
     def fill(self, batch: BatchRows) -> int:
         # These arrays stay valid when the block grows; see `collate`.
@@ -201,6 +212,8 @@ class TransformRunner:
         sample, generators = self._reader.read(chunk, k), self._generators
         if not self._takes_writable:
             _make_read_only(sample)
+        for name in self._bfloat16:
+            sample[name] = as_bfloat16_bits(sample[name])
         key = generators.key(chunk.keys.epoch, chunk.positions[k])
         arguments = (sample, generators.from_key(key)) if self._takes_rng else (sample,)
         locate = functools.partial(self.location, chunk, k)
@@ -209,6 +222,11 @@ class TransformRunner:
     def location(self, chunk: IndexChunk, k: int) -> str:
         name = sample_name(self._dataset, *chunk.shard_rows[k])
         return f"{name} of {self._batch_spec.path} (position {chunk.positions[k]})"
+
+
+def _bfloat16_fields(schema: Mapping[str, Field]) -> list[str]:
+    arrays = {name: field.array or field.item for name, field in schema.items()}
+    return [name for name, array in arrays.items() if array and array.dtype == "bfloat16"]
 
 
 def _make_read_only(sample: Mapping[str, Any]) -> None:
@@ -295,6 +313,8 @@ class BatchBuilder:
         layout = replace(rows.layout, channels_first=frozenset())
         batch = Batch.of_block(layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
         made: Any = dict(batch)
+        for name in _bfloat16_fields(layout.schema):
+            made[name] = as_bfloat16_bits(made[name])
         if (collate := batch_spec.collation.function) is not None:
             key = self._collation_keys.key(epoch, start)
             samples = (_samples(batch, made),)

@@ -30,8 +30,15 @@ def is_of(value: object, package: str, name: str) -> bool:
     )
 
 
+def as_bfloat16_bits(value: Any) -> Any:
+    """Return uint16 bits of bfloat16 numbers, also in lists, as arrays that `is_bfloat16_bits`."""
+    if isinstance(value, list):
+        return [as_bfloat16_bits(each) for each in value]
+    return None if value is None else np.asarray(value).view(_BFLOAT16_BITS)
+
+
 def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
-    """Return True for the dtype that `tensor_to_array` returns for bfloat16 tensors."""
+    """Return True for the dtype of arrays that `as_bfloat16_bits` and `tensor_to_array` return."""
     return dtype.metadata is not None and dtype.metadata.get("bits of") == "bfloat16"
 
 
@@ -62,7 +69,7 @@ def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
             array: npt.NDArray[Any] = tensor.numpy(force=True)
             return array
         bits = tensor.detach().view(sys.modules["torch"].int16).numpy(force=True)
-        return bits.view(_BFLOAT16_BITS)  # type: ignore[no-any-return]
+        return as_bfloat16_bits(bits)  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, ValueError) as error:
         raise SchemaError(
             f"field {name!r}: a tensor of {tensor.dtype} has no array of NumPy ({error}); "
