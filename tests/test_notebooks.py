@@ -252,7 +252,7 @@ def test_reports_are_bounded_whatever_their_size(letter: str) -> None:
     classes = tuple(f"{i}{long}" for i in range(10_000))
     report = ConversionReport(long, long, 9, 9, 2, sources, classes)
     assert "20,000 inputs" in (text := text_of(report)) and "10,000 classes" in text
-    assert re.search(r"… and 19,9\d\d more", text) and re.search(r"… and 9,9\d\d more", text)
+    assert len(re.findall(r"… and 9,9\d\d more", text)) == 2  # classes, and broken inputs
     fields = {f"{i}{letter * 60}": Array("float32", (None, 4)) for i in range(500)}
     assert re.search(r"… and 4\d\d more", text_of(Schema(fields)))
     finding = maintenance.Finding(long, long, long, field=long, sample=1)
@@ -369,8 +369,8 @@ def test_a_report_on_a_conversion_begins_with_failures() -> None:
     names = ("converted", "duplicate", "empty", "unsupported", "broken")
     sources = tuple(InputReport(f"{name}.x", name, "", 0, 1) for name in names)
     text = text_of(ConversionReport("set", "videos", 1, 1, 1.0, sources))
-    places = [text.index(f"{name}.x") for name in ("broken", "empty", "duplicate", "converted")]
-    assert places == sorted(places)
+    places = [text.index(f"{name}.x") for name in ("broken", "empty", "duplicate")]
+    assert places == sorted(places) and "converted.x" not in text
     assert "1 broken · 1 empty · 1 duplicate · 1 unsupported · 1 converted" in text
 
 

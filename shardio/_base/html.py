@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import compress, islice
 from typing import Final
 
 MAX_BYTES: Final = 20_000
@@ -68,11 +68,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], n_rows: int) 
     """Return a table of the first rows, and the number of the others; "" without any rows.
 
     `n_rows` is the number of all rows; at most 20 are read from `rows`. A cell is a text, a number
-    or a list of numbers, which are aligned right.
+    or a list of numbers, which are aligned right. Columns of empty texts are left out.
     """
     if not n_rows:
         return ""
-    shown = list(islice(rows, _MAX_ROWS))
+    first = list(islice(rows, _MAX_ROWS))
+    used = [any(cell != "" for cell in column) for column in zip(*first, strict=True)]
+    header = list(compress(header, used))
+    shown = [list(compress(row, used)) for row in first]
     numeric = [
         any(isinstance(cell, int | float | list) for cell in column)
         for column in zip(*shown, strict=True)

@@ -154,12 +154,13 @@ class ConversionReport:
         ranked = sorted(self.counts.items(), key=lambda count: _rank(count[0]))
         counts = [f"{n:,} {outcome}" for outcome, n in ranked]
         n_classes, n_inputs = len(self.classes), len(self.inputs)
-        inputs = sorted(self.inputs, key=lambda source: _rank(source.outcome))
-        rows = ((i.name, i.outcome, i.n_samples, i.reason) for i in inputs)
+        others = [source for source in self.inputs if source.outcome != "converted"]
+        others.sort(key=lambda source: _rank(source.outcome))
+        rows = ((i.name, i.outcome, i.n_samples, i.reason) for i in others)
         parts = (
             listing(f"{n_inputs:,} inputs", counts, len(counts)),
             listing(f"{n_classes:,} classes", self.classes, n_classes),
-            table(("input", "outcome", "samples", "reason"), rows, n_inputs),
+            table(("input", "outcome", "samples", "reason"), rows, len(others)),
         )
         return fragment("ConversionReport", self.dataset, facts, *parts)
 

@@ -77,6 +77,9 @@ class StoredImage(EncodedImage):
     def __repr__(self) -> str:
         return f"StoredImage({format_shape(self.shape)}, {len(self):,} bytes)"
 
+    def __str__(self) -> str:  # that of `bytes` is all of the file
+        return repr(self)
+
     def _repr_html_(self) -> str:
         facts = format_shape(self.shape), f"{len(self):,} bytes"
         return fragment("StoredImage", "", facts, pictures([(thumbnail(self), "")]))

@@ -109,6 +109,7 @@ def test_what_is_no_array_says_how_to_decode_it(dataset: shardio.ShardDataset) -
 def test_a_repr_is_one_short_line(dataset: shardio.ShardDataset) -> None:
     sample = dataset[1]
     assert repr(sample["image"]) == f"StoredImage(48 × 64 × 3, {len(sample['image']):,} bytes)"
+    assert str(sample["image"]) == repr(sample["image"])
     assert repr(sample["video"]) == "StoredVideo(h264, 64 × 96, 30 frames, 1.20 s)"
 
 

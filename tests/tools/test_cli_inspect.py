@@ -15,6 +15,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Json, List, Schema, Text
 from shardio.dataset.manifest import load, publish_next
+from shardio.media import encode_jpeg
 from shardio_tools import cli
 from shardio_tools.inspect.report import value_facts
 from tests.shards import EVERY_FIELD, flip, media_sample, write_media, write_shard
@@ -68,6 +69,18 @@ def test_history_options_versions_and_shards_are_verbose(dataset: Path, capsys: 
     without = lines[lines.index("Inputs without samples") + 1 :][:3]
     assert "  too short for one clip  fish/short.mp4  3 frames; one clip spans 4" in without
     assert "  not a video             cats/notes.txt" in without
+
+
+def test_files_of_other_kinds_are_named_as_by_the_conversion(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "1.jpg").write_bytes(encode_jpeg(np.zeros((16, 16, 3), np.uint8)))
+    (tmp_path / "src" / "notes.txt").write_text("not a picture")
+    assert cli.main(["convert", str(tmp_path / "src"), str(tmp_path / "set")]) == 0
+    assert "Not a picture: 1 file" in capsys.readouterr().out
+    assert cli.main(["inspect", str(tmp_path / "set")]) == 0
+    assert "  inputs   2 files: 1 converted, 1 not a picture\n" in capsys.readouterr().out
 
 
 def test_the_json_of_a_dataset_agrees_with_the_dataset(dataset: Path, capsys: Capture) -> None:
@@ -163,7 +176,7 @@ def test_a_path_that_ends_in_the_name_of_a_subset(
 def test_how_many_samples_media_were_described_from(tmp_path: Path, capsys: Capture) -> None:
     write_media(tmp_path / "a.shard", 33)
     assert cli.main(["inspect", str(tmp_path / "a.shard")]) == 0
-    assert "\n  media: 32 of 33 samples were looked at\n" in capsys.readouterr().out
+    assert "\n  sizes and lengths are of 32 of 33 samples\n" in capsys.readouterr().out
 
 
 def test_a_shard_is_described_with_its_sections(tmp_path: Path, capsys: Capture) -> None:

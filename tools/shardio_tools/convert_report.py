@@ -61,7 +61,9 @@ def no_samples_line(report: shardio.ConversionReport) -> str:
     """Return the line of a report for a conversion without a sample."""
     n_files = format_count(len(report.inputs), "file")
     place = escaped(str(report.dataset))
-    counts = (f"{n:,} {_outcome_words(report, each)}" for each, n in sorted(report.counts.items()))
+    counts = (
+        f"{n:,} {outcome_text(report.kind, each)}" for each, n in sorted(report.counts.items())
+    )
     why = ", ".join(counts)
     return f"{n_files} gave no sample ({why}): nothing was published, {place} is unchanged"
 
@@ -206,20 +208,21 @@ def _describe_classes(
         yield from _describe_subsets(report, is_random=options.split is not None)
 
 
-def _outcome_words(report: shardio.ConversionReport, outcome: str) -> str:
+def outcome_text(kind: str | None, outcome: str) -> str:
+    """Return text for the outcome of an input that a converter of this kind read."""
     if outcome == "unsupported":
-        known = BUILT_IN.get(report.kind)
+        known = BUILT_IN.get(kind or "")
         return known.unsupported if known else "of another kind"
-    if outcome == "empty" and report.kind not in MEDIA:
+    if outcome == "empty" and kind not in MEDIA:
         return "no sample"
-    return OUTCOMES[outcome]
+    return OUTCOMES.get(outcome, outcome)
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[Element]:
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return
-    words = _outcome_words(report, outcome)
+    words = outcome_text(report.kind, outcome)
     title = f"{words[0].upper()}{words[1:]}: {format_count(len(group), 'file')}"
     yield Heading(title, _ROLES.get(outcome, ""))
     if outcome == "part":

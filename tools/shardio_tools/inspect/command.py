@@ -35,7 +35,6 @@ from shardio_tools.inspect.report import (
     type_text,
 )
 from shardio_tools.output import (
-    OUTCOMES,
     escaped,
     format_count,
     print_json,
@@ -131,7 +130,10 @@ def _overview(found: Inspection) -> Iterator[list[str]]:
     yield ["view", view_text(found)]
     n_inputs = sum(facts["outcomes"].values())
     if n_inputs != facts["outcomes"].get("converted", 0):
-        counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
+        from shardio_tools.convert_report import outcome_text  # takes 0.1 s to import
+
+        kind, outcomes = facts["converter"].get("name"), facts["outcomes"]
+        counts = [f"{n:,} {outcome_text(kind, outcome)}" for outcome, n in outcomes.items()]
         yield ["inputs", f"{format_count(n_inputs, 'file')}: {', '.join(counts)}"]
 
 
@@ -171,7 +173,8 @@ def _shards(facts: Facts, rest: str) -> Iterator[Element]:
         yield Table(rows, ("shard", "samples", "size", ""), "<>.", rest) if rows else "  none"
     if without := facts.get("without_samples"):
         yield Heading("Inputs without samples")
-        yield Table([_input_row(entry) for entry in without], rest=rest)
+        kind = facts["converter"].get("name")
+        yield Table([_input_row(entry, kind) for entry in without], rest=rest)
 
 
 def _groups(facts: Facts) -> dict[str, list[Facts]]:
@@ -179,8 +182,10 @@ def _groups(facts: Facts) -> dict[str, list[Facts]]:
     return groups
 
 
-def _input_row(entry: Mapping[str, Any]) -> list[str]:
-    outcome = str(OUTCOMES.get(entry["outcome"], entry["outcome"]))
+def _input_row(entry: Mapping[str, Any], kind: str | None) -> list[str]:
+    from shardio_tools.convert_report import outcome_text
+
+    outcome = outcome_text(kind, entry["outcome"])
     return [escaped(text) for text in (outcome, entry["path"], entry.get("reason") or "")]
 
 
@@ -223,7 +228,7 @@ def _fields(found: Inspection) -> Iterator[Element]:
     yield Table(rows if found.media else [row[:2] for row in rows])
     n_media = max(map(len, found.media.values()), default=0)
     if 0 < n_media < found.n_samples:
-        yield Cell(f"  media: {n_media:,} of {found.n_samples:,} samples were looked at", "dim")
+        yield Cell(f"  sizes and lengths are of {n_media:,} of {found.n_samples:,} samples", "dim")
 
 
 def _shape(shape: list[int]) -> str:
