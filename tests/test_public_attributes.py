@@ -146,6 +146,7 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("view", "clips", "write view.dataset.clips(…)"),
         ("dataset", "transform", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
         ("dataset", "fields", "write dataset.schema"),
+        ("dataset", "statistics", "write dataset.stats"),
         ("dataset", "labels", 'write dataset.column("label")'),
         ("batch", "label", "write batch['label']"),
         ("batch", "cuda", 'write batch.to("cuda")'),

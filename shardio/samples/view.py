@@ -69,6 +69,7 @@ _ATTRIBUTE_ADVICE: Final = {
     "skip": "write {0}.select(range(n, len({0})))",
     "sort": 'write {0}.select(numpy.argsort({0}.column("label")))',
     "take": "write {0}.select(range(n)), or {0}[:n] for a list",
+    "statistics": "write {0}.stats, which shardio.maintenance.compute_stats computes",
     **dict.fromkeys(("labels", "targets"), 'write {0}.column("label")'),
     **dict.fromkeys(
         ("to_pandas", "to_polars"), 'write pandas.DataFrame({{"label": {0}.column("label"), …}})'

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import one_of, unknown_field
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, SchemaError
 from shardio.transforms.base import (
     Change,
     FixedTransform,
@@ -145,6 +145,7 @@ class Normalize(FixedTransform):
 
     Raises:
         InvalidArgument: a parameter is not valid.
+        SchemaError: (from the call) pictures are uint8, and a mean is above 1.
     """
 
     takes_floats = True
@@ -198,6 +199,11 @@ class Normalize(FixedTransform):
         return cls(mean, std, dtype=dtype, fields=fields)
 
     def _change(self, pixels: npt.NDArray[Any]) -> Floats:
+        if pixels.dtype == np.uint8 and max(self.mean) > 1:
+            raise SchemaError(
+                f"Normalize takes the mean of levels from 0 to 1; found {self.mean}: divide mean "
+                "and std by 255"
+            )
         # Multiply whole rows of a picture: NumPy is four times slower if it broadcasts an array of
         # three numbers to all pixels.
         width = pixels.shape[-2]

@@ -146,6 +146,19 @@ def test_a_transform_that_takes_something_else_is_told_what_it_is_given(
             next(iter(loader))
 
 
+def test_a_function_that_collates_tensors_is_told_that_it_is_given_arrays(
+    folders: Mapping[str, str],
+) -> None:
+    options: dict[str, Any] = {"output": "numpy", "num_workers": 0, "fields": ["image"]}
+
+    def stacked(samples: Any) -> Sample:
+        return {"image": [sample["image"].permute(2, 0, 1) for sample in samples]}
+
+    with ShardLoader(folders["pictures"], BATCH, collate=stacked, **options) as loader:
+        with pytest.raises(TransformError, match=r"\n  .*torch\.from_numpy\(x\).*\n  at the batch"):
+            next(iter(loader))
+
+
 def taking_over(batch: Any) -> Sample:
     if isinstance(batch, dict):
         return {name: copied(value) for name, value in batch.items()}

@@ -264,6 +264,18 @@ def test_levels_become_floats_of_mean_0_and_deviation_1() -> None:
     np.testing.assert_array_equal(halves, found.astype(np.float16))
 
 
+def test_means_of_levels_up_to_255_are_refused_for_uint8_only() -> None:
+    normalize = Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+    with pytest.raises(SchemaError, match=r"levels from 0 to 1; .*: divide mean and std by 255"):
+        normalize({"x": clip()})
+    floats = clip().astype(np.float32)  # which may have any range
+    np.testing.assert_allclose(
+        changed(normalize, floats),
+        changed(Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), clip()),
+        atol=1e-4,
+    )
+
+
 def test_floats_are_normalized_as_they_are() -> None:
     pixels, normalize = clip(), Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     levels = changed(normalize, pixels)

@@ -362,7 +362,7 @@ def _limits(found: Diagnosis) -> Iterator[tuple[str, str]]:
         "no limit" if n is None else f"{n:,}"
         for n in (limits.max_open_files, limits.max_raised_open_files)
     )
-    yield "open files", f"{soft} (can be raised to {hard})"
+    yield "open files", soft if soft == hard else f"{soft} (can be raised to {hard})"
     yield "memory maps", f"{limits.max_maps:,}"
     if found.shared_memory is not None:
         total, free = map(format_size, found.shared_memory)

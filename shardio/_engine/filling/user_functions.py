@@ -75,25 +75,33 @@ def to_plain(made: Any) -> Any:
 _ENGINE: Final = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE: Final = os.path.dirname(_ENGINE)
 _TRANSFORM: Final = "the transform"
+_COLLATE: Final = "the collate function"
 _IS_GIVEN_A_DICT: Final = (
     "a transform is given a sample, which is a dict of fields, and returns one"
 )
-_HINTS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
-    (
-        ValueError,
-        "read-only",
-        "arrays given to a transform are read-only: write into a copy, x = x.copy()",
-    ),
-    (
-        AttributeError,
-        "'numpy.ndarray'",
-        "a transform is given arrays of NumPy; for tensors of torch, pass "
-        "shardio.transforms.OnTensors(transform)",
-    ),
-    (AttributeError, "'dict'", _IS_GIVEN_A_DICT),
-    (TypeError, "'dict'", _IS_GIVEN_A_DICT),
+_IS_GIVEN_ARRAYS: Final = (
+    "a transform is given arrays of NumPy; for tensors of torch, pass "
+    "shardio.transforms.OnTensors(transform)"
 )
-"""For errors of a transform: the type, a part of the text, and a hint."""
+_COLLATES_ARRAYS: Final = "the samples have arrays of NumPy; write torch.from_numpy(x) for a tensor"
+_HINTS: Final[Mapping[str, tuple[tuple[type[Exception], str, str], ...]]] = {
+    _TRANSFORM: (
+        (
+            ValueError,
+            "read-only",
+            "arrays given to a transform are read-only: write into a copy, x = x.copy()",
+        ),
+        (AttributeError, "'numpy.ndarray'", _IS_GIVEN_ARRAYS),
+        (TypeError, "numpy.ndarray", _IS_GIVEN_ARRAYS),
+        (AttributeError, "'dict'", _IS_GIVEN_A_DICT),
+        (TypeError, "'dict'", _IS_GIVEN_A_DICT),
+    ),
+    _COLLATE: (
+        (AttributeError, "'numpy.ndarray'", _COLLATES_ARRAYS),
+        (TypeError, "numpy.ndarray", _COLLATES_ARRAYS),
+    ),
+}
+"""For errors of each function: the type, a part of the text, and a hint."""
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
 """A function that calls a user function; its parameters are those of `call_seeded`."""
@@ -148,7 +156,7 @@ def _error_of(what: str, error: BaseException, location: str) -> TransformError:
     frames = _frames_outside(_PACKAGE, frames) or frames
     text = "".join(traceback.format_exception(type(error), error, frames))
     message = f"{what} raised {type(error).__name__}: {text_of(error)}"
-    for kind, part, hint in _HINTS if what == _TRANSFORM else ():
+    for kind, part, hint in _HINTS.get(what, ()):
         if isinstance(error, kind) and part in message:
             message += f"\n  {hint}"
     return TransformError(f"{message}\n  at {location}\n\n{text}")
@@ -318,7 +326,7 @@ class BatchBuilder:
         if (collate := batch_spec.collation.function) is not None:
             key = self._collation_keys.key(epoch, start)
             samples = (_samples(batch, made),)
-            made = self._calls.run("the collate function", collate, samples, key, locate)
+            made = self._calls.run(_COLLATE, collate, samples, key, locate)
         if (function := batch_spec.batch_transform) is not None:
             key = self._generators.key(epoch, start)
             arguments: tuple[Any, ...] = (made,)
