@@ -200,10 +200,10 @@ class ShardDataset(OpenDataset):
         if not self.rows.selects_all:
             rows = self.rows.at(np.arange(len(self)))
             return self._selected(rows[known.n_below(rows + 1) > known.n_below(rows)])
-        return replace(self.source, subset=name).open()
+        return replace(self.source, path=self.current_path, subset=name).open()
 
     def _selected(self, rows: Rows) -> ShardDataset:
-        found = replace(self.source, subset=None).open()
+        found = replace(self.source, path=self.current_path, subset=None).open()
         found.rows.set_rows(RowList(rows))
         return found
 

@@ -107,6 +107,15 @@ def test_a_selection_outlives_the_dataset_that_it_was_made_of(folder: str) -> No
     found.close()
 
 
+def test_a_selection_and_a_subset_have_the_path_of_their_dataset(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(folder).parent)
+    with open_dataset(Path(folder).name) as dataset:
+        with dataset.select([0, 2]) as chosen, dataset.subset("train") as part:
+            assert chosen.path == part.path == dataset.path == Path(folder).name
+
+
 def test_none_may_be_selected(dataset: ShardDataset) -> None:
     with dataset.select([]) as found, loader(found) as made:
         assert (len(found), labels(found), loaded(made)) == (0, [], [])
