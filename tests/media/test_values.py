@@ -57,9 +57,9 @@ def test_an_image_is_still_the_bytes_of_its_file(dataset: shardio.ShardDataset) 
 
 def test_an_array_of_an_image_is_an_error_that_names_decode(dataset: shardio.ShardDataset) -> None:
     image = dataset[0]["image"]
-    with pytest.raises(TypeError, match=r"value\.decode\(\) has its pixels"):
+    with pytest.raises(TypeError, match=r"value\.decode\(\) returns its pixels"):
         np.asarray(image)
-    with pytest.raises(TypeError, match=r"value\.decode\(\) has its pixels"):
+    with pytest.raises(TypeError, match=r"value\.decode\(\) returns its pixels"):
         np.stack([image, image])
 
 
