@@ -13,8 +13,9 @@ from benchmarks.harness import CASES
 from stress_tests.__main__ import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
+TREES = ("shardio", "converters", "tests", "tools")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += sorted((ROOT / "tests").rglob("README.md")) + sorted((ROOT / "tools").rglob("README.md"))
+PAGES += [page for tree in TREES for page in sorted((ROOT / tree).rglob("README.md"))]
 
 
 def named(text: str) -> set[str]:
