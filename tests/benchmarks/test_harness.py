@@ -12,9 +12,10 @@ import pytest
 import shardio
 from benchmarks import harness, report
 from benchmarks.__main__ import GROUPS, load_groups, main
+from benchmarks.child import NotMeasured
 from benchmarks.data import Cache, DatasetSpec
 from benchmarks.gate import PATHS, UNIT
-from benchmarks.harness import CASES, Bench, Case, Lanes, Limit, NotMeasured, measure
+from benchmarks.harness import CASES, Bench, Case, Lanes, Limit, measure
 from shardio import Array
 
 Capture = pytest.CaptureFixture[str]
@@ -239,7 +240,7 @@ def test_every_group_has_cases_that_say_what_they_measure(capsys: Capture) -> No
     [
         ["order.crowding", "--set", "epochs=1"],
         ["opening.write-samples", "--set", "samples=20"],
-        ["workers.pool", "--set", "messages=100"],
+        ["messages.pool", "--set", "messages=100"],
         ["loading.rates", "--set", "kind=raw, 2 KB", "--set", "seconds=0.01"],
         ["conversion.converters", "--set", "kind=npz"],
     ],

@@ -25,6 +25,7 @@ from benchmarks.harness import CASES, Case, Result, choose, measure
 GROUPS: Final = (
     "loading",
     "workers",
+    "messages",
     "ends",
     "opening",
     "order",

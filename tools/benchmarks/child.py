@@ -1,4 +1,7 @@
-"""Measurements in processes of their own, and what a process costs."""
+"""Measurements in processes of their own, and what a process costs.
+
+Processes that are timed import this module: it imports no package.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import NotMeasured
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 _CALL: Final = """
 import json, sys
 from {module} import {name}
 print(json.dumps({name}(*json.loads(sys.argv[1]))))
 """
+
+
+class NotMeasured(Exception):
+    """A case cannot run here; the message states what it needs."""
 
 
 def environment(tree: Path = ROOT, **variables: str) -> dict[str, str]:
@@ -92,3 +97,30 @@ def status_bytes(name: str, pid: int | str = "self") -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     line = next(line for line in lines if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
+
+
+# What the workers of a pool do; they know a channel by its methods.
+
+
+def echo(channel: Any) -> None:
+    """Send every message back."""
+    while (received := channel.recv()) is not None:
+        channel.send(received[0])
+
+
+def flood(channel: Any) -> None:
+    """Send as many messages as each message asks for."""
+    while (received := channel.recv()) is not None:
+        for _ in range(int(received[0])):
+            channel.send(b"x" * 32)
+
+
+def swallow(channel: Any) -> None:
+    """Receive messages."""
+    while channel.recv() is not None:
+        pass
+
+
+def leave(channel: Any) -> None:
+    """Exit after a message."""
+    channel.recv()

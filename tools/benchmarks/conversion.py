@@ -25,10 +25,11 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 import shardio
 from benchmarks import data
+from benchmarks.child import NotMeasured
 from benchmarks.converter_kinds import arrays, episodes, media, records, shards, stores, tables
 from benchmarks.converter_kinds.kind import Kind
 from benchmarks.data import MIB, DatasetSpec, Sample, sample_videos
-from benchmarks.harness import Bench, Lane, Lanes, Limit, NotMeasured, WrongResult, case
+from benchmarks.harness import Bench, Lane, Lanes, Limit, WrongResult, case
 from shardio import Array, Bytes, Input
 from shardio.conversion.converter import fit_converter, make_converter
 from shardio.conversion.inputs import join_parts, list_inputs

@@ -122,6 +122,11 @@ def row(i: int) -> Sample:
     return {"image": np.full(2048, i % 251, np.uint8), "label": i}
 
 
+def plain(i: int) -> Sample:
+    """Return a row of 6 KB with a label."""
+    return {"image": np.full((64, 96), i % 251, np.uint8), "label": i}
+
+
 def image(i: int) -> Sample:
     """Return an image of 150,528 bytes."""
     return {"image": np.full(FRAME, i % 251, np.uint8)}
@@ -157,6 +162,9 @@ CLIPS: Final = {
     "pts": Array("int64", (16,)),
     "time_base": Array("int64", (2,)),
 }
+PLAIN: Final = DatasetSpec(
+    {"image": Array("uint8", (64, 96)), "label": Array("int64")}, plain, 3200, 4 << 20
+)
 KINDS: Final = {
     "raw, 2 KB": DatasetSpec(ROW, row, 4096),
     "raw, 150 KB": DatasetSpec({"image": Array("uint8", FRAME)}, image, 512),

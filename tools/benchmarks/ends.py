@@ -7,13 +7,13 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.data import DatasetSpec
+from benchmarks.data import PLAIN
 from benchmarks.harness import Bench, Lanes, Limit, WrongResult, case
-from benchmarks.workers import PLAIN, _plain
 from tests.faults.scene import PATIENCE_S, STUCK, Scene, line, scene
 
 N_SAMPLES: Final = 64
@@ -157,7 +157,7 @@ ENDS: Final[dict[str, tuple[str, End]]] = {
 )
 def loops(bench: Bench, *, start_method: str = "zygote") -> Lanes:
     """Measure the time until all processes have exited, by the way a loop ends."""
-    folder = bench.cache.dataset("plain", DatasetSpec(PLAIN, _plain, N_SAMPLES))
+    folder = bench.cache.dataset("plain", replace(PLAIN, n=N_SAMPLES))
     yield {
         f"{way}, {workers}": partial(_end_once, folder, workers, way, start_method)
         for way in ENDS

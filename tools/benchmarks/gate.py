@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import child, data
+from benchmarks.child import NotMeasured
 from benchmarks.data import BATCH, DatasetSpec, drain
-from benchmarks.harness import Bench, Lane, Lanes, Limit, NotMeasured, case
+from benchmarks.harness import Bench, Lane, Lanes, Limit, case
 from shardio import ShardLoader
 
 ROWS: Final = data.KINDS["raw, 2 KB"]

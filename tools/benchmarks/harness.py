@@ -18,14 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.child import NotMeasured
 from benchmarks.data import Cache
 
 Lane = Callable[[], Mapping[str, float]]
 Lanes = Generator[Mapping[str, Lane], None, None]
-
-
-class NotMeasured(Exception):
-    """A case cannot run here; the message states what it needs."""
 
 
 class WrongResult(Exception):

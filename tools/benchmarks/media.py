@@ -23,8 +23,9 @@ import numpy as np
 import simplejpeg
 
 import shardio
+from benchmarks.child import NotMeasured
 from benchmarks.data import sample_videos
-from benchmarks.harness import Bench, Lane, Lanes, Limit, NotMeasured, case
+from benchmarks.harness import Bench, Lane, Lanes, Limit, case
 from shardio import ShardLoader
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream

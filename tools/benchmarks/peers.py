@@ -17,7 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import child, race
-from benchmarks.harness import Bench, Lane, Lanes, Limit, NotMeasured, WrongResult, case
+from benchmarks.child import NotMeasured
+from benchmarks.harness import Bench, Lane, Lanes, Limit, WrongResult, case
 from benchmarks.media import drawn_pictures
 from shardio import DataLoader
 from shardio.media import decode_image, encode_jpeg

@@ -24,8 +24,9 @@ import numpy as np
 
 import shardio
 from benchmarks import child, data
+from benchmarks.child import NotMeasured
 from benchmarks.data import MIB, DatasetSpec, Sample, drain
-from benchmarks.harness import Bench, Lanes, Limit, NotMeasured, WrongResult, case
+from benchmarks.harness import Bench, Lanes, Limit, WrongResult, case
 from shardio import Array, Bytes, Schema, ShardLoader, Video
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._workers.processes.limits import control_groups

@@ -1,4 +1,4 @@
-"""Worker processes: messages, starts, ends, memory, descriptors, and what a batch makes them do."""
+"""Worker processes: starts, memory, descriptors, and what a batch makes them do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,6 @@ from shardio import Array, Schema, ShardLoader, ShardWriter, Text
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
-from shardio._workers.processes.worker_pool import Channel, Message, WorkerExit, WorkerPool
 from shardio.batch.layout import layout_for_samples
 from shardio.dataset.manifest import publish
 from shardio.order.ranks import RankPartition
@@ -37,132 +35,13 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import RowView
 from shardio.storage.file_access import max_maps
 
-# Messages between the main process and a pool.
-
-
-def _echo(channel: Channel) -> None:
-    while (received := channel.recv()) is not None:
-        channel.send(received[0])
-
-
-def _flood(channel: Channel) -> None:
-    while (received := channel.recv()) is not None:
-        for _ in range(int(received[0])):
-            channel.send(b"x" * 32)
-
-
-def _swallow(channel: Channel) -> None:
-    while channel.recv() is not None:
-        pass
-
-
-def _leave(channel: Channel) -> None:
-    channel.recv()
-
-
-@case(
-    Limit("wait, one message ready", "µs", at_most=10),
-    Limit("send", "µs", at_most=6),
-    rounds=3,
-)
-def pool(bench: Bench, *, messages: int = 10_000) -> Lanes:
-    """Measure messages of a worker pool, its start, and a restart."""
-    yield {"first answer, cold": _first_answer}
-    with WorkerPool(1, _echo):
-        yield {
-            "first answer, warm": _first_answer,
-            "restart, cost on main": _restart,
-            "wait, one message ready": partial(_wait, messages),
-            "send": partial(_send, messages),
-            "round trip": partial(_round_trip, messages),
-            "messages from two workers": partial(_flooded, messages),
-        }
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
-    call()
-    return time.perf_counter() - start_s
-
-
-def _median_us(seconds: list[float]) -> Mapping[str, float]:
-    return {"µs": statistics.median(seconds) * 1e6}
-
-
-def _first_answer() -> Mapping[str, float]:
-    start_s = time.perf_counter()
-    with WorkerPool(2, _echo) as workers:
-        workers.send(0, b"a")
-        workers.wait()
-        return {"ms": (time.perf_counter() - start_s) * 1e3}
-
-
-def _wait(n: int) -> Mapping[str, float]:
-    times: list[float] = []
-    with WorkerPool(1, _flood) as workers:
-        while len(times) < n:
-            workers.send(0, b"100")
-            workers.wait()
-            time.sleep(0.002)  # the other 99 are in the socket by then
-            times.extend(_timed(workers.wait) for _ in range(99))
-    return _median_us(times)
-
-
-def _send(n: int) -> Mapping[str, float]:
-    times: list[float] = []
-    with WorkerPool(1, _swallow) as workers:
-        while len(times) < n:
-            times.extend(_timed(lambda: workers.send(0, b"x" * 32)) for _ in range(50))
-            time.sleep(0.001)  # the socket is empty again
-    return _median_us(times)
-
-
-def _round_trip(n: int) -> Mapping[str, float]:
-    with WorkerPool(1, _echo) as workers:
-
-        def ask() -> None:
-            workers.send(0, b"x")
-            workers.wait()
-
-        return _median_us([_timed(ask) for _ in range(n)])
-
-
-def _flooded(n: int) -> Mapping[str, float]:
-    with WorkerPool(2, _flood) as workers:
-        workers.wait(0.5)
-        for index in range(2):
-            workers.send(index, b"%d" % n)
-        start_s, n_messages = time.perf_counter(), 0
-        while n_messages < 2 * n:
-            n_messages += sum(isinstance(event, Message) for event in workers.wait())
-        return {"messages/s": n_messages / (time.perf_counter() - start_s)}
-
-
-def _restart() -> Mapping[str, float]:
-    times = []
-    with WorkerPool(1, _leave) as workers:
-        for _ in range(50):
-            workers.send(0, b"go")
-            while not any(isinstance(event, WorkerExit) for event in workers.wait()):
-                continue
-            times.append(_timed(lambda: workers.restart(0)))
-    return _median_us(times)
-
-
 # Starts.
-
-
-def _plain(i: int) -> Sample:
-    return {"image": np.full((64, 96), i % 251, np.uint8), "label": i}
-
-
-PLAIN: Final = {"image": Array("uint8", (64, 96)), "label": Array("int64")}
 
 
 @case(Limit("zygote", "ms, first batch", at_most=400), Limit("zygote", "ms, another", at_most=100))
 def starts(bench: Bench) -> Lanes:
     """Measure first batches, rates and memory of every start method, with two workers."""
-    folder = bench.cache.dataset("plain", DatasetSpec(PLAIN, _plain, 3200, 4 << 20))
+    folder = bench.cache.dataset("plain", data.PLAIN)
     yield {
         method: partial(child.call, measure_start, str(folder), method)
         for method in ("zygote", "spawn", "thread")
@@ -225,7 +104,7 @@ print(json.dumps({"ms": (time.perf_counter() - start_s) * 1e3}))
 @case(Limit("cold", "ms", at_most=400), Limit("warm", "ms", at_most=100), rounds=7)
 def first_batch(bench: Bench) -> Lanes:
     """Measure the time to the first batch, in a new process, and beside another loader."""
-    folder = str(bench.cache.dataset("plain", DatasetSpec(PLAIN, _plain, 3200, 4 << 20)))
+    folder = str(bench.cache.dataset("plain", data.PLAIN))
 
     def warm() -> Mapping[str, float]:
         start_s = time.perf_counter()
