@@ -263,13 +263,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="call the function with lists of up to N samples",
     )
-    add(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes that call the function (default: 0, call it in this process)",
+    add_engine_arguments(
+        add, "processes that call the function (default: 0, call it in this process)"
     )
-    add_engine_arguments(add)
     add(
         "--gpus",
         type=float,

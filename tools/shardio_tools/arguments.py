@@ -42,8 +42,9 @@ def add_rewrite_arguments(add: Callable[..., Any]) -> None:
     add_output_arguments(add)
 
 
-def add_engine_arguments(add: Callable[..., Any]) -> None:
-    """Add the options of the execution backend; `add` is a parser's `add_argument`."""
+def add_engine_arguments(add: Callable[..., Any], workers: str) -> None:
+    """Add --workers with its help, and the options of the execution backend."""
+    add("--workers", type=int, metavar="N", help=workers)
     add(
         "--engine",
         choices=("local", "ray"),

@@ -83,8 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
     _add_ends(parser.add_argument_group("new, broken and interrupted files"))
     add = parser.add_argument_group("size of files, and machines").add_argument
     add_shard_bytes_argument(add)
-    add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
-    add_engine_arguments(add)
+    add_engine_arguments(add, "processes (default: one per usable CPU)")
     add_output_arguments(parser.add_argument_group("output").add_argument, "print problems only")
     add_converter_options(parser, _kind_in(arguments), _MAIN_OPTIONS)
 

@@ -124,13 +124,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|all",
         help="maximum number of frames to decode of each video, evenly spread (default: 8)",
     )
-    add(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes (default: with --decode one per CPU, else 0: the calling process)",
+    add_engine_arguments(
+        add, "processes (default: with --decode one per CPU, else 0: the calling process)"
     )
-    add_engine_arguments(add)
     add_output_arguments(add, json="print the statistics as JSON")
 
 

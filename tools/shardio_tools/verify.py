@@ -39,13 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
-    add(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes for a dataset (default: one per usable CPU; none for less than 512 MiB)",
+    add_engine_arguments(
+        add, "processes for a dataset (default: one per usable CPU; none for less than 512 MiB)"
     )
-    add_engine_arguments(add)
     add_output_arguments(add, "print problems only")
 
 
