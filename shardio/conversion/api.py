@@ -186,7 +186,8 @@ def convert(
             process.
         progress: a function that is called in this process before the first file and after every
             file; or True to show a bar on standard error: a line that is rewritten on a terminal or
-            in a notebook, otherwise a line after each tenth of the files.
+            in a notebook, otherwise a line after each tenth of the files. With None, the only
+            message is a RuntimeWarning if inputs are broken; with False, there is none.
         labels: a CSV or JSON Lines file with the columns `path` (relative to `src`) and `label`
             (the name of the class). By default, the folder of a file is its class.
         split: maps the names of subsets to their shares of the samples, such as
@@ -252,10 +253,14 @@ def convert(
         return _convert_files(folder, replace(options, source=os.fspath(src)))
 
     if not (isinstance(out, str) and is_url(out)):
-        return convert_into(out, options_given)
-    with Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite) as upload:
-        report = convert_into(upload.folder, replace(options_given, uploader=upload.uploader))
-        return upload.publish(report) if report.generation else upload.discard(report)
+        report = convert_into(out, options_given)
+    else:
+        with Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite) as up:
+            made = convert_into(up.folder, replace(options_given, uploader=up.uploader))
+            report = up.publish(made) if made.generation else up.discard(made)
+    if progress is None:
+        report.warn_of_broken(stacklevel=4)
+    return report
 
 
 def _convert_files(out: PathName, options: ConvertOptions) -> ConversionReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,6 +174,17 @@ class ConversionReport:
     def broken(self) -> tuple[InputReport, ...]:
         """The broken inputs. If there are any, the exit code of `shardio convert` is 1."""
         return tuple(source for source in self.inputs if source.outcome == "broken")
+
+    def warn_of_broken(self, stacklevel: int) -> None:
+        """Warn of broken inputs, if there are any; `stacklevel` is that of `warnings.warn`."""
+        if broken := self.broken:
+            warnings.warn(
+                f"{self.dataset}: {len(broken):,} of {counted(len(self.inputs), 'inputs')} are "
+                f"broken, and listed in report.broken; the first is {broken[0].name!r}: "
+                f"{broken[0].reason}",
+                RuntimeWarning,
+                stacklevel=stacklevel,
+            )
 
     @property
     def modified(self) -> tuple[InputReport, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,20 @@ def test_a_source_that_is_not_iterable_is_refused(source: Any, tmp_path: Path) -
     with pytest.raises(InvalidArgument, match="found a .*; expected a path, an iterable of"):
         shardio.convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("progress", [None, False, lambda state: None])
+def test_broken_items_are_a_warning_unless_the_caller_decides_what_is_shown(
+    tmp_path: Path, progress: Any
+) -> None:
+    values = [{"x": np.zeros(n)} for n in (5, 5, 6, 7)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = shardio.convert(values, tmp_path / "out", workers=0, progress=progress)
+    assert [one.name for one in report.broken] == ["2", "3"]
+    text = "2 of 4 inputs are broken, and listed in report.broken; the first is '2': "
+    assert [text in str(one.message) for one in caught] == [True] * (progress is None)
+    assert all(one.filename == __file__ for one in caught)
 
 
 def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) -> None:
