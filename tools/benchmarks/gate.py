@@ -54,7 +54,13 @@ N_PROCESSES: Final = 3
 def batches(bench: Bench, *, commit: str = "") -> Lanes:
     """Compare the CPU time of batches with an earlier commit, by default where main is."""
     folders = bench.cache.dataset("rates", ROWS), bench.cache.dataset("frames", FRAMES)
-    sha = base_commit(commit)
+    try:
+        sha = base_commit(commit)
+    except NotMeasured as reason:
+        if commit:
+            raise
+        bench.note(f"nothing is compared, as there is no earlier commit: {reason}")
+        return
     trees = {"base": bench.cache.made("base", sha, partial(_export, sha)), "now": child.ROOT}
     bench.note(f"base: {sha}")
     for _ in range(N_PROCESSES):
