@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from shardio._base.classes import listed
-from shardio.errors import DatasetNotFound, InvalidArgument
+from shardio.errors import DatasetNotFound, InvalidArgument, UnsupportedEnvironment
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -197,7 +197,7 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
                 raise
             try:
                 return called(*args, **options)
-            except (DatasetNotFound, InvalidArgument) as error:
+            except (DatasetNotFound, InvalidArgument, UnsupportedEnvironment) as error:
                 error.__traceback__ = None
                 raise
 
