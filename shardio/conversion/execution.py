@@ -386,7 +386,7 @@ class _Run:
         """
         n_samples = sum(shard.n_samples for shard in shards)
         return ConversionReport(
-            dataset=self.staging.out,
+            dataset=self.staging.given,
             kind=self.job.source.kind,
             n_samples=n_samples,
             n_bytes=sum(shard.n_bytes for shard in shards),

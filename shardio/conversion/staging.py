@@ -98,6 +98,8 @@ class Staging:
         appends: bool = False,
         hint: str = "",
     ) -> None:
+        self.given = Path(out)
+        """The folder as the caller names it, for reports and messages; `out` is its full path."""
         self.out = Path(os.path.abspath(out))
         self.folder = self.out / WORK_FOLDER
         self.is_published, self.lock_fd = False, -1
@@ -227,7 +229,7 @@ class Staging:
             remove_leftovers(self.out)
             check_only_dataset(self.out, exclude=WORK_FOLDER)
         else:
-            refuse_existing(self.out, exclude=WORK_FOLDER, hint=REPLACE_HINT)
+            refuse_existing(self.given, exclude=WORK_FOLDER, hint=REPLACE_HINT)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
         """Write a plan for units with the keys `units` to the journal; remove all other units.

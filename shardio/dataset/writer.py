@@ -60,7 +60,7 @@ class GenerationWriter:
         check_folder_name(folder)
         if previous is not None:
             previous.check_inputs()
-        self.root, self.schema = Path(os.path.abspath(folder)), schema
+        self._given, self.root, self.schema = folder, Path(os.path.abspath(folder)), schema
         self._shard_bytes, self._previous = shard_bytes, previous
         self._parts: list[ShardSummary] = []
         self._staged: set[str] = set()
@@ -72,7 +72,7 @@ class GenerationWriter:
         if self._previous is None:
             if self.root.is_dir():
                 remove_leftovers(self.root)
-            refuse_existing(self.root)
+            refuse_existing(self._given)
             self._created_root = not self.root.exists()
             fs.make_folder(self.root)
         else:
