@@ -8,27 +8,21 @@ import mmap
 import multiprocessing
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from fractions import Fraction
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
-import av
 import numpy as np
 import xxhash
-from av.video.reformatter import Interpolation, VideoReformatter
 
 import shardio
-from benchmarks import data
+from benchmarks import child, data, plain_media
 from benchmarks.child import NotMeasured
 from benchmarks.converter_kinds import arrays, episodes, media, records, shards, stores, tables
 from benchmarks.converter_kinds.kind import Kind
-from benchmarks.data import MIB, DatasetSpec, Sample, sample_videos
+from benchmarks.data import MIB, DatasetSpec, Sample, filmed_videos, sample_videos
 from benchmarks.harness import Bench, Lane, Lanes, Limit, WrongResult, case
 from shardio import Array, Bytes, Input
 from shardio.conversion.converter import fit_converter, make_converter
@@ -47,6 +41,14 @@ def _timed(work: Callable[[Path], object], out: Path) -> Mapping[str, float]:
     taken_s = time.perf_counter() - start_s
     shutil.rmtree(out, ignore_errors=True)
     return {"s": taken_s}
+
+
+def _plainly(work: str, files: list[Path], workers: int, out: Path) -> Mapping[str, float]:
+    """Do plain work on every file, in a process whose workers import little."""
+    arguments = work, list(map(str, files)), workers, str(out)
+    found: dict[str, float] = child.call(plain_media.on_files, *arguments)
+    shutil.rmtree(out, ignore_errors=True)
+    return found
 
 
 def _multiply(videos: Path, n_copies: int, folder: Path) -> list[Path]:
@@ -69,88 +71,15 @@ def raw(
     paths = _multiply(sample_videos(bench.cache, videos), copies, place / "in")
     options: dict[str, Any] = {"store": "raw", "size": SIZE, "workers": workers}
 
-    def bare(_: Path) -> None:
-        with get_context("spawn").Pool(workers) as pool:
-            sum(pool.imap_unordered(decode_bare, map(str, paths)))
-
     yield {
-        "bare loop": partial(_timed, bare, place / "out"),
+        "bare loop": partial(_plainly, "decode", paths, workers, place / "out"),
         "convert": partial(
             _timed, lambda out: shardio.convert(place / "in", out, **options), place / "out"
         ),
     }
 
 
-def decode_bare(path: str) -> int:
-    """Decode, resize and crop one file; return its number of frames."""
-    flags = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
-    flags |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
-    n_frames, maker = 0, VideoReformatter()
-    with av.open(path) as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_type, stream.codec_context.thread_count = "NONE", 1
-        aspect = stream.sample_aspect_ratio or 1
-        for frame in container.decode(stream):
-            scale = Fraction(SIZE) / min(frame.width * aspect, Fraction(frame.height))
-            width, height = int(frame.width * aspect * scale), int(frame.height * scale)
-            rgb = maker.reformat(frame, width, height, "rgb24", interpolation=flags, threads=1)
-            plane = rgb.planes[0]
-            rows = np.frombuffer(memoryview(plane), np.uint8).reshape(height, plane.line_size)
-            image = rows[:, : width * 3].reshape(height, width, 3)
-            top, left = (height - SIZE) // 2, (width - SIZE) // 2
-            np.ascontiguousarray(image[top : top + SIZE, left : left + SIZE])
-            n_frames += 1
-    return n_frames
-
-
 # Other stores, beside ffmpeg and a copy.
-
-FILTER: Final = (
-    f"scale=w='if(gt(iw,ih),-2,{SIZE})':h='if(gt(iw,ih),{SIZE},-2)'"
-    f":flags=bilinear+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact,crop={SIZE}:{SIZE}"
-)
-SETTINGS: Final = (
-    "-an -c:v libx264 -preset veryfast -tune fastdecode -crf 19 -bf 3 -g 16 -keyint_min 16 "
-    "-x264-params b-adapt=0:b-pyramid=none:partitions=none:subme=4 -sc_threshold 0 "
-    "-pix_fmt yuv420p -fps_mode passthrough -threads 1"
-).split()
-
-
-def by_ffmpeg(path: Path, out: Path) -> None:
-    """Encode one file as the store `h264` does."""
-    command = ["ffmpeg", "-v", "error", "-threads", "1", "-filter_threads", "1", "-i", str(path)]
-    command += ["-vf", FILTER, *SETTINGS, str(out.with_suffix(".mp4"))]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-
-
-def by_copy(path: Path, out: Path) -> None:
-    """Copy one file durably, and hash it on the way."""
-    with path.open("rb") as source:
-        _write_durably(iter(lambda: source.read(1 << 20), b""), out)
-
-
-def by_pyav(path: Path, out: Path) -> None:
-    """Write a file's packets durably, one after another, and hash them: no table, no schema."""
-    with av.open(str(path)) as container:
-        _write_durably(map(bytes, container.demux(container.streams.video[0])), out)
-
-
-def _write_durably(chunks: Iterable[bytes], out: Path) -> None:
-    hasher = xxhash.xxh3_64()
-    with out.open("wb") as copy:
-        for chunk in chunks:
-            hasher.update(chunk)
-            copy.write(chunk)
-        copy.flush()
-        os.fsync(copy.fileno())
-    hasher.hexdigest()
-
-
-def _by_processes(each: Callable[[Path, Path], None], files: list[Path], n: int, out: Path) -> None:
-    out.mkdir()
-    with ProcessPoolExecutor(n, get_context("spawn")) as pool:
-        for done in [pool.submit(each, f, out / f"{i}{f.suffix}") for i, f in enumerate(files)]:
-            done.result()
 
 
 @case(Limit("ffmpeg", "s", "h264", at_least=0.85), rounds=2)
@@ -158,13 +87,13 @@ def h264(bench: Bench, *, videos: str = "", copies: int = 3, workers: int = 2) -
     """Compare converting videos to `h264` with the command line of ffmpeg."""
     if shutil.which("ffmpeg") is None:
         raise NotMeasured("ffmpeg is not installed")
-    yield _store_lanes(bench, videos, copies, workers, "h264", {"ffmpeg": by_ffmpeg})
+    yield _store_lanes(bench, videos, copies, workers, "h264", {"ffmpeg": "encode"})
 
 
 @case(Limit("PyAV", "s", "packets", at_least=0.5), rounds=2)
 def packets(bench: Bench, *, videos: str = "", copies: int = 20, workers: int = 2) -> Lanes:
     """Compare converting videos to `packets` with a copy, and with PyAV's packets alone."""
-    peers = {"copy": by_copy, "PyAV": by_pyav}
+    peers = {"copy": "copy", "PyAV": "demux"}
     yield _store_lanes(bench, videos, copies, workers, "packets", peers)
 
 
@@ -174,16 +103,15 @@ def _store_lanes(
     copies: int,
     workers: int,
     store: str,
-    peers: Mapping[str, Callable[[Path, Path], None]],
+    peers: Mapping[str, str],
 ) -> dict[str, Lane]:
     """Return lanes whose files are all synced; conversion is without `check`, which no copy has."""
     place = bench.temporary()
-    files = _multiply(sample_videos(bench.cache, videos), copies, place / "in")
+    files = _multiply(filmed_videos(videos), copies, place / "in")
     options: dict[str, Any] = {"check": False} if store == "packets" else {}
     options |= {"store": store, "frames": 1, "workers": workers}
     lanes: dict[str, Lane] = {
-        name: partial(_timed, partial(_by_processes, each, files, workers), place / "out")
-        for name, each in peers.items()
+        name: partial(_plainly, work, files, workers, place / "out") for name, work in peers.items()
     }
     ours = partial(_timed, lambda out: shardio.convert(place / "in", out, **options), place / "out")
     return lanes | {store: ours}

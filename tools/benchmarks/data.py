@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 import shardio
+from benchmarks.child import NotMeasured
 from shardio import Array, Bytes, Schema, Text
 from shardio.format.layout import MAJOR, MINOR
 
@@ -176,6 +177,14 @@ KINDS: Final = {
     "five fields": DatasetSpec(ROW | FIVE, five_fields, 4096),
 }
 """Kinds of samples that several benchmarks read."""
+
+
+def filmed_videos(videos: str) -> Path:
+    """Return a folder of videos that cameras made: the named one, or that of the tests."""
+    tests = os.environ.get("SHARDIO_TEST_MEDIA")
+    if not (videos or tests):
+        raise NotMeasured("needs filmed videos: --set videos=FOLDER")
+    return Path(videos) if videos else Path(str(tests)) / "clips"
 
 
 def sample_videos(cache: Cache, videos: str) -> Path:

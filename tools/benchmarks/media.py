@@ -24,7 +24,7 @@ import simplejpeg
 
 import shardio
 from benchmarks.child import NotMeasured
-from benchmarks.data import sample_videos
+from benchmarks.data import filmed_videos
 from benchmarks.harness import Bench, Lane, Lanes, Limit, case
 from shardio import ShardLoader
 from shardio.errors import MediaError
@@ -225,7 +225,7 @@ def one_core() -> Iterator[None]:
 )
 def clips(bench: Bench, *, videos: str = "", stride: int = 1, n: int = 12) -> Lanes:
     """Compare random clips from packets and from `h264` with reopening the files, on one core."""
-    films, ours = _load(bench, sample_videos(bench.cache, videos)), Ours()
+    films, ours = _load(bench, filmed_videos(videos)), Ours()
     lanes: dict[str, Lane] = {}
     methods: dict[str, tuple[Callable[[list[Clip]], None], int]] = {"pyav": (_pyav, 1)}
     try:
@@ -285,7 +285,7 @@ SETTINGS: Final[dict[str, Mapping[str, str] | None]] = {  # None: what `StreamEn
 @case(rounds=10)
 def settings(bench: Bench, *, videos: str = "", stride: int = 1) -> Lanes:
     """Compare settings of x264: time to decode the same clips, bytes a frame, PSNR."""
-    films, ours = _load(bench, sample_videos(bench.cache, videos)), Ours()
+    films, ours = _load(bench, filmed_videos(videos)), Ours()
     pictures = [_pictures(film.path)[0] for film in films]
     lanes: dict[str, Lane] = {}
     for name in SETTINGS:
@@ -357,7 +357,7 @@ STORES: Final = ("raw", "jpeg", "h264", "packets")
 )
 def stores(bench: Bench, *, videos: str = "", seconds: float = 8.0, stride: int = 1) -> Lanes:
     """Measure bytes a frame of every store, and clips a second and core of a loader."""
-    source, place = sample_videos(bench.cache, videos), bench.temporary()
+    source, place = filmed_videos(videos), bench.temporary()
     for store in STORES:
         shardio.convert(source, place / store, kind="videos", store=store, size=SIZE)
     with one_core():

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import child, race
 from benchmarks.child import NotMeasured
-from benchmarks.harness import Bench, Lane, Lanes, Limit, WrongResult, case
+from benchmarks.harness import Bench, Lane, Lanes, Limit, case
 from benchmarks.media import drawn_pictures
 from shardio import DataLoader
 from shardio.media import decode_image, encode_jpeg
@@ -184,46 +184,45 @@ class Racer:
 
 # tinyloader's interface.
 
-N_ITEMS, N_WARM, ITEM_BYTES = 600, 20, 1_000_000
+_ITEMS: Final = """
+import importlib, json, sys, time
+import numpy as np
+
+home, n_items, n_warm, n_bytes = json.loads(sys.argv[1])
+module = importlib.import_module(home)
+
+class Arrays(module.Loader):
+    def make_request(self, item):
+        return item
+    def load(self, request):
+        return np.full(n_bytes, request % 251, np.uint8), np.array(request)
+    def post_process(self, response):
+        array, number = response  # every page is looked at
+        is_right = len(array) == n_bytes and (array[::4096] == number % 251).all()
+        return bool(is_right), int(number)
+
+n_wrong = n = 0
+with module.load_with_workers(Arrays(), range(n_items), 2) as generator:
+    for n, (is_right, number) in enumerate(generator, 1):
+        n_wrong += not is_right or number != n - 1
+        if n == n_warm:
+            start_s = time.perf_counter()
+taken_s = time.perf_counter() - start_s
+n_wrong += n_items - n
+assert not n_wrong or home != "shardio.items", f"{n_wrong} of {n_items} items are wrong"
+print(json.dumps({"items/s": (n_items - n_warm) / taken_s, "wrong items": n_wrong}))
+"""
 
 
 @case(Limit("shardio", "items/s", "tinyloader", at_least=3))
-def tinyloader(bench: Bench) -> Lanes:
+def tinyloader(bench: Bench, *, items: int = 600) -> Lanes:
     """Compare `load_with_workers` with tinyloader's own: arrays of 1 MB, two workers."""
     python = child.peer_python("SHARDIO_PEERS_PYTHON", "tinyloader.loader")
+    how = items, 20, 1_000_000
     yield {
-        "shardio": partial(child.call, race_items, "shardio.items"),
-        "tinyloader": partial(child.call, race_items, "tinyloader.loader", python=python),
+        "shardio": partial(child.run_program, _ITEMS, "shardio.items", *how),
+        "tinyloader": partial(child.run_program, _ITEMS, "tinyloader.loader", *how, python=python),
     }
-
-
-def race_items(home: str) -> dict[str, float]:
-    """Load items in this process; return items per second, once workers are warm."""
-    module: Any = importlib.import_module(home)
-
-    class Arrays(module.Loader):  # type: ignore[misc]  # of either
-        def make_request(self, item: int) -> int:
-            return item
-
-        def load(self, request: int) -> tuple[Any, ...]:
-            return np.full(ITEM_BYTES, request % 251, np.uint8), np.array(request)
-
-        def post_process(self, response: tuple[Any, ...]) -> tuple[bool, int]:
-            array, number = response
-            is_right = len(array) == ITEM_BYTES and (array[::4096] == number % 251).all()
-            return bool(is_right), int(number)
-
-    globals()["Arrays"] = Arrays  # tinyloader's workers look for it by its name
-    Arrays.__qualname__ = "Arrays"
-    n_wrong, start_s, n = 0, 0.0, 0
-    with module.load_with_workers(Arrays(), range(N_ITEMS), 2) as generator:
-        for n, (is_right, number) in enumerate(generator, 1):
-            n_wrong += not is_right or number != n - 1
-            if n == N_WARM:
-                start_s = time.perf_counter()
-    if home.startswith("shardio") and (n_wrong or n != N_ITEMS):
-        raise WrongResult(f"{n_wrong} of {n} items are wrong, expected {N_ITEMS} right ones")
-    return {"items/s": (N_ITEMS - N_WARM) / (time.perf_counter() - start_s), "wrong items": n_wrong}
 
 
 # webdataset's MultiLoader.

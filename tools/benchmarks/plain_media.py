@@ -1,0 +1,96 @@
+"""The plainest work on files of media, for conversions to be compared with.
+
+Worker processes import this module: it imports no shardio.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+import av
+import numpy as np
+import xxhash
+from av.video.reformatter import Interpolation, VideoReformatter
+
+SIZE: Final = 112
+FILTER: Final = (
+    f"scale=w='if(gt(iw,ih),-2,{SIZE})':h='if(gt(iw,ih),{SIZE},-2)'"
+    f":flags=bilinear+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact,crop={SIZE}:{SIZE}"
+)
+SETTINGS: Final = (
+    "-an -c:v libx264 -preset veryfast -tune fastdecode -crf 19 -bf 3 -g 16 -keyint_min 16 "
+    "-x264-params b-adapt=0:b-pyramid=none:partitions=none:subme=4 -sc_threshold 0 "
+    "-pix_fmt yuv420p -fps_mode passthrough -threads 1"
+).split()
+
+
+def decode(path: Path, out: Path) -> None:
+    """Decode, resize and crop one file, and write nothing."""
+    flags = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+    flags |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
+    maker = VideoReformatter()
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_type, stream.codec_context.thread_count = "NONE", 1
+        aspect = stream.sample_aspect_ratio or 1
+        for frame in container.decode(stream):
+            scale = Fraction(SIZE) / min(frame.width * aspect, Fraction(frame.height))
+            width, height = int(frame.width * aspect * scale), int(frame.height * scale)
+            rgb = maker.reformat(frame, width, height, "rgb24", interpolation=flags, threads=1)
+            plane = rgb.planes[0]
+            rows = np.frombuffer(memoryview(plane), np.uint8).reshape(height, plane.line_size)
+            image = rows[:, : width * 3].reshape(height, width, 3)
+            top, left = (height - SIZE) // 2, (width - SIZE) // 2
+            np.ascontiguousarray(image[top : top + SIZE, left : left + SIZE])
+
+
+def encode(path: Path, out: Path) -> None:
+    """Encode one file as the store `h264` does."""
+    command = ["ffmpeg", "-v", "error", "-threads", "1", "-filter_threads", "1", "-i", str(path)]
+    command += ["-vf", FILTER, *SETTINGS, str(out.with_suffix(".mp4"))]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def copy(path: Path, out: Path) -> None:
+    """Copy one file durably, and hash it on the way."""
+    with path.open("rb") as source:
+        _write_durably(iter(lambda: source.read(1 << 20), b""), out)
+
+
+def demux(path: Path, out: Path) -> None:
+    """Write a file's packets durably, one after another, and hash them: no table, no schema."""
+    with av.open(str(path)) as container:
+        _write_durably(map(bytes, container.demux(container.streams.video[0])), out)
+
+
+def _write_durably(chunks: Iterable[bytes], out: Path) -> None:
+    hasher = xxhash.xxh3_64()
+    with out.open("wb") as copy:
+        for chunk in chunks:
+            hasher.update(chunk)
+            copy.write(chunk)
+        copy.flush()
+        os.fsync(copy.fileno())
+    hasher.hexdigest()
+
+
+WORKS: Final = {"decode": decode, "encode": encode, "copy": copy, "demux": demux}
+
+
+def on_files(work: str, files: list[str], n_processes: int, out: str) -> dict[str, float]:
+    """Do a work on every file, in processes; return the seconds that it takes."""
+    start_s = time.perf_counter()
+    Path(out).mkdir()
+    with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:
+        targets = (Path(out, f"{i}{Path(file).suffix}") for i, file in enumerate(files))
+        for _ in pool.map(WORKS[work], map(Path, files), targets):
+            pass
+    return {"s": time.perf_counter() - start_s}
