@@ -139,13 +139,17 @@ def _api_pages() -> Iterator[tuple[Path, str]]:
             for each in module.__all__
             if name == "errors" or each not in shardio.__all__
         }
-        functions_first = sorted(own, key=lambda path: isinstance(own[path], type))
+        functions_first = sorted(own, key=lambda path: _rank(own[path]))
         directives = "".join(_directive(path, own[path]) for path in functions_first)
         front = [each for each in module.__all__ if name != "errors" and each in shardio.__all__]
         also = ", ".join(f"``shardio.{each}``" for each in front)
         text = f".. module:: shardio.{name}\n\n.. automodule:: shardio.{name}\n   :no-index:\n\n"
         text += f"Pages of their own: {also}.\n\n" if also else ""
         yield API / f"shardio.{name}.rst", _title(f"shardio.{name}") + text + directives
+
+
+def _rank(thing: object) -> int:
+    return 0 if inspect.isroutine(thing) else 1 if isinstance(thing, type) else 2
 
 
 def _imported(path: str) -> Any:
@@ -213,6 +217,8 @@ def to_restructuredtext(
 ) -> None:
     """Turn a docstring in plain text into reStructuredText: code, indented blocks, and the rest."""
     text = "\n".join(lines)
+    if what == "module":  # what comes after the first paragraph is about the source
+        text = text.partition("\n\n")[0]
     pieces = re.split(r"(`[^`]+`)", text)
     pieces[::2] = [
         re.sub(r"(?<!^)(?<!\n)\*|[_|](?!\w)", r"\\\g<0>", piece) for piece in pieces[::2]
