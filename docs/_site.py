@@ -83,6 +83,12 @@ VARIABLES = {
     "writer": "shardio.ShardWriter",
 }
 
+# What Sphinx writes for `npt.NDArray[…]`.
+ARRAY = re.compile(
+    r"~?(?:numpy\.)?ndarray\[tuple\[~?(?:typing\.)?Any, \.\.\.\], "
+    r"~?(?:numpy\.)?dtype\[([~\w.]+(?:\[[~\w.]+\])?)\]\]"
+)
+
 # --- API pages: written before Sphinx looks for its sources --------------------------------------
 
 
@@ -238,8 +244,7 @@ def shorten_signature(
         return ("", "")
     if what not in ("class", "function", "method"):
         return None
-    array = (r"ndarray\[tuple\[Any, \.\.\.\], dtype\[(\w+(?:\[\w+\])?)\]\]", r"NDArray[\1]")
-    return re.sub(*array, signature or ""), re.sub(*array, returns or "")
+    return ARRAY.sub(r"NDArray[\1]", signature or ""), ARRAY.sub(r"NDArray[\1]", returns or "")
 
 
 # --- links ---------------------------------------------------------------------------------------
@@ -299,6 +304,18 @@ class LinkCode(SphinxPostTransform):
                 xref["refdoc"] = self.env.docname
                 literal.replace_self(xref)
                 xref += literal
+
+
+class Dashes(SphinxPostTransform):
+    """Put a dash between a parameter, or an error, and its description."""
+
+    default_priority = 5
+
+    def run(self, **kwargs: Any) -> None:
+        """Replace the hyphens that napoleon and Sphinx write."""
+        for text in list(self.document.findall(nodes.Text)):
+            if text.startswith(" -- "):
+                text.parent.replace(text, nodes.Text(" \N{EN DASH} " + text.removeprefix(" -- ")))
 
 
 def _target(text: str, module: str, known: dict[str, str]) -> str | None:
@@ -370,4 +387,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("include-read", on_include_read)
     app.connect("build-finished", write_metadata)
     app.add_post_transform(LinkCode)
+    app.add_post_transform(Dashes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

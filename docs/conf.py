@@ -17,7 +17,7 @@ project_copyright = author
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "_site"]
 root_doc = "index"
-smartquotes_action = "D"  # dashes only: quotes around values of options stay straight
+smartquotes = False  # options and values of options stay as they are
 source_suffix = {".md": "markdown", ".markdown": "markdown", ".rst": "restructuredtext"}
 
 myst_enable_extensions = ["colon_fence"]
