@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import shardio
 from shardio import Array, InvalidArgument, Schema, ShardLoader, Text, Video
 from shardio.errors import MediaError
 from shardio.media import demux
+from shardio.samples import step_view
 from shardio.samples.open_dataset import OpenDataset
+from shardio.samples.step_view import ArrayCache, StepSource
 from tests.loading import write_dataset
 from tests.media_made import scene, write_video
 
@@ -177,20 +180,93 @@ def rewritten(dataset: OpenDataset, path: Path, **changed: Any) -> str:
 
 
 def test_refused_datasets(dataset: OpenDataset, tmp_path: Path) -> None:
-    descending = np.array([0, 1, 2, 3, 5, 5], np.float32)
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             {"state": np.arange(5)},
             {"action": [0], "state": [0]},
             "'action' has 6 steps, 'state' has 5",
         ),
-        ({"timestamp": descending}, {"action": [0.0]}, "sample 0: each time must be later"),
         ({"action_mask": np.zeros(6, bool)}, {"action": [0]}, "add the field 'action_mask'"),
     ]
     for i, (changed, offsets, message) in enumerate(cases):
         with shardio.open(rewritten(dataset, tmp_path / str(i), **changed)) as opened:
             with pytest.raises(InvalidArgument, match=re.escape(message)):
                 len(opened.windows(offsets))
+
+
+@pytest.fixture
+def damaged(dataset: OpenDataset, tmp_path: Path) -> Iterator[OpenDataset]:
+    """Write 6 rows of 6 steps, with bad times: 1 not ascending, 3 damaged, 5 infinite."""
+    schema = Schema({name: SCHEMA[name] for name in ("camera", "action", "timestamp")})
+    times = np.array([np.arange(6) / RATE + row / 1000 for row in range(6)], np.float32)
+    times[1, 5] = times[1, 4]
+    times[5, 4:] = np.inf
+    good = {name: dataset[0][name] for name in schema}
+    made = [good | {"timestamp": each} for each in times]
+    folder = Path(write_dataset(tmp_path / "damaged", 6, 1, schema, made))
+    (shard,) = folder.glob("*.shard")
+    content = shard.read_bytes()
+    assert content.count(times[3].tobytes()) == 1
+    wrong = (times[3] + 1000).tobytes()
+    shard.write_bytes(content.replace(times[3].tobytes(), wrong))
+    with shardio.open(folder) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("given", [{"action": [0.0]}, {"camera": [0], "action": [0]}])
+def test_damaged_times_only_concern_their_row(damaged: OpenDataset, given: Any) -> None:
+    view = damaged.windows(given)
+    assert len(view) == 36
+    for number in range(36):
+        row = number // 6
+        if row in (1, 3, 5):
+            said = rf"sample {row}: the times of its steps in 'timestamp' are damaged or not asc"
+            with pytest.raises(MediaError, match=said):
+                view[number]
+        else:
+            assert view[number]["action"][0, 0] == 2 * (number % 6)
+    with ShardLoader(
+        view, 36, on_error="skip", max_skips=36, num_workers=0, output="numpy"
+    ) as loader:
+        (batch,) = loader
+    assert {number // 6 for number in batch.indices.tolist()} <= {0, 2, 4}
+    assert len(damaged.windows(given, fps=RATE)) == 36
+
+
+def test_shuffled_steps_read_each_array_once(
+    dataset: OpenDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[Any, ...]] = []
+    load = StepSource._load
+
+    def counted(source: StepSource, shard: int, row: int) -> Any:
+        read.append((source.name, shard, row))
+        return load(source, shard, row)
+
+    monkeypatch.setattr(StepSource, "_load", counted)
+    offsets = {"action": [0], "state": [0, 1]}
+    for limit, is_cached in ((1 << 20, True), (0, False)):
+        monkeypatch.setattr(step_view, "_MAX_CACHED_BYTES", limit)
+        read.clear()
+        view = dataset.windows(offsets)
+        for number in (0, 15, 1, 14, 2, 13):
+            sample, n = view[number], number - (7 if number > 7 else 0)
+            stored = dataset[2 if number > 7 else 0]
+            assert sample["state"].tolist() == expected(stored["state"], n, [0, 1])[0].tolist()
+        assert len(read) == (4 if is_cached else 12)
+
+
+def test_the_cache_of_arrays_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_view, "_CACHE_BYTES", 100)
+    cache, read = ArrayCache(), list[int]()
+
+    def load(key: int) -> Any:
+        read.append(key)
+        return np.full(10, key, np.int32)
+
+    for key in (0, 1, 2, 0, 0, 3, 2, 3, 0):  # 40 bytes each: two of them fit
+        assert cache.get((key,), partial(load, key)).tolist() == [key] * 10
+    assert read == [0, 1, 2, 0, 3, 2, 0]
 
 
 def test_times_that_the_video_does_not_share(dataset: OpenDataset, tmp_path: Path) -> None:
