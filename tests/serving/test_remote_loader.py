@@ -147,6 +147,7 @@ def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: Remo
         ("timeout", "write timeout_s=; None corresponds"),
         ("drop_last", 'write tail="drop"'),
         ("clip", 'write clips={"frames": …}: the server makes the view of its dataset'),
+        ("windows", "a server has no view of time steps: load dataset.windows(…) with a Shard"),
         ("length", 'write pack={"length": …}: the server makes the view of its dataset'),
     ],
 )

@@ -65,6 +65,7 @@ _ADVICE: Final = (
     }
     | {
         "clip": _VIEW_ADVICE.format("clips", "frames"),
+        "windows": "a server has no view of time steps: load dataset.windows(…) with a ShardLoader",
         "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
     }
 )
