@@ -296,7 +296,8 @@ class DataLoader(PipelineIterations):
         num_threads: the number of threads, which the preprocessor and the aggregator share.
         timeout: the maximum time to wait for a result, in seconds; None for no limit.
         output_order: "completion" for the order in which items are ready, or "input" for the order
-            of the source.
+            of the source. With "completion", items that are ready together have the order of the
+            source.
         executor: the executor that runs the preprocessor, as in `Pipeline.pipe`; up to
             `num_threads` calls run at the same time.
         on_error, max_skips: as in `Pipeline`.

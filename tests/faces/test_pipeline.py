@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import pytest
 
 from shardio import DataLoader, InvalidArgument, Pipeline, WorkerDied
 from shardio._workers.processes import stack_dumps
-from shardio._workers.tasks import executors
+from shardio._workers.tasks import executors, pipeline_runner
 from shardio.errors import BatchTimeout, ClosedError, TransformError
 from shardio.pipeline import MapIterator
 from tests.loading import PATIENCE_S
@@ -296,6 +297,59 @@ def test_a_long_generator_in_a_process_is_not_run_ahead_of_the_loop(tmp_path: Pa
     n_given = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert n_given.pop("0") < 1000 + 300
     assert all(n < 300 for n in n_given.values())
+
+
+class LateLock:
+    """A lock, for which a thread that has called `hold_next` waits until `released` is set."""
+
+    def __init__(self) -> None:
+        self._lock, self._local = threading.Lock(), threading.local()
+        self.is_held, self.released = threading.Event(), threading.Event()
+        self.locked = self._lock.locked
+
+    def hold_next(self) -> None:
+        self._local.waits = True
+
+    def __enter__(self) -> None:
+        if self._local.__dict__.pop("waits", False):
+            self.is_held.set()
+            assert self.released.wait(PATIENCE_S)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_results_that_are_ready_together_keep_their_order(
+    *, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = LateLock()
+
+    def function(item: int) -> int:
+        if item == 0:
+            lock.hold_next()  # the result is ready, but its thread cannot deliver it yet
+        elif item == 1:
+            assert lock.is_held.wait(PATIENCE_S)
+            if fails:
+                raise KeyError("1")
+        return item
+
+    made = [lock]
+    fake = SimpleNamespace(
+        Lock=lambda: made.pop() if made else threading.Lock(), RLock=threading.RLock
+    )
+    monkeypatch.setattr(pipeline_runner, "threading", fake)
+    found = iter(DataLoader(range(2), preprocessor=function, num_threads=2))
+    try:
+        assert next(found) == 0
+    finally:
+        lock.released.set()
+    if fails:
+        with pytest.raises(KeyError):
+            next(found)
+    else:
+        assert next(found) == 1
 
 
 @pytest.mark.parametrize("order", ["input", "completion"])

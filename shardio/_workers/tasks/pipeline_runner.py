@@ -234,14 +234,26 @@ class PipelineRunner(Closing):
     def finish(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
         """Accept `values`, the last results of a job."""
         stage = job.stage
+        job.ready = values, busy_ns
         with self.lock:
             if self.is_closed:
                 return
-            stage.busy_ns += busy_ns
-            for value in values:
-                stage.add_result(job, value)
-            stage.finish(job)
+            self._finish_ready(stage, job.step)
             self._pass_on(self._index_of[stage])
+
+    def _finish_ready(self, stage: Stage, last_step: int) -> None:
+        """Accept the results of all jobs up to a step whose threads have called `finish`.
+
+        The thread of an earlier job may have its result, but wait for the lock: results that are
+        ready together are delivered in the order of the inputs.
+        """
+        for job in [*stage.running.values()]:  # by step
+            if job.ready is not None and job.step <= last_step:
+                values, busy_ns = job.ready
+                stage.busy_ns += busy_ns
+                for value in values:
+                    stage.add_result(job, value)
+                stage.finish(job)
 
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
@@ -253,6 +265,7 @@ class PipelineRunner(Closing):
         with self.lock:
             if self.is_closed:
                 return
+            self._finish_ready(stage, job.step)
             stage.busy_ns += busy_ns
             for value in values:
                 stage.add_result(job, value)

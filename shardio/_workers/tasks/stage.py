@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from types import CoroutineType
@@ -144,6 +144,8 @@ class StageJob:
     began_ns: int = 0
     thread_id: int = 0
     is_suspended: bool = False
+    # The last results, and the time that they took, of a call that has ended.
+    ready: tuple[Iterable[Any], int] | None = None
 
     @property
     def description(self) -> str:
