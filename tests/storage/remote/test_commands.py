@@ -30,6 +30,17 @@ def test_inspect_by_ranges(told: Scene, tmp_path: Path, capsys: pytest.CaptureFi
     assert "  samples  400\n" in out and " in 2 shards\n" in out
 
 
+def test_a_url_that_ends_in_the_name_of_a_subset(
+    told: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "set", 10, 1, TWO_FIELDS, two_fields(10))
+    shardio.maintenance.split(tmp_path / "set", {"train": 0.5, "val": 0.5})
+    url = told.put_dataset(tmp_path / "set", "divided")
+    assert cli.main(["inspect", f"{url}/train"]) == 2
+    said = f"{url}/train: 'train' is a subset of a dataset: write {url} --subset train\n"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
