@@ -196,10 +196,10 @@ def convert(
             in no subset.
         split_seed: the seed of `split`.
         split_folders: whether folders named like splits, such as `train`, `val` and `test`, become
-            subsets, which share the classes in them; if there are none, tables, records and tars
-            named so, such as `train.csv`. By default, they do if two or more lie side by side. With
-            True, one is enough. With False, folders are classes like others. An append uses the
-            setting with which the dataset was made.
+            subsets, which share the classes in them. Without such folders, the option applies to
+            tables, records and tars with such names (`train.csv`). By default, folders or files
+            become subsets if two or more lie side by side; with True, one is enough; with False,
+            folders are classes like others. An append uses the setting of the dataset.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
             uploaded as soon as it is finished. The cache folder on this machine holds the shards
             that are not uploaded yet, and the state that is needed to resume the conversion.

@@ -169,9 +169,10 @@ def split_listing(
 ) -> Listing:
     """Return the listing with the subsets of its inputs, and classes shared by all subsets.
 
-    The subsets are the folders that the converter names, or else those that are named like splits,
-    or else files that are: two or more if `wanted` is None, one or more if it is True, none if it
-    is False. If there are none, True raises InvalidArgument, except in an append.
+    The subsets are the folders that the converter names. If there are none, they are the folders
+    named like splits; if there are none either, the files named like splits. At least two are
+    needed if `wanted` is None, one if it is True; False means no subsets. If True finds no subsets,
+    it raises InvalidArgument, except in an append.
     """
     if wanted is False:
         return listing

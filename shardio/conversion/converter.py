@@ -102,7 +102,7 @@ class Converter(ABC):
             input is read again in a new worker. If that worker is killed, the input is reported as
             broken. With `workers=0`, there is no limit.
         splits_by_file_name: True if files named like splits, such as `train.csv` and `test.csv`,
-            are subsets, unless folders are. For inputs that have many samples each.
+            are subsets when no folders are. Suitable if inputs have many samples each.
     """
 
     kind: ClassVar[str]

@@ -260,5 +260,7 @@ def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
         known = ", ".join(schema)
         unknown = (name for name in wanted if isinstance(name, str) and name not in schema)
         hint = "".join(f"; {asked}" for name in unknown if (asked := did_you_mean(name, schema)))
-        raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}{hint}")
+        raise InvalidArgument(
+            f"fields must be different names among {known}; found {wanted!r}{hint}"
+        )
     return wanted

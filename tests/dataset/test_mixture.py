@@ -280,7 +280,7 @@ def test_fields_that_are_not_read_may_differ(large: str, unlike: str, num_worker
             found = loaded(loading)
     assert sorted(label for label in found if label >= 200) == list(range(200, 209))
     with mix([large, unlike], weights=[1, 1]) as made:
-        with pytest.raises(InvalidArgument, match="fields must be different ones of label"):
+        with pytest.raises(InvalidArgument, match="fields must be different names among label"):
             loader(made, fields=["lable"])
 
 

@@ -129,7 +129,7 @@ def test_a_transform_that_writes_is_told_to_copy(folders: Mapping[str, str]) -> 
 @pytest.mark.parametrize(
     ("transform", "hint"),
     [
-        (lambda sample: sample / 255, "a transform is given a sample, which is a dict of fields"),
+        (lambda sample: sample / 255, "a transform is given a sample, a dict of fields"),
         (lambda sample: sample.flatten(), "a transform is given a sample"),
         (
             lambda sample: {"x": sample["image"].permute(2, 0, 1)},

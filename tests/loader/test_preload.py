@@ -179,5 +179,7 @@ def test_a_limited_address_space_is_no_limit(folder: str, monkeypatch: pytest.Mo
 
 def test_fields_that_do_not_exist_are_refused(folder: str) -> None:
     with ShardDataset(folder) as dataset:
-        with pytest.raises(InvalidArgument, match="fields must be different ones of image, blob"):
+        with pytest.raises(
+            InvalidArgument, match="fields must be different names among image, blob"
+        ):
             dataset.preload(["frames"])

@@ -112,7 +112,7 @@ def test_options_mean_the_same_there(path: str, server: Server, options: dict[st
         ({"reuse": True}, "reuse is not an option of a remote loader"),
         ({"sampler": range}, "code cannot be sent"),
         ({"collate": dict}, "code cannot be sent"),
-        ({"fields": ["nothing"]}, "fields must be different ones of"),
+        ({"fields": ["nothing"]}, "fields must be different names among"),
         ({"clips": "all"}, r"clips must be a dict with the arguments of dataset.clips\(frames, "),
         ({"clips": {"frame": 8}}, "clips must be a dict.*'frame'"),
         ({"pack": {}}, r"pack must be a dict with the arguments of dataset.pack\(length, "),

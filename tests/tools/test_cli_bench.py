@@ -87,7 +87,7 @@ def test_on_a_device_batches_are_tensors(dataset: Path, capsys: Capture) -> None
         (["--seconds", "nan"], "seconds must be above 0 and finite; found"),
         (["--batch-size", "0"], "batch_size must be an integer from 1 up; found 0"),
         (["--workers", "-1"], "num_workers must be an integer from 0 to 1024; found -1"),
-        (["--fields", "nothing"], "fields must be different ones of"),
+        (["--fields", "nothing"], "fields must be different names among"),
         (["--subset", "nothing"], "nothing"),
     ],
 )

@@ -113,7 +113,7 @@ def _add_subsets(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         help=(
             "folders named train, val, test and the like are subsets, and not part of a class; "
-            "without them, tables, records and tars named so, as train.csv "
+            "without such folders, tables, records and tars with such names (train.csv) "
             "(default: if two or more lie side by side)"
         ),
     )

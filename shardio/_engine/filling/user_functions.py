@@ -76,9 +76,7 @@ _ENGINE: Final = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE: Final = os.path.dirname(_ENGINE)
 _TRANSFORM: Final = "the transform"
 _COLLATE: Final = "the collate function"
-_IS_GIVEN_A_DICT: Final = (
-    "a transform is given a sample, which is a dict of fields, and returns one"
-)
+_IS_GIVEN_A_DICT: Final = "a transform is given a sample, a dict of fields, and returns a dict"
 _IS_GIVEN_ARRAYS: Final = (
     "a transform is given arrays of NumPy; for tensors of torch, pass "
     "shardio.transforms.OnTensors(transform)"
