@@ -25,7 +25,7 @@ class OutOfRange(ValueError):
 
 
 def float_of(text: str) -> float:
-    """Return the nearest float64; raise OutOfRange, or ValueError for a text that is no number."""
+    """Return the nearest float64; raise OutOfRange, or ValueError for text that is not a number."""
     value = float(text)
     if value and -_INFINITY < value < _INFINITY:  # the usual case
         return value

@@ -138,7 +138,7 @@ def similar_name(path: str | os.PathLike[str]) -> str:
 
 
 def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:
-    """Return a KeyError for a name that is no field of `place`, with a suggestion or all names."""
+    """Return a KeyError for a name that is not a field of `place`, with a suggestion or all."""
     known = list(known)
     hint = did_you_mean(name, known) or f"its fields are {listed(known, 300)}"
     return KeyError(f"{place}: no field {name!r}; {hint}")

@@ -207,7 +207,7 @@ def _infer_type(name: str, row: int, value: Any) -> _InferredType:
 
 
 def _number_dtype(value: object) -> str:
-    """Return the dtype that stores a Python or NumPy number; "" if the value is no number."""
+    """Return the dtype that stores a Python or NumPy number; "" if it is not a number."""
     if isinstance(value, bool | np.bool_):
         return "bool"
     if isinstance(value, int | np.integer):

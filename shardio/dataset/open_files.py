@@ -66,7 +66,7 @@ class LocalStorage:
         return self.pin(summary)
 
     def remote_file(self, summary: ShardSummary, path: str) -> None:
-        """Return None: `path` is no URL. A RemoteStorage returns a reader for a URL."""
+        """Return None: `path` is not a URL. A RemoteStorage returns a reader for a URL."""
 
     def unpin(self, summary: ShardSummary) -> None:
         """Unpin a file. Called by finalizers: in any thread, at any time, even after `close`."""

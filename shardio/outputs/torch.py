@@ -244,7 +244,7 @@ def _packages() -> tuple[Any, Any]:
 def _as_array(value: Any, is_picture: bool) -> Any:  # noqa: FBT001
     """Return a tensor as an array, with the channels of pictures last; other values as they are.
 
-    A tensor that is no array of NumPy stays a tensor, which the loader converts or refuses.
+    A tensor that is not an array of NumPy stays a tensor, which the loader converts or refuses.
     """
     if isinstance(value, list):
         return [_as_array(each, is_picture) for each in value]

@@ -262,7 +262,7 @@ class Arrays(ArraySamples):
     rows_of_many: ClassVar[bool] = False
 
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file; None if its suffix and first bytes are others."""
+        """Return the arrays of a file; None if the file is of another kind."""
         suffix = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
         with damage(ZIP_DAMAGE):
             if suffix == ".npz":

@@ -44,7 +44,7 @@ Dims = tuple[int | None, ...]
 
 
 class ColumnInference:
-    """The inferred type of a column, or of a table as a column of records with `members`."""
+    """The inferred type of a column. A table is a column of records; `members` are its columns."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -225,7 +225,7 @@ def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
 
 
 def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
-    """Return a name such as `x.png` for each suffix of file names; None for other values."""
+    """Return the suffixes of file names as names, such as `x.png`; None for other values."""
     return {
         f"x{os.path.splitext(each)[1].lower()}" if isinstance(each, str) and each else None
         for each in values

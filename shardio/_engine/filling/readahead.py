@@ -136,7 +136,7 @@ class ReadAhead:
         self._dataset.files.open_files.disable_readahead()
 
     def _ranges(self, rows: Rows, shards: Rows, first_frames: Rows) -> Iterator[Ranges]:
-        """Yield the byte ranges of rows, then of clips; finding the latter reads the former."""
+        """Yield the byte ranges of rows, then those of clips, which depend on data of the rows."""
         yield self._extents.fixed(rows, shards)
         yield self._extents.records(rows, shards)
         if self._clips is not None:

@@ -264,7 +264,7 @@ def _verify_sections(content: ShardWindows, header: Header, findings: Findings) 
         return schema
     names = list(schema)
     for section in sections.values():
-        # Later versions may have kinds of sections in which `section.field` is no field index.
+        # Later versions may have kinds of sections in which `section.field` is not a field index.
         field = names[section.field] if section.field < len(names) else None
         _verify_section_hashes(content, section, sections, field, findings)
     n_samples = header.n_samples

@@ -40,7 +40,7 @@ ELSEWHERE: Final = {
     "reuse": "every received batch has its own memory",
     "layout": "pictures arrive as (height, width, channels): permute them, x.movedim(-1, -3)",
 }
-"""The options that a remote loader does not accept, and what decides them instead."""
+"""The options that a remote loader does not accept, each with the reason or an alternative."""
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
