@@ -60,7 +60,7 @@ class TorchAdapter:
         """Do nothing, because a call of torch has read memory of the CPU when it returns."""
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
-        """Return a tensor that shares an array's memory; a copy unless its byte order is native."""
+        """Return a tensor that shares an array's memory; a copy if its byte order is not native."""
         torch = self._torch
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":

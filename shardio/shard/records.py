@@ -256,7 +256,8 @@ class Records:
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
         """Yield the tables of each row's stream; equal streams have equal tables in all shards.
 
-        For this reason, the indices of its first packet and first chunk are 0.
+        For this reason, the stream table of a stream has 0 as the indices of the first packet and
+        chunk.
         """
         table = self.stream_table(name, rows, entries)
         for row, stream, entry in zip(rows.tolist(), table, entries, strict=True):

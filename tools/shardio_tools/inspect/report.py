@@ -27,7 +27,7 @@ N_VALUES: Final = 8
 N_MEDIA: Final = 32
 """Number of samples, spread over a dataset, whose media fields are described."""
 MAX_COUNTED_VIDEOS: Final = 100_000
-"""Number of videos up to which the clips of the default view are counted."""
+"""The clips of the default view are counted if a dataset has at most this number of videos."""
 
 
 def value_facts(value: Any, kind: Any) -> dict[str, Any]:
