@@ -165,8 +165,11 @@ def test_attributes_of_other_libraries_get_a_hint(
         getattr(thing, attribute)
 
 
+def test_a_loader_is_no_iterator(objects: dict[str, Any]) -> None:
+    assert not isinstance(objects["loader"], Iterator)
+
+
 OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "next": ("loader", next, "write batches = iter(loader), which starts an epoch"),
     "index": ("loader", lambda loader: loader[0], "write `for batch in loader`"),
     "slice": ("loader", lambda loader: loader[0:2], "MapView(dataset) gives samples by index"),
     "list": (

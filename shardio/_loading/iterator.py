@@ -44,12 +44,6 @@ class BatchLoader(Closing):
                 "samples by index, also to a DataLoader"
             )
 
-        def __next__(self) -> NoReturn:
-            raise TypeError(
-                f"a {type(self).__name__} is not an iterator: write batches = iter(loader), which "
-                "starts an epoch, and then next(batches)"
-            )
-
 
 class BatchAssembler:
     """A maker of batches from filled blocks. Borrows `engine`.
