@@ -42,7 +42,7 @@ from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.maintenance import add_column
 from tests.golden.golden_media import media
 
-LIBRARIES = ("shardio", "numpy", "zstandard", "xxhash")
+LIBRARIES = ("shardio-loader", "numpy", "zstandard", "xxhash")
 Samples = list[dict[str, Any]]
 
 
