@@ -1,6 +1,6 @@
-"""Makes every crafted shard of the tests, and lists what refuses it; exits with 1 if another does.
+"""Make every crafted shard of the tests; list what refuses it; exit with 1 if another does.
 
-python -m tests.corruption.list_crafted
+    python -m tests.corruption.list_crafted
 
 In each one rule is broken, and all hashes are right again: it is the rule's own check that refuses.
 """

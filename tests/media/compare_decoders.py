@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compares every frame of every clip with two decoders that share nothing with ours but FFmpeg.
+"""Compare every frame of every clip with two decoders that share nothing with ours but FFmpeg.
 
     python -m tests.media.compare_decoders FOLDER
 

@@ -1,4 +1,4 @@
-"""Runs the tests of tensors with every tinygrad that shardio supports.
+"""Run the tests of tensors with every tinygrad that shardio supports.
 
     python -m tests.outputs.try_tinygrads [VERSION …]
 

@@ -131,7 +131,8 @@ def _listed(cases: Sequence[Case]) -> list[str]:
     for each in cases:
         parameters = ", ".join(f"{name}={value!r}" for name, value in each.parameters.items())
         lines.append(f"{each.name:<24}{each.description}{f' ({parameters})' * bool(parameters)}")
-        lines += [f"{'':<24}  {limit}" for limit in each.limits]
+        limits = [f"{'':<24}  {limit}" for limit in each.limits]
+        lines += limits[:3] + [f"{'':<24}  … {len(limits) - 3} more"] * (len(limits) > 3)
     return lines
 
 

@@ -1,6 +1,6 @@
-"""Measures how well each kind of shuffle mixes; prints a table. Nothing is drawn by chance.
+"""Measure how well each kind of shuffle mixes; print a table. Nothing is drawn by chance.
 
-python -m tests.docs.scale.measure_shuffle
+    python -m tests.docs.scale.measure_shuffle
 
 2^18 samples lie in 1,024 shards of 256; runs have 16 samples, so that a window of blocks has 1,024
 and one of shards 2,048. They belong to 64 classes: sorted by class, the worst case, where a shard

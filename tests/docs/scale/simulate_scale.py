@@ -1,6 +1,6 @@
-"""Works out what 10^9 samples on 1,000 ranks mean; fills the page, its tables and plots.
+"""Work out what 10^9 samples on 1,000 ranks mean; fill the page, its tables and plots.
 
-python -m tests.docs.scale.simulate_scale [--check]
+    python -m tests.docs.scale.simulate_scale [--check]
 
 The tables of docs/explanation/scale.md stand between comments that name them; plots lie in
 docs/explanation/scale/. With --check nothing is written: it exits with 1 where the page, or a plot,
