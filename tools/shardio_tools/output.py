@@ -237,9 +237,13 @@ def print_report(
     """Print the result of a rewriting operation; the line begins with `did`."""
     counts = format_count(report.n_samples, "sample"), format_count(report.n_shards, "shard")
     line = f"{did}: {' in '.join(counts)}, {format_size(report.n_bytes)}, "
-    print_result(report, options, [Done(line + generation_text(report)), Next(steps)])
+    print_result(report, options, [Done(line + generation_text(report, options)), Next(steps)])
 
 
-def generation_text(report: MaintenanceReport | SplitReport | StatsReport) -> str:
-    """Return a text with the generation that an operation published, and its dataset."""
-    return f"generation {report.generation}: {escaped(str(report.dataset))}"
+def generation_text(
+    report: MaintenanceReport | SplitReport | StatsReport, options: argparse.Namespace
+) -> str:
+    """Return a text with the generation that an operation published, and its dataset as given."""
+    given = vars(options)
+    place: str = given["out"] if "out" in given else given["path"]
+    return f"generation {report.generation}: {escaped(place)}"

@@ -56,7 +56,7 @@ def _describe(report: RepairReport, out: str) -> Iterator[Element]:
             yield Cell(f"{escaped(shard.name)}: repaired: {escaped(note)}", "warning")
         for loss in shard.losses:
             yield Cell(_loss_text(shard, loss), "bad")
-    yield Done(_summary(report), "good" if report.is_whole else "warning")
+    yield Done(_summary(report, out), "good" if report.is_whole else "warning")
     yield Next([inspect_step(out)])
 
 
@@ -72,7 +72,7 @@ def _which(loss: Loss) -> str:
     return f"samples {loss.first} to {loss.last}"
 
 
-def _summary(report: RepairReport) -> str:
+def _summary(report: RepairReport, out: str) -> str:
     lost = "nothing lost" if report.is_whole else f"{report.n_lost:,} lost"
     if not report.is_whole and any(
         loss.n_samples is None for shard in report.shards for loss in shard.losses
@@ -80,5 +80,5 @@ def _summary(report: RepairReport) -> str:
         lost = f"{report.n_lost:,} or more lost"
     return (
         f"repaired {format_count(len(report.shards), 'shard')}: "
-        f"{format_count(report.n_samples, 'sample')} saved, {lost}: {escaped(str(report.dataset))}"
+        f"{format_count(report.n_samples, 'sample')} saved, {lost}: {escaped(out)}"
     )

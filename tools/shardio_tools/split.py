@@ -57,6 +57,6 @@ def _describe(report: SplitReport, options: argparse.Namespace) -> Iterator[Elem
     yield Table(rows, head, "<>>")
     total = format_count(sum(report.n_samples.values()), "sample")
     subsets = format_count(len(rows), "subset")
-    yield Done(f"split {total} into {subsets}, {generation_text(report)}")
+    yield Done(f"split {total} into {subsets}, {generation_text(report, options)}")
     path, name = escaped(options.path), next(iter(report.n_samples))
     yield Next(code=[(f"shardio.open({path!r}, subset={name!r})", "open a subset")])

@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
     )
     part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
     n_samples = format_count(report.stats["samples"], "sample")
-    last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report)}"
+    last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report, options)}"
     steps = Next(
         [(f"shardio inspect {shown_path(options.path)}", "show them again")],
         [(f"shardio.open({escaped(options.path)!r}).stats", "read them")],
