@@ -36,7 +36,12 @@ from shardio.conversion.python_samples import (
     is_map_style,
     samples_at,
 )
-from shardio.conversion.report import ConversionReport, Progress, progress_state
+from shardio.conversion.report import (
+    ConversionReport,
+    Progress,
+    progress_state,
+    warn_of_broken,
+)
 from shardio.conversion.sample_writing import SamplePart, write_samples
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
@@ -259,7 +264,7 @@ def convert(
             made = convert_into(up.folder, replace(options_given, uploader=up.uploader))
             report = up.publish(made) if made.generation else up.discard(made)
     if progress is None:
-        report.warn_of_broken(stacklevel=4)
+        warn_of_broken(report, stacklevel=4)
     return report
 
 

@@ -175,21 +175,22 @@ class ConversionReport:
         """The broken inputs. If there are any, the exit code of `shardio convert` is 1."""
         return tuple(source for source in self.inputs if source.outcome == "broken")
 
-    def warn_of_broken(self, stacklevel: int) -> None:
-        """Warn of broken inputs, if there are any; `stacklevel` is that of `warnings.warn`."""
-        if broken := self.broken:
-            warnings.warn(
-                f"{self.dataset}: {len(broken):,} of {counted(len(self.inputs), 'inputs')} are "
-                f"broken, and listed in report.broken; the first is {broken[0].name!r}: "
-                f"{broken[0].reason}",
-                RuntimeWarning,
-                stacklevel=stacklevel,
-            )
-
     @property
     def modified(self) -> tuple[InputReport, ...]:
         """The inputs that changed between conversion and append; the exit code is then 1, too."""
         return tuple(source for source in self.inputs if source.outcome == "modified")
+
+
+def warn_of_broken(report: ConversionReport, stacklevel: int) -> None:
+    """Warn of broken inputs, if there are any; `stacklevel` is that of `warnings.warn`."""
+    if broken := report.broken:
+        warnings.warn(
+            f"{report.dataset}: {len(broken):,} of {counted(len(report.inputs), 'inputs')} are "
+            f"broken, and listed in report.broken; the first is {broken[0].name!r}: "
+            f"{broken[0].reason}",
+            RuntimeWarning,
+            stacklevel=stacklevel,
+        )
 
 
 _FAILURES: Final = ("broken", "modified", "not_processed", "empty")
