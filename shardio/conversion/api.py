@@ -47,6 +47,7 @@ from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import check_folder_name
+from shardio.dataset.writer import check_shard_bytes
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.storage.remote.connection import is_url
@@ -226,8 +227,7 @@ def convert(
             outside of reading a file. After this or any other error, finished units stay in
             `out`. If no unit is finished, `out` is as it was before.
     """
-    if shard_bytes < 1:
-        raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
+    check_shard_bytes(shard_bytes)
     options_given = ConvertOptions(
         kind=kind_of(kind),
         converter_options=options,
@@ -360,6 +360,8 @@ def _check_object(
         )
     if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
         raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
+    if names is not None and len({*names}) < len(names):
+        raise InvalidArgument(f"names must be unique; found {', '.join(map(repr, names))}")
     if samples is not None and isinstance(src, str | bytes):
         raise InvalidArgument(
             f"{src!r}: with samples=, expected an iterable of items, such as "

@@ -245,14 +245,19 @@ def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
         return None
     try:
         if field.item:
-            return [np.asarray(each, field.item.numpy) for each in value]
-        if field.array and isinstance(value, list | tuple):
-            return np.asarray(value, field.array.numpy)
+            return [_as_array(each, field.item) for each in value]
+        if field.array and isinstance(value, int | list | tuple):
+            return _as_array(value, field.array)
     except OverflowError as error:
         raise InvalidArgument(
             f"column {name!r}, row {row}: an integer is too large for int64; use floats or strings"
         ) from error
     return str(value) if field.is_utf8 else _to_plain_value(name, row, value, field)
+
+
+def _as_array(value: Any, field: Array) -> Any:
+    """Return an array of numbers; integers stay integers, so that the writer rounds none."""
+    return np.asarray(value, None if field.dtype == "float64" else field.numpy)
 
 
 _TEXT: Final = _InferredType(Text())

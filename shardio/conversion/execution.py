@@ -63,6 +63,7 @@ from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.maintenance.splitting import check_split
+from shardio.order.sampling import check_count
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder
@@ -116,8 +117,8 @@ class ConvertOptions:
             )
         if self.on_error not in ("skip", "stop"):
             raise InvalidArgument(f"on_error is {self.on_error!r}; it must be 'skip' or 'stop'")
-        if self.workers is not None and self.workers < 0:
-            raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
+        if self.workers is not None:
+            check_count("workers", self.workers, 0)
         if self.engine.is_ray and self.workers == 0:
             raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 

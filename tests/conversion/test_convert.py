@@ -217,9 +217,9 @@ def test_errors_of_unknown_kinds_and_options_list_known_ones(lines: Path, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": -1}, "workers is -1"),
+        ({"workers": -1}, "workers must be an integer from 0 up; found -1"),
         ({"on_error": "raise"}, "on_error is 'raise'"),
-        ({"shard_bytes": 0}, "shard_bytes is 0"),
+        ({"shard_bytes": 0}, "shard_bytes must be an integer from 1 up; found 0"),
         ({"schema": NUMBERS}, "schema: only for samples"),
         ({"resume": True, "overwrite": True}, "resume and overwrite are mutually exclusive"),
         ({"append": True, "overwrite": True}, "append and overwrite are mutually exclusive"),

@@ -292,6 +292,13 @@ def test_refused_values_are_named_by_place(tmp_path: Path, frame: Any, message: 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("values", [[0.5, 2**53 + 1], [[0.5], [2**53 + 1]]], ids=["one", "list"])
+def test_integers_of_a_column_with_floats_are_not_rounded(tmp_path: Path, values: Any) -> None:
+    with pytest.raises(SchemaError, match="sample 1: .* cannot hold 9007199254740993 exactly"):
+        shardio.convert({"x": values}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_object_that_cannot_be_stored_is_named_by_column_and_row(tmp_path: Path) -> None:
     class Lost:
         def __array__(self, dtype: Any = None, copy: Any = None) -> Any:

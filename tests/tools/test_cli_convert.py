@@ -259,7 +259,7 @@ def test_an_undecodable_video_has_a_hint(videos: Path, tmp_path: Path, capsys: C
         ("pipe OUT", "pipe: neither a file nor a folder"),
         ("VIDEOS taken", "already holds data"),
         ("VIDEOS OUT --size=0", "size is 0"),
-        ("VIDEOS OUT --shard-bytes=0", "shard_bytes is 0"),
+        ("VIDEOS OUT --shard-bytes=0", "shard_bytes must be an integer from 1 up; found 0"),
         ("VIDEOS OUT --kind=stamps", "'stamps'"),
         ("VIDEOS OUT --append", "holds no dataset to append to; leave out append (--append)"),
         ("t.csv OUT --schema=schema.json", "not JSON: duplicate key 'a'"),
