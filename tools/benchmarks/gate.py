@@ -62,7 +62,8 @@ def batches(bench: Bench, *, commit: str = "") -> Lanes:
             raise
         bench.note(f"nothing is compared, as there is no earlier commit: {reason}")
         return
-    trees = {"base": bench.cache.made("base", sha, partial(_export, sha)), "now": child.ROOT}
+    trees = {"base": bench.temporary(), "now": child.ROOT}
+    _export(sha, trees["base"])
     bench.note(f"base: {sha}")
     for number in range(N_PROCESSES):
         names = sorted(trees, reverse=number % 2 == 1)

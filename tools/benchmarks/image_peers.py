@@ -14,6 +14,8 @@ that shardio could use.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -117,6 +119,25 @@ def ffcv(folder: Path) -> Iterable[Any]:
             return (x for (x,) in loader)
 
     return Pixels()
+
+
+def ffcv_decoder() -> Callable[[bytes, Any], object] | None:
+    """Return what FFCV's loader calls for each picture; None if its library is not installed."""
+    python = Path(os.environ.get("RACE_PYTHON_FFCV", sys.executable))
+    found = sorted(python.parents[1].glob("lib/python*/site-packages/ffcv/_libffcv*.so"))
+    if not found:
+        return None
+    # Source, its bytes, its size, destination, its size, crop, scale, options.
+    imdecode = ctypes.CDLL(str(found[0])).imdecode
+    numbers = [ctypes.c_uint32] * 2
+    imdecode.argtypes = [ctypes.c_char_p, ctypes.c_uint64, *numbers, ctypes.c_void_p]
+    imdecode.argtypes += [*numbers * 3, ctypes.c_bool, ctypes.c_bool]
+
+    def decode(content: bytes, out: Any) -> None:
+        to = out.ctypes.data
+        imdecode(content, len(content), SIDE, SIDE, to, SIDE, SIDE, 0, 0, 1, 1, False, False)
+
+    return decode
 
 
 def epoch_s(batches: Iterable[Any], n_files: int, out: Any) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +24,7 @@ import shardio
 from benchmarks.child import NotMeasured
 from benchmarks.data import filmed_videos
 from benchmarks.harness import Bench, Lane, Lanes, Limit, case
+from benchmarks.image_peers import ffcv_decoder
 from shardio import ShardLoader
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream
@@ -477,25 +476,6 @@ def pictures(bench: Bench) -> Lanes:
             f"{':'.join(subsampling)}, {name}": partial(_decoding_us, decode, files, block)
             for name, decode in decoders.items()
         }
-
-
-def ffcv_decoder() -> Callable[[bytes, Any], object] | None:
-    """Return what FFCV's loader calls for each picture; None if its library is not installed."""
-    python = Path(os.environ.get("RACE_PYTHON_FFCV", sys.executable))
-    found = sorted(python.parents[1].glob("lib/python*/site-packages/ffcv/_libffcv*.so"))
-    if not found:
-        return None
-    # Source, its bytes, its size, destination, its size, crop, scale, options.
-    imdecode = ctypes.CDLL(str(found[0])).imdecode
-    numbers = [ctypes.c_uint32] * 2
-    imdecode.argtypes = [ctypes.c_char_p, ctypes.c_uint64, *numbers, ctypes.c_void_p]
-    imdecode.argtypes += [*numbers * 3, ctypes.c_bool, ctypes.c_bool]
-
-    def decode(content: bytes, out: Any) -> None:
-        to = out.ctypes.data
-        imdecode(content, len(content), SIDE, SIDE, to, SIDE, SIDE, 0, 0, 1, 1, False, False)
-
-    return decode
 
 
 def _decoding_us(
