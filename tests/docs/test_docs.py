@@ -71,6 +71,13 @@ def imported(block: Block) -> list[str]:
     ]
 
 
+def uses(page: Path, name: str) -> bool:
+    """Return True if a block of a page has the path of a file or folder in the current folder."""
+    path = re.escape(name) + (r"(?![\w-])" if "." in name else "/")
+    found = re.compile(rf"(?<![\w./-]){path}|Path\(\"{re.escape(name)}\"")
+    return any(found.search(block.code) for block in blocks(page) if block.language in LANGUAGES)
+
+
 def lacking(block: Block) -> str | None:
     """Return the package that a block imports and that is not installed; None if all are."""
     return next((package for package in imported(block) if find_spec(package) is None), None)
@@ -162,6 +169,10 @@ def test_every_block_of_a_page_runs(
         assert done.returncode == 0, said
         is_quiet = block.language == "python" and TALKS.isdisjoint(imported(block))
         assert not is_quiet or done.stderr == "", said
+    made = {path.name for path in tmp_path.iterdir()} - {"videos", "out"}
+    others = [other for other in PAGES if other != page]
+    used_twice = [(name, str(other)) for name in made for other in others if uses(other, name)]
+    assert used_twice == []  # readers follow several pages in one folder
 
 
 @pytest.mark.parametrize(("name", "beginning"), sorted(NOT_RUN))
