@@ -58,7 +58,7 @@ def _run_peer(folder: str, peer: str, work: str, workers: int) -> Mapping[str, f
             command, env=environment, capture_output=True, text=True, timeout=150, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NotMeasured(f"{peer}: no result in 150 s") from None
+        raise NotMeasured(f"{peer}: stopped after 150 s") from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise NotMeasured(f"{peer}: {(done.stderr.strip().splitlines() or ['crashed'])[-1][:80]}")

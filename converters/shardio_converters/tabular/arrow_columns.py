@@ -420,7 +420,7 @@ def _files(array: pa.Array, field: Field) -> list[Any]:
         if data is None and path is not None:
             raise MediaError(
                 f"expected the bytes of a file, found only its path, {path!r}: save the data set "
-                "with its files in it, as save_to_disk and to_parquet of `datasets` do"
+                "with its files in it, as save_to_disk of `datasets` does"
             )
         found.append(None if data is None else media_value(field, data))
     return found
