@@ -281,8 +281,10 @@ def converter_class(kind: str) -> type[Converter]:
     """Import the converter of a kind, and return its class."""
     known = _entries()
     if kind not in known:
+        question = did_you_mean(kind.casefold(), known)
         raise InvalidArgument(
             f"{kind!r}: unknown converter; expected one of {', '.join(sorted(known))}"
+            f"{question and f'; {question}'}"
         )
     entry = known[kind]
     try:

@@ -108,6 +108,11 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
     parts = value if isinstance(value, tuple | list) else (value,)
     if value is None:
         raise SchemaError("a sample must be a dict of fields, found None; leave it out")
+    if names is None and isinstance(value, str | os.PathLike):
+        raise SchemaError(
+            f"a sample must be a dict of fields, found a {type(value).__name__}; if these are "
+            "files, pass their folder or a pattern, or samples=, a function of a path"
+        )
     if names is None:
         found = f"{type(value).__name__} of {len(parts)}" * isinstance(value, tuple | list)
         raise SchemaError(

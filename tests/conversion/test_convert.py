@@ -210,6 +210,8 @@ def test_lock_while_running(lines: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_errors_of_unknown_kinds_and_options_list_known_ones(lines: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="'films': unknown converter; .* lines, .*videos"):
         shardio.convert(lines, tmp_path / "out", kind="films")
+    with pytest.raises(InvalidArgument, match="unknown converter; .*; did you mean 'videos'"):
+        shardio.convert(lines, tmp_path / "out", kind="Video")
     with pytest.raises(InvalidArgument, match="speed: not an option .* options are repeat"):
         convert(lines, tmp_path / "out", speed=3)
 

@@ -124,6 +124,12 @@ def test_a_sample_that_is_none_is_named(tmp_path: Path) -> None:
         shardio.convert([{"x": 1}, (1, 2)], tmp_path / "out")
 
 
+def test_a_list_of_paths_is_answered_with_how_to_convert_files(tmp_path: Path) -> None:
+    for path in ("a.mp4", tmp_path / "a.mp4"):
+        with pytest.raises(SchemaError, match="if these are files, pass their folder or a pattern"):
+            shardio.convert([path], tmp_path / "out")
+
+
 def test_torch_tensors_are_arrays(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
     source = {"x": torch.arange(6.0).reshape(3, 2), "half": torch.ones(3, dtype=torch.bfloat16)}

@@ -173,6 +173,17 @@ def test_a_path_that_ends_in_the_name_of_a_subset(
     assert "is a subset" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_the_pointer_of_a_dataset_is_not_damaged(
+    command: str, dataset: Path, capsys: Capture
+) -> None:
+    path = dataset / "dataset.json"
+    assert cli.main([command, str(path)]) == 2
+    assert (
+        capsys.readouterr().err == f"shardio: {path}: not a shard; write {dataset}, its dataset\n"
+    )
+
+
 def test_how_many_samples_media_were_described_from(tmp_path: Path, capsys: Capture) -> None:
     write_media(tmp_path / "a.shard", 33)
     assert cli.main(["inspect", str(tmp_path / "a.shard")]) == 0

@@ -207,6 +207,9 @@ def is_dataset(path: str) -> bool:
         raise DatasetNotFound(f"{path}: there is no such dataset or shard{hint}")
     if not (os.path.isdir(path) or os.path.isfile(path)):
         raise shardio.InvalidArgument(f"{path}: neither a file nor a folder")
+    folder, name = os.path.split(path)
+    if name == "dataset.json":
+        raise shardio.InvalidArgument(f"{path}: not a shard; write {folder or '.'}, its dataset")
     return os.path.isdir(path)
 
 
