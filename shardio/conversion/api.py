@@ -45,11 +45,13 @@ from shardio.conversion.report import (
 from shardio.conversion.sample_writing import SamplePart, write_samples
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
+from shardio.dataset.dataset import Dataset
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import check_folder_name
 from shardio.dataset.writer import check_shard_bytes
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
+from shardio.samples.view import SampleView
 from shardio.storage.remote.connection import is_url
 
 if TYPE_CHECKING:
@@ -367,6 +369,7 @@ def _check_object(
             f"{src!r}: with samples=, expected an iterable of items, such as "
             "sorted(folder.iterdir()); found one string"
         )
+    _refuse_readers(src)
     readable = ("__iter__", "__getitem__", "__arrow_c_stream__")
     is_iterable = any(hasattr(type(src), name) for name in readable)
     if not is_iterable:
@@ -374,6 +377,24 @@ def _check_object(
             f"found a {type(src).__name__}; expected a path, an iterable of dicts, a map-style "
             "data set, a data frame, a dict of arrays, or items together with samples=, a function "
             "that converts an item to samples"
+        )
+
+
+def _refuse_readers(src: Any) -> None:
+    """Raise an error for a dataset of shardio and for loaders: samples would lose their types."""
+    if isinstance(src, Dataset | SampleView):
+        raise InvalidArgument(
+            f"found a {type(src).__name__}: its samples are converted already. "
+            "shardio.maintenance.merge([path], out) copies a dataset with its types, classes and "
+            "subsets, and reshard rewrites its shards; for other samples, pass an iterable of "
+            "dicts, and schema= with the types of the fields"
+        )
+    names = {kind.__name__ for kind in type(src).__mro__}
+    is_loader = bool(names & {"DataLoader", "BatchLoader", "MultiLoader"})
+    if is_loader and getattr(src, "batch_size", "") is not None:
+        raise InvalidArgument(
+            f"found a {type(src).__name__}, which gives batches, where each value becomes one "
+            "sample: pass the dataset of the loader"
         )
 
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from shardio._base.callers import check_encodable, similar_name
 from shardio.conversion.converter import Converter, Input, Item
+from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import Hasher, hash_bytes
 
@@ -35,9 +36,10 @@ class Listing:
 def list_inputs(source: str, exclude: str = "") -> Listing:
     """List all files in a folder and its subfolders, all matches of a pattern, or a single file.
 
-    Each folder below the source is a class if it contains files or is empty; its name is its path
-    relative to the source. Links are followed, except a link to a folder that contains the link. A
-    folder that cannot be listed is an input too, which is reported as broken when it is read.
+    Each folder below the source is a class if it contains files or is empty, but not if it is that
+    of a dataset of shardio. The name of a class is its path relative to the source. Links are
+    followed, except a link to a folder that contains the link. A folder that cannot be listed is an
+    input too, which is reported as broken when it is read.
 
     If nothing exists at the path `source`, and the path contains one of `*?[`, it is a pattern: the
     listing has all files that match, and all files in folders that match. Files in the output
@@ -54,8 +56,11 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
         )
     files: list[tuple[str, str, str]] = []  # the name, the path and the class of each file
     folders: set[str] = set()
+    datasets: set[str] = set()
     for folder, names, is_class in _walk(root, pattern, written):
-        if folder and is_class:
+        if POINTER in names and os.path.isdir(os.path.join(root, folder, GENERATIONS)):
+            datasets |= {folder, os.path.join(folder, GENERATIONS)}
+        if folder and is_class and folder not in datasets:
             folders.add(folder)
         for name in names:
             relative = os.path.join(folder, name) if name else folder
@@ -69,7 +74,9 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
         )
     classes = tuple(sorted(map(stored_name, folders)))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
-    inputs = (_make_input(name, path, labels[folder]) for name, path, folder in sorted(files))
+    inputs = (
+        _make_input(name, path, labels.get(folder, -1)) for name, path, folder in sorted(files)
+    )
     return Listing(tuple(inputs), classes)
 
 

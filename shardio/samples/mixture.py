@@ -316,6 +316,8 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
     """Return the shares of n sources as positive integers; exact if they fit MAX_SHARE_SUM."""
     what = f"weights must be {n} numbers above 0, one for each source"
+    if weights is None:
+        raise InvalidArgument(f"{what}; found none: pass weights=, or a dict {{source: weight}}")
     try:
         if isinstance(weights, (str, *_UNORDERED)):
             raise TypeError("they have no order, or are not numbers")

@@ -259,3 +259,27 @@ def test_small_samples_make_one_shard(tmp_path: Path) -> None:
         assert [file.name for file in (tmp_path / name).glob("*.shard")] == ["000000-000.shard"]
         assert report.n_samples == 200 and report.n_bytes < 200_000
         assert values(tmp_path / name) == [*range(200)]
+
+
+def test_datasets_views_and_loaders_are_refused(tmp_path: Path) -> None:
+    shardio.convert([{"x": i} for i in range(4)], tmp_path / "set")
+    with shardio.open(tmp_path / "set") as dataset, shardio.ShardLoader(dataset, 2) as loader:
+        for source in (dataset, dataset.select([1]), shardio.mix({tmp_path / "set": 1})):
+            with pytest.raises(shardio.InvalidArgument, match=r"merge\(\[path\], out\) copies"):
+                shardio.convert(source, tmp_path / "out")
+        with pytest.raises(shardio.InvalidArgument, match="pass the dataset of the loader"):
+            shardio.convert(loader, tmp_path / "out")
+        shardio.convert((dict(sample) for sample in dataset), tmp_path / "out")
+    assert len(shardio.open(tmp_path / "out")) == 4
+
+
+class DataLoader(list[Any]):
+    batch_size: int | None = 2
+
+
+def test_a_data_loader_is_refused_unless_it_gives_samples(tmp_path: Path) -> None:
+    source = DataLoader([{"x": np.zeros(2)}])
+    with pytest.raises(shardio.InvalidArgument, match="found a DataLoader, which gives batches"):
+        shardio.convert(source, tmp_path / "out")
+    source.batch_size = None
+    assert shardio.convert(source, tmp_path / "out").n_samples == 1

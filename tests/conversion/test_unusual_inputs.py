@@ -15,6 +15,7 @@ import pytest
 
 import shardio
 from shardio import Input
+from shardio.conversion.inputs import list_inputs
 from shardio_tools import cli
 from tests.lines import convert, during, outcomes, texts
 from tests.media_made import scene, write_video
@@ -49,6 +50,7 @@ def create_unusual_inputs(root: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.filterwarnings("default:.* classes look like")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_lists_all_inputs(tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = create_unusual_inputs(tmp_path / "odd")
@@ -63,6 +65,7 @@ def test_lists_all_inputs(tmp_path: Path, workers: int, capsys: pytest.CaptureFi
         assert dataset.classes == ("cafe\u0301", "caf\u00e9", "folder.mp4")
     assert found == {name for name, outcome in wanted.items() if outcome == "converted"}
     output = "".join(capsys.readouterr())
+    assert "2 classes look like" in output
     assert all(char.isprintable() for line in output.splitlines() for char in line)
 
 
@@ -181,3 +184,20 @@ def test_nothing_outside_out_is_opened_for_writing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     n_paths, _, outside = done.stdout.strip().partition(" ")
     assert int(n_paths) > 10 and outside == "[]"
+
+
+def test_folders_of_an_earlier_output_are_no_classes(tmp_path: Path) -> None:
+    for name in ("cat", "zebra"):
+        (tmp_path / "src" / name).mkdir(parents=True)
+        (tmp_path / "src" / name / "a.txt").write_text("a\n")
+    shardio.convert([{"x": 1}], tmp_path / "src" / "out")
+    listing = list_inputs(str(tmp_path / "src"))
+    assert listing.classes == ("cat", "zebra")
+    labels = {each.name: each.label for each in listing.inputs}
+    assert labels == {
+        "cat/a.txt": 0,
+        "out/000000.shard": -1,
+        "out/dataset.json": -1,
+        "out/generations/000001.json": -1,
+        "zebra/a.txt": 1,
+    }

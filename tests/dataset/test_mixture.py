@@ -168,6 +168,7 @@ def test_classes_are_those_that_all_sources_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"weights": None}, r"one for each source; found none: pass weights=, or a dict"),
         ({"weights": [1]}, r"weights must be 2 numbers above 0, one for each source; found \[1\]"),
         ({"weights": [1, 0]}, r"numbers above 0.* found \[1, 0\]"),
         ({"weights": [1, -1]}, "numbers above 0"),

@@ -304,7 +304,10 @@ def _advice(found: Diagnosis) -> Iterator[str]:
             "/dev/shm is small; shardio does not use it, but DataLoader of torch does: start the "
             "container with --shm-size=8g"
         )
-    if _FAILS in found.gpus["tinygrad"] and shutil.which("clang") is None:
+    for name in (name for name, text in found.gpus.items() if _FAILS in text):
+        if name != "tinygrad" or shutil.which("clang"):
+            yield f"{name} does not work here, and output={name!r} neither: see its line above"
+            continue
         yield (
             "tinygrad has no device here: on the CPU it needs clang (apt-get install "
             "--no-install-recommends clang); output='numpy', 'torch' and 'jax' do not need it"
