@@ -196,7 +196,7 @@ def test_folders_of_an_earlier_output_are_no_classes(tmp_path: Path) -> None:
     labels = {each.name: each.label for each in listing.inputs}
     assert labels == {
         "cat/a.txt": 0,
-        "out/000000.shard": -1,
+        "out/000000-000.shard": -1,
         "out/dataset.json": -1,
         "out/generations/000001.json": -1,
         "zebra/a.txt": 1,

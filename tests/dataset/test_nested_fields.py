@@ -71,7 +71,7 @@ def test_a_nested_record_can_be_asked_for_by_its_name(tmp_path: Path) -> None:
         assert batch["camera"] == {"id": ["a"], "lens": lens}
         with pytest.raises(KeyError, match="camera.x"):
             _ = batch["camera.x"]
-    with pytest.raises(InvalidArgument, match="fields must be different ones"):
+    with pytest.raises(InvalidArgument, match="fields must be different names among label"):
         ShardLoader(folder, 1, fields=["camera.lens", "camera"])
 
 
