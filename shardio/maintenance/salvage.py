@@ -44,7 +44,7 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.sections import Sections
 from shardio.maintenance.verify import Finding, Findings
-from shardio.shard.reader import open_sections, read_schema
+from shardio.shard.opening import open_sections, read_schema
 from shardio.storage import fs
 from shardio.storage.content import Content, PreadFile
 from shardio.storage.file_access import map_file, open_shard

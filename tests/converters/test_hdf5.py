@@ -155,7 +155,10 @@ UNSTORABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda file: file.create_dataset("x", (1 << 40,), "int64", chunks=(1 << 10,)),
         "declares 8,796,093,022,208 bytes",
     ),
-    "missing filter": (missing_filter, "filter 32987 () is not installed; for common filters: pip install hdf5plugin"),
+    "missing filter": (
+        missing_filter,
+        "filter 32987 () is not installed; for common filters: pip install hdf5plugin",
+    ),
 }
 
 

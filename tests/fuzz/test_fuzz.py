@@ -166,7 +166,7 @@ def none_invalid(rows: Any, *rest: object) -> Any:
 @pytest.mark.parametrize(
     ("check", "instead"),
     [
-        ("shardio.shard.reader.check_sections", lambda *arguments: None),
+        ("shardio.shard.opening.check_sections", lambda *arguments: None),
         ("shardio.format.layout._check_extent", lambda *arguments: None),
         ("shardio.shard.records.first_invalid", lambda *arguments: None),
         ("shardio.format.types.arrays.Array.shape_of", lambda field, dims, n: tuple(dims.tolist())),

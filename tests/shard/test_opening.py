@@ -13,7 +13,7 @@ import pytest
 from shardio import Array, Schema, Text
 from shardio.errors import ShardCorrupt, ShardIncomplete
 from shardio.format.layout import PAGE
-from shardio.shard.reader import open_sections
+from shardio.shard.opening import open_sections
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 

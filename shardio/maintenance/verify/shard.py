@@ -40,7 +40,7 @@ from shardio.maintenance.verify.window import (
     find_mismatches,
     pack_digests,
 )
-from shardio.shard.reader import check_sections, read_schema
+from shardio.shard.opening import check_sections, read_schema
 from shardio.storage.content import Content, PreadFile
 from shardio.storage.file_access import FileState
 
