@@ -22,12 +22,12 @@ from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanne
 from shardio._engine.filling.collate import Scratch, copy_rows
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import estimate_heap_bytes
-from shardio._engine.filling.torchvision_calls import refuse_pictures_as_arrays
 from shardio._engine.filling.user_functions import (
     BatchBuilder,
     TransformRunner,
     UserCalls,
     error_at,
+    refuse_pictures_as_arrays,
 )
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.serialization import truncate_middle

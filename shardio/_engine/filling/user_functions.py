@@ -2,15 +2,19 @@
 
 A batch is built in up to three stages: the rows, arrays of the values of all rows, and the results
 of user functions of batches. The last stage writes into the block; every earlier one writes into a
-scratch block, private memory that is usually reused.
+scratch block, private memory that is usually reused. Transforms of torchvision, which return arrays
+unchanged, without a word, raise errors if user functions call them with arrays of pictures. Nothing
+here imports torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
@@ -46,7 +50,12 @@ from shardio.batch.schema_inference import check_batch, check_sample, infer_batc
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
-from shardio.format.types.array_values import PLAIN_TYPES, as_bfloat16_bits, tensors_to_arrays
+from shardio.format.types.array_values import (
+    PLAIN_TYPES,
+    as_bfloat16_bits,
+    is_of,
+    tensors_to_arrays,
+)
 from shardio.format.types.field import Field
 from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
 from shardio.samples.field_sources import BatchRows, IndexChunk, SampleReader, Values
@@ -58,6 +67,9 @@ _FILLED: Final = pack_state(NO_FIELD, FILLED)
 _NAMED_SAMPLES: Final = 3
 _DEPTH: Final = 2
 """The maximum nesting of lists: a field of a batch may be a list of lists."""
+_V2: Final = "torchvision.transforms.v2"
+_TAKE_ARRAYS: Final = ("Lambda", "ToImage", "ToPILImage", "ToTensor")
+"""Transforms that do not leave arrays as they are."""
 
 
 def to_plain(made: Any) -> Any:
@@ -384,3 +396,46 @@ def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         {name: columns[name][i] if present[name][i] else None for name in columns}
         for i in range(batch.n_rows)
     ]
+
+
+@contextlib.contextmanager
+def refuse_pictures_as_arrays() -> Iterator[None]:
+    """Make transforms of torchvision raise TypeError if they are called with arrays of pictures.
+
+    They would return them unchanged.
+    """
+    if _V2 not in sys.modules:
+        yield
+        return
+    hook = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook(_refuse_array)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _refuse_array(module: Any, given: Any) -> None:
+    kind = type(module)
+    is_chain = kind.__module__ == f"{_V2}._container"
+    if not kind.__module__.startswith(f"{_V2}.") or is_chain or kind.__name__ in _TAKE_ARRAYS:
+        return
+    values = list(_values_in(given))
+    is_converted = any(is_of(v, "torch", "Tensor") or is_of(v, "PIL", "Image") for v in values)
+    if not is_converted and any(_is_pixels(value) for value in values):
+        raise TypeError(
+            f"v2.{kind.__name__} leaves arrays of NumPy as they are, and is called with a picture "
+            "as such: pass transform=shardio.transforms.OnTensors(f), which calls f with tensors"
+        )
+
+
+def _values_in(given: Any) -> Iterator[Any]:
+    for value in given.values() if isinstance(given, Mapping) else given:
+        if isinstance(value, Mapping | list | tuple):
+            yield from _values_in(value)
+        else:
+            yield value
+
+
+def _is_pixels(value: Any) -> bool:
+    is_levels = isinstance(value, np.ndarray) and value.dtype == np.uint8
+    return is_levels and value.ndim in (3, 4) and value.shape[-1] == 3
