@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import shardio
 from shardio import errors
@@ -173,6 +175,21 @@ def test_every_block_of_a_page_runs(
     others = [other for other in PAGES if other != page]
     used_twice = [(name, str(other)) for name in made for other in others if uses(other, name)]
     assert used_twice == []  # readers follow several pages in one folder
+
+
+def test_the_picture_of_the_readme_is_what_its_commands_draw(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    page = ROOT / "README.md"
+    (block,) = [block for block in blocks(page) if "--sheet quickstart.png" in block.code]
+    command = LANGUAGES["sh"]
+    subprocess.run(command, input=block.code, text=True, cwd=tmp_path, env=environment, check=True)
+    drawn, shown = (
+        np.asarray(Image.open(path), np.int16)
+        for path in (tmp_path / "quickstart.png", ROOT / "docs" / "images" / "quickstart.png")
+    )
+    # Other versions of the encoder and of the font may differ in details.
+    assert drawn.shape == shown.shape and np.abs(drawn - shown).mean() < 1
 
 
 @pytest.mark.parametrize(("name", "beginning"), sorted(NOT_RUN))
