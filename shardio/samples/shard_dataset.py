@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.open_files import LocalStorage, ShardStorage
 from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask, check_rows
-from shardio.errors import DatasetCorrupt, InvalidArgument
+from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.types.array_values import is_of
 from shardio.order.sampling import check_one_argument
 from shardio.samples.open_dataset import OpenDataset, Selection
@@ -111,7 +112,12 @@ class ShardDataset(OpenDataset):
         self._asked_access, self._remote = source.access, source.remote
         storage = _storage_of(path, source.remote)
         access = storage.resolve_access(source.access)
-        state = _load(storage, source.generation)
+        try:
+            state = _load(storage, source.generation)
+        except DatasetNotFound:
+            if is_url(path):
+                _refuse_subset_of_url(path, source.remote)
+            raise
         starts, groups = shard_starts_of(state), file_groups_of(state)
         selected = None if subset is None else _rows_of(state, subset, path)
         super().__init__(
@@ -136,14 +142,15 @@ class ShardDataset(OpenDataset):
             self._asked_access,
             self.subset_name,
             self.generation,
-            self._remote,
+            self._remote.for_reopening,
             None if rows is None else len(rows),
         )
 
     @property
     def worker_source(self) -> DatasetSource:
         """A description for workers. Workers download whole shards."""
-        return replace(self.source, remote=self._remote.for_workers)
+        found = self.source
+        return replace(found, remote=found.remote.for_workers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DatasetSource.open, (self.source,), self.rows.row_list
@@ -213,8 +220,9 @@ class ShardDataset(OpenDataset):
         For a URL, `n_workers` is the number of workers that read the samples at the same time. With
         0, whole shards are downloaded here before samples are read.
         """
-        remote = self._remote.for_main_process(n_workers)
-        opened = replace(self.source, path=self.current_path, remote=remote).open()
+        source = self.source
+        remote = source.remote.for_main_process(n_workers)
+        opened = replace(source, path=self.current_path, remote=remote).open()
         if self.rows.row_list is not None:
             opened.rows.set_rows(self.rows.row_list)
         return opened
@@ -276,6 +284,19 @@ def _load(storage: ShardStorage, number: int | None) -> Generation:
             raise
         folder = storage.manifest_folder(number)
         return load(folder) if number is None else load_generation(folder, number)
+
+
+def _refuse_subset_of_url(url: str, remote: RemoteOptions) -> None:
+    """Raise DatasetNotFound if a URL consists of a dataset's URL and a subset's name."""
+    url = url.rstrip("/")
+    parent, _, name = url.rpartition("/")
+    subsets: Mapping[str, object] = {}
+    with contextlib.suppress(ShardioError, OSError):
+        subsets = _load(_storage_of(parent, remote), None).subsets if is_url(parent) else {}
+    if name in subsets:
+        raise DatasetNotFound(
+            f"{url}: holds no dataset.json: write shardio.open({parent!r}, subset={name!r})"
+        )
 
 
 def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:

@@ -31,6 +31,9 @@ _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 CACHE_VARIABLE: Final = "SHARDIO_CACHE"
 """The environment variable that names the folder of the cache."""
 
+DEADLINE_S: Final = 120.0
+"""The default of the time that a call may take without receiving a byte."""
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
@@ -83,6 +86,11 @@ class RemoteOptions:
         return replace(self, whole_shards=True)
 
     @property
+    def for_reopening(self) -> RemoteOptions:
+        """The options once the server has answered: the deadline also applies to connecting."""
+        return replace(self, options={"deadline_s": DEADLINE_S, **self.options})
+
+    @property
     def cache_folder(self) -> str:
         """The absolute path of the folder of the cache: `cache`, or the default."""
         if self.cache is not None:
@@ -130,9 +138,21 @@ _DENIED: Final = re.compile(
 
 _RANGE_BEYOND_END: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
 
+_CONNECT_CAUSES: Final = (
+    (r'\b(?:message|error): "([^"]+)"', r"\1"),
+    (r"\bInvalidContentType\b", "the server does not use TLS: write http://"),
+    (r"\bInvalidCertificate\b", "the TLS certificate of the server is invalid or not trusted"),
+    (r"", "unknown cause"),
+)
+"""Patterns in the debugging part of obstore's messages, and the causes of a failed connection."""
+
 
 class TransientError(Exception):
     """A failure after which another attempt may succeed."""
+
+
+class NoConnection(TransientError):
+    """The server could not be reached: it refuses connections, or its name is not found."""
 
 
 @contextlib.contextmanager
@@ -193,7 +213,17 @@ def _to_shardio_error(
     if kind in kinds or "builder error" in words:  # no request was sent
         hint = "; copy the dataset to a folder" if kind == kinds[0] else ""
         return InvalidArgument(f"{object_url}: {words}{hint}")
+    if "kind: Connect," in str(error):
+        return NoConnection(_connect_cause(words, str(error)))
     return TransientError(words)
+
+
+def _connect_cause(words: str, details: str) -> str:
+    matches = ((re.search(pattern, details), text) for pattern, text in _CONNECT_CAUSES)
+    cause = next(found.expand(text) for found, text in matches if found)
+    # Without credentials, obstore asks the metadata server of a cloud machine for them.
+    hint = "no credentials are set, and " if "://169.254." in words else ""
+    return f"{hint}no connection ({cause})"
 
 
 def short_message(error: BaseException, options: Mapping[str, Any]) -> str:

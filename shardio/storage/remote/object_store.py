@@ -25,6 +25,8 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
+from shardio._base.callers import warn
+from shardio._base.progress import counted
 from shardio.errors import (
     DatasetConflict,
     InvalidArgument,
@@ -34,6 +36,8 @@ from shardio.errors import (
 )
 from shardio.storage.remote.connection import (
     AZURE,
+    DEADLINE_S,
+    NoConnection,
     TransientError,
     endpoint_of,
     load_obstore,
@@ -124,8 +128,11 @@ def start_thread(call: Callable[[], R]) -> Future[R]:
     return future
 
 
-DEADLINE_S: Final = 120.0
-"""The default of the time that a call may take without receiving a byte."""
+_CONNECT_DEADLINE_S: Final = 5.0
+"""The default of the time for connecting to a server that has never answered. A wrong address is
+more likely than a server that is about to start."""
+_NOTE_AFTER_S: Final = 1.0
+"""The time without success after which a warning says that a call is being repeated."""
 PIECE_BYTES: Final = 8 << 20
 """The number of bytes per request of a download."""
 _CONCURRENT_PIECES: Final = 4
@@ -154,7 +161,8 @@ class ObjectStore:
     """A client for the objects below a URL. Names are relative to the URL. Thread-safe.
 
     Owns a store of obstore, which the first request opens. An unpickled copy opens its own store.
-    `options` are arguments of `obstore.store.from_url`, and `deadline_s`.
+    `options` are arguments of `obstore.store.from_url`, and `deadline_s`. Unless `deadline_s` is
+    given, connecting to a server that has never answered is attempted for a few seconds only.
 
     Raises:
         InvalidArgument: the URL or an option is invalid.
@@ -167,6 +175,7 @@ class ObjectStore:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url = validate_url(url)
         self._options = dict(options or {})
+        is_patient = "deadline_s" in self._options
         given = self._options.pop("deadline_s", DEADLINE_S)
         if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
             raise InvalidArgument(
@@ -174,8 +183,10 @@ class ObjectStore:
                 f"found {given!r}"
             )
         self.deadline_s = float(given)
+        self._connect_deadline_s = self.deadline_s if is_patient else _CONNECT_DEADLINE_S
         self._store: Any = None
         self._pid = 0
+        self._has_answered = self._is_noted = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectStore, (self.url, {**self._options, "deadline_s": self.deadline_s})
@@ -293,6 +304,23 @@ class ObjectStore:
             self._store, self._pid = open_store(self.url, self._options), os.getpid()
         return self._store
 
+    def mark_success(self) -> None:
+        """Note that the server has answered: later failures are repeated until the deadline."""
+        self._has_answered, self._is_noted = True, False
+
+    def deadline_of(self, failure: TransientError) -> float:
+        """Return the time in seconds for which attempts that fail like this are repeated."""
+        if isinstance(failure, NoConnection) and not self._has_answered:
+            return self._connect_deadline_s
+        self._has_answered = True
+        return self.deadline_s
+
+    def warn_of_repetition(self, failure: TransientError, deadline_s: float) -> None:
+        """Warn that calls fail and are repeated, once until the next success."""
+        if not self._is_noted:
+            self._is_noted = True
+            warn(f"{self.url}: {failure}; trying again for up to {deadline_s:.0f} s")
+
     def _get(
         self, name: str, part: Any, *, tag: str | None = None, deadline_s: float | None = None
     ) -> ObjectPart:
@@ -331,7 +359,9 @@ class ObjectStore:
         while True:
             try:
                 with map_obstore_errors(self.url, name, self._options):
-                    return interruptible(call)
+                    found = interruptible(call)
+                self.mark_success()
+                return found
             except TransientError as failure:
                 back_off(failure)
 
@@ -355,11 +385,16 @@ class _BackOff:
         deadline_s: float | None = None,
         check: Callable[[], None] = no_cancel,
     ) -> None:
-        self._object, self._check = f"{store.url}/{name}", check
+        self._store, self._object, self._check = store, f"{store.url}/{name}", check
         self._deadline_s = store.deadline_s if deadline_s is None else deadline_s
-        self.reset()
+        self._begin()
 
     def reset(self) -> None:
+        """Begin again after a success."""
+        self._store.mark_success()
+        self._begin()
+
+    def _begin(self) -> None:
         self._began_s, self._n_tries = time.monotonic(), 0
 
     def __call__(self, failure: TransientError) -> None:
@@ -368,11 +403,20 @@ class _BackOff:
         pause_s *= random.uniform(0.5, 1)
         self._n_tries += 1
         taken_s = time.monotonic() - self._began_s
-        if taken_s + pause_s > self._deadline_s:
+        deadline_s = min(self._deadline_s, self._store.deadline_of(failure))
+        if taken_s + pause_s > deadline_s:
+            if isinstance(failure, NoConnection):
+                raise StoreUnavailable(
+                    f"{self._object}: {failure}, after {counted(self._n_tries, 'attempts')} in "
+                    f"{taken_s:.0f} s; check the address, or set "
+                    "storage_options={'deadline_s': …} to wait for the server"
+                ) from None
             raise StoreUnavailable(
                 f"{self._object}: no data from the store for {taken_s:.0f} s, after "
                 f"{self._n_tries} attempts; last failure: {failure}; try again later (downloaded "
                 "data is kept), or set a longer storage_options={'deadline_s': …}"
             ) from None
+        if taken_s > _NOTE_AFTER_S:
+            self._store.warn_of_repetition(failure, deadline_s)
         self._check()
         time.sleep(pause_s)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from pathlib import Path
 
 import pytest
 
 import shardio
+from shardio.errors import DatasetNotFound
+from shardio.storage.remote import object_store
 from shardio_tools import cli
 from shardio_tools.arguments import refuse_urls
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -39,6 +43,37 @@ def test_a_url_that_ends_in_the_name_of_a_subset(
     assert cli.main(["inspect", f"{url}/train"]) == 2
     said = f"{url}/train: 'train' is a subset of a dataset: write {url} --subset train\n"
     assert said in capsys.readouterr().err
+
+
+def test_python_names_the_subset_at_the_end_of_a_url(told: Scene, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", 10, 1, TWO_FIELDS, two_fields(10))
+    shardio.maintenance.split(tmp_path / "set", {"train": 0.5, "val": 0.5})
+    url = told.put_dataset(tmp_path / "set", "in-two")
+    advice = re.escape(
+        f"/train: holds no dataset.json: write shardio.open({url!r}, subset='train')"
+    )
+    for path in (f"{url}/train", f"{url}/train/"):
+        with pytest.raises(DatasetNotFound, match=advice):
+            shardio.open(path)
+    with pytest.raises(DatasetNotFound, match=advice):
+        shardio.ShardLoader(f"{url}/train", 2)
+    with pytest.raises(DatasetNotFound, match="/trian: holds no dataset.json: not a dataset"):
+        shardio.open(f"{url}/trian")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_command_answers_soon_if_no_server_listens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_CONNECT_DEADLINE_S", 0.5)
+    monkeypatch.setattr(object_store, "_NOTE_AFTER_S", -1)
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/set"
+        assert cli.main(["inspect", url]) == 3
+    note, error = capsys.readouterr().err.splitlines()
+    assert note.startswith(f"shardio: warning: {url}: no connection (Connection refused); trying")
+    assert error.startswith(f"shardio: {url}/dataset.json: no connection (Connection refused), aft")
 
 
 @pytest.mark.parametrize(

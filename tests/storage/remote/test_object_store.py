@@ -5,12 +5,14 @@ from __future__ import annotations
 import http.server
 import os
 import pickle
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from shardio.errors import (
@@ -22,11 +24,11 @@ from shardio.errors import (
     StoreUnavailable,
     UnsupportedEnvironment,
 )
-from shardio.storage.remote import connection
-from shardio.storage.remote.connection import TransientError
+from shardio.storage.remote import connection, object_store
+from shardio.storage.remote.connection import NoConnection, RemoteOptions, TransientError
 from shardio.storage.remote.object_store import ObjectPart, ObjectStore
 from tests.loading import PATIENCE_S
-from tests.storage.remote.scene import Scene
+from tests.storage.remote.scene import OPTIONS, Scene
 
 DATA = bytes(range(256)) * 1000
 
@@ -170,6 +172,90 @@ def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
     words = r"a\.shard: no data from the store for .* InternalError"
     with pytest.raises(StoreUnavailable, match=words):
         objects(store, deadline_s=0.3).read("a.shard")
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """Return the URL of a port that refuses connections."""
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_a_refused_connection_is_final_soon(
+    refusing: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_CONNECT_DEADLINE_S", 0.2)
+    options = {**OPTIONS, "aws_endpoint": refusing} if kind == "s3" else {}
+    options.pop("deadline_s", None)
+    url = "s3://bucket/set" if kind == "s3" else f"{refusing}/set"
+    words = (
+        r"/set/a: no connection \(Connection refused\), after \d attempts in 0 s; check the addr"
+    )
+    with pytest.raises(StoreUnavailable, match=words):
+        ObjectStore(url, options).read("a")
+
+
+def test_without_credentials_the_error_says_so() -> None:
+    details = 'kind: Connect, source: "tcp connect error", message: "No route to host"'
+    words = "Error performing PUT http://169.254.169.254/latest/api/token"
+    error = obstore.exceptions.GenericError(f"{words}\n\nDebug source: {details}")
+    with pytest.raises(NoConnection, match="no credentials are set, and no connection .No route"):
+        with connection.map_obstore_errors("s3://bucket", "a", {}):
+            raise error
+
+
+def test_a_server_without_tls_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "_CONNECT_DEADLINE_S", 0.1)
+    with _served(tmp_path, _Plain) as some:
+        secure = ObjectStore(some.url.replace("http:", "https:"))
+        with pytest.raises(StoreUnavailable, match="does not use TLS: write http://"):
+            secure.read("a")
+
+
+def _fail_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next request fail to connect, and allow no time for connecting."""
+    get, left = ObjectStore._get_once, iter(range(1))
+
+    def fail(self: ObjectStore, name: str, part: Any, tag: str | None) -> ObjectPart:
+        if next(left, None) is not None:
+            raise NoConnection("refused")
+        return get(self, name, part, tag)
+
+    monkeypatch.setattr(ObjectStore, "_get_once", fail)
+    monkeypatch.setattr(object_store, "_CONNECT_DEADLINE_S", 0.0)
+
+
+def test_a_server_that_has_answered_is_waited_for(
+    store: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {name: value for name, value in store.options.items() if name != "deadline_s"}
+    some = ObjectStore(store.url("objects"), options)
+    assert some.read("a.shard") == DATA
+    _fail_to_connect(monkeypatch)
+    assert some.read("a.shard") == DATA
+    _fail_to_connect(monkeypatch)
+    with pytest.raises(StoreUnavailable, match="refused, after 1 attempt in"):
+        ObjectStore(store.url("objects"), options).read("a.shard")
+    for given in ({**options, "deadline_s": 60}, RemoteOptions(None, None, options).for_reopening):
+        _fail_to_connect(monkeypatch)
+        told = given.options if isinstance(given, RemoteOptions) else given
+        assert ObjectStore(store.url("objects"), told).read("a.shard") == DATA
+
+
+def test_repetition_is_noted_once_until_a_success(
+    store: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_NOTE_AFTER_S", -1)
+    some = objects(store)
+    for _ in range(2):
+        store.fail("error", times=2)
+        with pytest.warns(
+            UserWarning, match="InternalError.*; trying again for up to 10 s"
+        ) as all_:
+            assert some.read("a.shard") == DATA
+        assert len(all_) == 1
 
 
 def test_expired_credentials_fail_at_once_and_are_not_shown(store: Scene) -> None:
