@@ -139,6 +139,12 @@ _ADVICE = {
     "MapView": "write shardio.map_view.MapView(path)",
     **dict.fromkeys(("MDSWriter", "ShardsWriter", "TarWriter"), "write shardio.DatasetWriter"),
     "Subset": "write dataset.select(indices)",
+    **dict.fromkeys(("Array2D", "NDArray", "Tensor"), 'write shardio.Array("float32", shape)'),
+    **dict.fromkeys(
+        ("ClassLabel", "Label"), 'write shardio.Array("int64"), and DatasetWriter(…, classes=[…])'
+    ),
+    **dict.fromkeys(("Features", "Fields"), "write shardio.Schema({name: field})"),
+    **dict.fromkeys(("String", "Value"), 'write shardio.Text() or shardio.Array("int64")'),
     "WeightedRandomSampler": "write shardio.WeightedSampler(weights)",
     "random_split": "write shardio.maintenance.split(path, …), then shardio.open(path, subset=…)",
 }

@@ -103,6 +103,9 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
         (shardio.mix, "weight", "did you mean 'weights'?"),
         (shardio.WeightedSampler, "num_samples", "write n_draws="),
         (shardio.DataLoader, "shuffle", "write shardio.ShardLoader(dataset, batch_size,"),
+        (shardio.Schema, "image", 'write the fields as a dict, Schema({"image": shardio.Im'),
+        (shardio.Array, "compression", 'write codec="zstd"'),
+        (shardio.DatasetWriter, "columns", "write schema=shardio.Schema({…})"),
     ],
 )
 def test_unknown_options_get_a_hint(function: Callable[..., Any], option: str, hint: str) -> None:
@@ -146,6 +149,7 @@ def test_the_traceback_of_a_mistake_ends_in_the_callers_line(mistake: Callable[[
         (shardio.open, ("set/", "train"), "'train', too: write subset=\"train\""),
         (shardio.open, (), "shardio.open needs path: write shardio.open(path)"),
         (shardio.WeightedSampler, (), "needs weights: write WeightedSampler(weights)"),
+        (shardio.Schema, (), "write Schema(fields); a dict, such as {'image': shardio.Image()}"),
         (
             shardio.load,
             ("set/",),

@@ -180,6 +180,9 @@ OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "float": ("dataset", lambda dataset: dataset[1.5], "dataset[i] takes the integer index"),
     "mixed": ("mixture", lambda mixture: mixture[[1, 2]], "write dataset.select(indices)"),
     "view": ("view", lambda view: view[[1, 2]], "write [view[i] for i in indices]"),
+    "sum": ("dataset", lambda dataset: dataset + dataset, "shardio.mix([a, b], weights=[1, 1])"),
+    "sum of all": ("mixture", lambda mixture: sum([mixture]), "shardio.maintenance.merge(out, a"),
+    "sum of views": ("view", lambda view: view + [1], "convert(samples, path, append=True) adds"),
 }
 
 
@@ -240,6 +243,8 @@ def test_the_hints_work(folder: Path, objects: dict[str, Any]) -> None:
         ("ImageFolder", "write shardio.convert(source, path), then shardio.open(path)"),
         ("interleave_datasets", "write shardio.mix("),
         ("random_split", "write shardio.maintenance.split(path, …)"),
+        ("Tensor", 'write shardio.Array("float32", shape)'),
+        ("ClassLabel", 'write shardio.Array("int64"), and DatasetWriter(…, classes=[…])'),
     ],
 )
 def test_names_of_other_libraries_get_a_hint(name: str, hint: str) -> None:

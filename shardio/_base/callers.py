@@ -20,6 +20,8 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 MIN_SIMILARITY: Final = 0.75
 """The similarity, from 0 to 1, at which a known name is suggested for an unknown one."""
+ANY_OPTION: Final = "*"
+"""The key of the advice for all options without a hint of their own."""
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
@@ -55,15 +57,15 @@ def refuse_unknown_options(
 ) -> None:
     """Raise TypeError if an option in `given` is unknown to the function `name`.
 
-    `advice` has hints for options that users know from other libraries.
+    `advice` has hints for options that users know from other libraries; that for ANY_OPTION is used
+    for all options without a hint that are not similar to a known one.
     """
     known = list(known)
     for option in given:
         if option in known:
             continue
-        if option in advice:
-            raise TypeError(f"{name} has no option {option!r}: {advice[option]}")
-        hint = did_you_mean(option, known) or f"its options are {', '.join(known)}"
+        hint = advice.get(option) or did_you_mean(option, known) or advice.get(ANY_OPTION)
+        hint = hint or f"its options are {', '.join(known)}"
         raise TypeError(f"{name} has no option {option!r}: {hint}")
 
 
@@ -77,8 +79,8 @@ def _check_positional(
     """Raise TypeError if there are too few or too many positional values.
 
     The message has the correct call. `advice` is as in `refuse_unknown_options`; in addition, its
-    text for a required parameter is used if that parameter is missing, and its text for "split" if
-    the surplus value is a string.
+    text for a required parameter is used if that parameter is missing, its text for "split" if the
+    surplus value is a string, and its text for ANY_OPTION if there are no options to name.
     """
     own = [p for p in parameters.values() if p.name != "self"]
     places = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -95,6 +97,8 @@ def _check_positional(
         hint = advice["split"]
     elif isinstance(found, bool) and "shuffle" in named:
         hint = f"write shuffle={found}"
+    elif not named and ANY_OPTION in advice:
+        hint = advice[ANY_OPTION]
     else:
         hint = f"write the name of the option: {listed((f'{each}=' for each in named), 300)}"
     taken = f"only {', '.join(p.name for p in places)} by position"
@@ -183,15 +187,16 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
         called: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
         parameters = inspect.signature(called).parameters
         known = [each for each in parameters if each != "self"]
+        shown, n_bound = name or target.__name__, len(parameters) - len(known)
+        n_places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
 
         @functools.wraps(called)
         def checked(*args: Any, **options: Any) -> Any:
-            shown = name or target.__name__
-            values = args[len(parameters) - len(known) :]
             # The traceback of a caller's mistake ends in the caller's line.
             try:
-                refuse_unknown_options(shown, options, known, advice)
-                _check_positional(shown, values, options, parameters, advice)
+                if options or len(args) != n_places:  # otherwise there is nothing to check
+                    refuse_unknown_options(shown, options, known, advice)
+                    _check_positional(shown, args[n_bound:], options, parameters, advice)
             except TypeError as error:
                 error.__traceback__ = None
                 raise

@@ -180,7 +180,12 @@ def check_user_function(name: str, function: Any, given: str) -> Any:
     if not callable(function):
         chain = isinstance(function, list | tuple)
         advice = ", such as shardio.transforms.Compose(a, b)" if chain else ""
-        raise InvalidArgument(f"{name} must be callable{advice}; found {function!r}")
+        text = f"{name} must be callable{advice}; found {function!r}"
+        if isinstance(function, Mapping) and function:
+            field = f"{given}[{next(iter(function))!r}]"
+            call = f"lambda {given}: {given} | {{{next(iter(function))!r}: f({field})}}"
+            text += f": a function is given all fields; for f of one, write {name}={call}"
+        raise InvalidArgument(text)
     if type(function).__module__ == "torchvision.transforms.transforms":
         raise InvalidArgument(
             f"{name}: {type(function).__name__} of torchvision.transforms takes a picture, and not "

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from shardio._base.classes import Publishing
+from shardio._base.callers import refuses
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import (
@@ -24,7 +24,13 @@ from shardio.dataset.manifest import (
 from shardio.dataset.transaction import StagingFolder, link_staged, remove_leftovers
 from shardio.errors import ClosedError, DatasetConflict, InvalidArgument, MediaError, SchemaError
 from shardio.format.schema import Schema
-from shardio.shard.writer import ShardSummary, ShardWriter, check_schema
+from shardio.shard.writer import (
+    APPEND_ADVICE,
+    SampleWriter,
+    ShardSummary,
+    ShardWriter,
+    check_schema,
+)
 from shardio.storage import fs
 
 SHARD_BYTES: Final = 256 << 20
@@ -219,7 +225,10 @@ def check_shard_bytes(shard_bytes: object) -> None:
         raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")
 
 
-class DatasetWriter(Publishing):
+@refuses(
+    {"columns": "write schema=shardio.Schema({…})", "compression": "write it as codec= of a field"}
+)
+class DatasetWriter(SampleWriter):
     """A writer of a new dataset. It writes shard after shard, and `close` publishes the dataset.
 
     Before `close`, the shards are in a hidden folder in the folder of the dataset. If the process
@@ -257,6 +266,7 @@ class DatasetWriter(Publishing):
     def __repr__(self) -> str:
         return f"DatasetWriter({self.path!r}: {self._output.n_samples} samples so far)"
 
+    @refuses(APPEND_ADVICE, "writer.append")
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add a sample: a dict with a value for every field of the schema, and no other keys."""
         self._check_open()

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping
 from typing import Any, Final
 
+from shardio._base.callers import ANY_OPTION, refuses
 from shardio._base.classes import Listed, cached_property, listed
 from shardio._base.html import format_shape, fragment, table
 from shardio.errors import SchemaError
@@ -24,7 +25,10 @@ MAX_NAME_BYTES: Final = 255
 _SHOWN_LENGTH: Final = 40
 """Messages show this number of characters of a name that is too long."""
 
+_AS_A_DICT: Final = 'write the fields as a dict, Schema({"image": shardio.Image()})'
 
+
+@refuses({ANY_OPTION: _AS_A_DICT, "fields": "a dict, such as {'image': shardio.Image()}"}, "Schema")
 class Schema(Mapping[str, Field], Listed):
     """The fields of a sample, by name, in the order given. Immutable.
 
@@ -39,6 +43,8 @@ class Schema(Mapping[str, Field], Listed):
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields: dict[str, Field] = {}
+        if not isinstance(fields, Mapping):
+            raise SchemaError(f"{_AS_A_DICT}; found {type(fields).__name__}")
         for name, field in _leaves(fields):
             if name in self._fields:
                 raise SchemaError(f"two fields are named {name!r}")
@@ -213,9 +219,25 @@ def _leaves(fields: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             continue
         if type(field) not in FIELD_TYPES.values():
             types = ", ".join(kind.__name__ for kind in FIELD_TYPES.values())
-            raise SchemaError(f"field {name!r} is {field!r}; expected one of {types}, or a dict")
+            hint = _field_hint(field)
+            raise SchemaError(
+                f"field {name!r} is {field!r}; expected one of {types}, or a dict{hint}"
+            )
         _check_name(name)
         yield name, field
+
+
+def _field_hint(given: object) -> str:
+    """Return the end of a message about a value that is no field, such as a dtype or a class."""
+    for kind in FIELD_TYPES.values():
+        if given is kind or given == kind.spec_name():
+            return f"; write {kind.__name__}({'dtype, shape' * (kind is Array)})"
+    if given is str:
+        return "; write Text()"
+    try:
+        return f"; write {Array(given)!r}"
+    except SchemaError:
+        return ""
 
 
 def _check_name(name: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import missing_attribute
+from shardio._base.callers import missing_attribute, refuses
 from shardio._base.html import format_shape, fragment, pictures
 from shardio.errors import InvalidArgument
 from shardio.format.types.field import Content, Field
@@ -85,8 +85,10 @@ class StoredImage(EncodedImage):
         return fragment("StoredImage", "", facts, pictures([(thumbnail(self), "")]))
 
 
+_BY_INDEX: Final = "video.decode(frames=[…])"
 _VIDEO_ADVICE: Final = {
-    **dict.fromkeys(("numpy", "read", "to_numpy"), "write video.decode()"),
+    **dict.fromkeys(("frames", "numpy", "read", "to_numpy"), "write video.decode()"),
+    **dict.fromkeys(("get_batch", "get_frame_at", "get_frames_at"), f"write {_BY_INDEX}"),
     "dtype": "decoded frames are uint8: write video.decode()",
     "fps": "write video.n_frames / float(video.duration * video.time_base)",
     "shape": "write (video.n_frames, video.height, video.width, 3), or video.decode().shape",
@@ -106,9 +108,16 @@ class StoredVideo(EncodedStream):
         def __getitem__(self, index: object) -> NoReturn:
             raise TypeError(
                 "a stored video has no index: write video.decode(start, stop, step), or "
-                f"video.decode(frames=[…]); found {index!r}"
+                f"{_BY_INDEX}; found {index!r}"
             )
 
+    @refuses(
+        dict.fromkeys(("end", "end_frame"), "write stop=")
+        | dict.fromkeys(("frame", "index", "indices"), f"write {_BY_INDEX}")
+        | dict.fromkeys(("num_frames", "n_frames"), "write video.decode(start, start + n)")
+        | {"fps": "write dataset.clips(fps=…)"},
+        "video.decode",
+    )
     def decode(
         self,
         start: int | None = None,
@@ -127,20 +136,45 @@ class StoredVideo(EncodedStream):
             size: the (height, width) to which frames are scaled and cropped.
 
         Raises:
-            InvalidArgument: there is no such frame, or a slice and `frames` are given.
+            InvalidArgument: there is no such frame, an argument is invalid, or a slice and `frames`
+                are given.
             MediaError: the video is damaged.
             ClosedError: the dataset is closed.
         """
-        chosen = range(*slice(start, stop, step).indices(self.n_frames))
-        numbers = np.asarray(chosen if frames is None else frames, np.int64)
-        if frames is not None:
-            if (start, stop, step) != (None, None, None):
-                raise InvalidArgument("decode takes start, stop and step, or frames; found both")
-            numbers = np.where(numbers < 0, numbers + self.n_frames, numbers)
+        numbers = self._frame_numbers(start, stop, step, frames)
+        if size is not None and np.shape(size) != (2,):
+            raise InvalidArgument(f"size must be (height, width); found {size!r}")
         out = np.empty((len(numbers), *(size or (self.height, self.width)), 3), np.uint8)
         with ClipDecoder() as decoder:
             decoder.decode(self, numbers, out)
         return out
+
+    def _frame_numbers(
+        self, start: Any, stop: Any, step: Any, frames: Any
+    ) -> npt.NDArray[np.int64]:
+        n = self.n_frames
+        if frames is None:
+            try:
+                return np.arange(*slice(start, stop, step).indices(n))
+            except ValueError:
+                raise InvalidArgument("step must not be 0") from None
+            except TypeError as error:
+                found = ", ".join(repr(each) for each in (start, stop, step) if each is not None)
+                raise InvalidArgument(
+                    "decode takes integers, as video.decode(start, stop, step), or the indices of "
+                    f"frames, as {_BY_INDEX}; found {found:.80}"
+                ) from error
+        if any(each is not None for each in (start, stop, step)):
+            raise InvalidArgument("decode takes start, stop and step, or frames; found both")
+        numbers = np.asarray(frames)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise InvalidArgument(
+                f"frames must be a list of indices, such as [0, 5]; found {frames!r:.80}"
+            )
+        chosen = np.where(numbers < 0, numbers + n, numbers).astype(np.int64)
+        if np.any(missing := (chosen < 0) | (chosen >= n)):
+            raise InvalidArgument(f"no frame {numbers[missing][0]}; the video has {n} frames")
+        return chosen
 
     def to_pil(self, frame: int = 0) -> PilImage:
         """Return a frame, by default the first, as an RGB image of Pillow.

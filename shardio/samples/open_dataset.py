@@ -21,7 +21,7 @@ from shardio.samples.preload import preload
 from shardio.samples.preview import dataset_html
 from shardio.samples.step_view import StepView, resolve_steps
 from shardio.samples.token_view import TokenView
-from shardio.samples.view import DATASET_ADVICE
+from shardio.samples.view import DATASET_ADVICE, refuse_sum
 
 Selection = (
     Callable[[dict[str, npt.NDArray[Any]]], Any]
@@ -45,6 +45,8 @@ class OpenDataset(Dataset):
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, DATASET_ADVICE)
+
+        __add__ = __radd__ = refuse_sum
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in DATASET_ADVICE:  # `dataset.transform = f` would do nothing

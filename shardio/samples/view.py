@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,17 @@ _ATTRIBUTE_ADVICE: Final = {
 """Corrections for attributes that datasets of other libraries have; {0} stands for a variable with
 the dataset or view.
 """
+
+
+def refuse_sum(*_: object) -> NoReturn:
+    """Raise TypeError for the sum of datasets or views, which torch and NumPy have."""
+    raise TypeError(
+        "datasets have no sum: shardio.mix([a, b], weights=[1, 1]) draws from several, and "
+        "shardio.maintenance.merge(out, a, b) writes one of their samples; "
+        "shardio.convert(samples, path, append=True) adds samples to a dataset"
+    )
+
+
 DATASET_ADVICE: Final = {k: text.format("dataset") for k, text in _ATTRIBUTE_ADVICE.items()}
 _VIEW_ADVICE: Final = {k: text.format("view") for k, text in _ATTRIBUTE_ADVICE.items()} | {
     name: f"write view.dataset.{name}(…), which its dataset has"
@@ -126,6 +137,8 @@ class SampleView(Sequence[dict[str, Any]], Listed):
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, _VIEW_ADVICE)
+
+        __add__ = __radd__ = refuse_sum
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, *self.options)

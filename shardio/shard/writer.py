@@ -16,8 +16,9 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
+from shardio._base.callers import ANY_OPTION, missing_attribute, refuses
 from shardio._base.classes import Publishing, undo_on_error
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
@@ -88,7 +89,27 @@ class ShardSummary:
     id: str
 
 
-class ShardWriter(Publishing):
+_AS_A_DICT: Final = 'write writer.append({"image": …, "label": …}), with a dict of all fields'
+APPEND_ADVICE: Final = dict.fromkeys((ANY_OPTION, "sample"), _AS_A_DICT)
+"""The correction of calls of `append` with anything but a dict."""
+_WRITER_ADVICE: Final = {
+    **dict.fromkeys(("add", "write", "write_sample"), _AS_A_DICT),
+    **dict.fromkeys(("extend", "write_all"), "write writer.append(sample) for each sample"),
+    **dict.fromkeys(("commit", "finish", "flush", "save"), "write writer.close(), or use `with`"),
+}
+"""Attributes of other libraries' writers, and what to write instead."""
+
+
+class SampleWriter(Publishing):
+    """A writer of samples; refuses what it lacks of other libraries' writers, with a hint."""
+
+    if not TYPE_CHECKING:  # for type checkers, a writer would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, _WRITER_ADVICE)
+
+
+class ShardWriter(SampleWriter):
     """A writer of one shard. Until `close()`, it owns a hidden file in the folder of the shard.
 
     `close()`, or the end of a `with` block, syncs and renames this file; only then does the shard
@@ -137,6 +158,7 @@ class ShardWriter(Publishing):
     def __repr__(self) -> str:
         return f"ShardWriter({self.path!r}: {self.n_samples} samples so far)"
 
+    @refuses(APPEND_ADVICE, "writer.append")
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add a sample: a dict with a value for every field of the schema, and no other keys.
 
@@ -147,7 +169,9 @@ class ShardWriter(Publishing):
             raise ClosedError(f"{self.path}: the writer is closed")
         try:
             if not isinstance(sample, Mapping):
-                raise SchemaError(f"expected a mapping of fields, found {type(sample).__name__}")
+                raise SchemaError(
+                    f"expected a mapping of fields, found {type(sample).__name__}: {_AS_A_DICT}"
+                )
             sample = self.schema.flatten(sample)
             rows, records = self._encode(sample)
         except (SchemaError, MediaError) as error:

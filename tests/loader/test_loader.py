@@ -398,6 +398,11 @@ def test_default_budget_is_half_the_available(small: str, monkeypatch: pytest.Mo
         ({"device": ("cpu",), "output": "torch"}, "device must be a name with output='torch'; f"),
         ({"device": 3, "output": "tinygrad"}, "device must be a name or a tuple of names; found 3"),
         ({"device": (), "output": "tinygrad"}, "device must be a name or a tuple of names"),
+        (
+            {"transform": {"image": str}},
+            r"write transform=lambda sample: sample \| {'image': f\(sample\['image'\]\)}$",
+        ),
+        ({"batch_transform": {"x": str}}, r"write batch_transform=lambda batch: batch \| {'x': "),
         ({"batch_transform": 3}, "batch_transform must be callable; found 3"),
         ({"batch_transform": lambda: {}}, r"must take \(batch\) or \(batch, rng\); it takes \(\)"),
         ({"tail": "long"}, "tail must be one of 'short', 'drop', 'pad'; found 'long'"),

@@ -88,7 +88,8 @@ def test_a_video_decodes_all_frames_a_slice_or_a_list(dataset: shardio.ShardData
 def test_frames_that_a_video_has_not(dataset: shardio.ShardDataset) -> None:
     video = dataset[0]["video"]
     for frames in ([FRAMES], [-FRAMES - 1]):
-        with pytest.raises(shardio.InvalidArgument, match=f"a stream of {FRAMES} frames"):
+        text = f"no frame {frames[0]}; the video has {FRAMES} frames"
+        with pytest.raises(shardio.InvalidArgument, match=text):
             video.decode(frames=frames)
     with pytest.raises(shardio.InvalidArgument, match="found both"):
         video.decode(2, frames=[1])
@@ -104,6 +105,31 @@ def test_what_is_no_array_says_how_to_decode_it(dataset: shardio.ShardDataset) -
     for name in ("shape", "numpy"):
         with pytest.raises(AttributeError, match=rf"no attribute '{name}': write .*video\.decode"):
             getattr(video, name)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "text"),
+    [
+        (
+            ([0, 5],),
+            {},
+            r"or the indices of frames, as video\.decode\(frames=\[…\]\); found \[0, 5",
+        ),
+        ((1.5,), {}, "decode takes integers, .*; found 1.5"),
+        ((0, 5, 0), {}, "step must not be 0"),
+        ((), {"end": 5}, "has no option 'end': write stop="),
+        ((), {"frame": 5}, r"has no option 'frame': write video\.decode\(frames=\["),
+        ((), {"frames": 3}, r"frames must be a list of indices, such as \[0, 5\]; found 3"),
+        ((), {"frames": [0.5]}, "frames must be a list of indices"),
+        ((), {"frames": slice(3)}, "frames must be a list of indices"),
+        ((), {"size": 224}, r"size must be \(height, width\); found 224"),
+    ],
+)
+def test_frames_asked_for_as_elsewhere_get_a_hint(
+    dataset: shardio.ShardDataset, values: tuple[Any, ...], options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises((shardio.InvalidArgument, TypeError), match=text):
+        dataset[0]["video"].decode(*values, **options)
 
 
 def test_a_repr_is_one_short_line(dataset: shardio.ShardDataset) -> None:

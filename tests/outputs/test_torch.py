@@ -10,7 +10,7 @@ import pytest
 
 from shardio import Array, List, Schema, ShardLoader, Text
 from shardio import open as open_dataset
-from shardio.errors import InvalidArgument, UnsupportedEnvironment
+from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment
 from shardio.format.types import DTYPES
 from tests.loading import write_dataset
 
@@ -40,6 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _loader(folder: Any, **options: Any) -> ShardLoader:
     return ShardLoader(folder, 4, **{"num_workers": 0, "output": "torch", **options})
+
+
+def test_a_field_takes_a_dtype_of_torch() -> None:
+    for name in DTYPES.keys() - {"uint16", "uint32", "uint64"}:
+        assert Array(getattr(torch, name)) == Array(name)
+    with pytest.raises(SchemaError, match=r"unknown dtype torch\.complex64"):
+        Array(torch.complex64)
 
 
 def test_batches_are_tensors_of_the_dtypes_of_the_fields_also_in_lists(folder: str) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import shardio
-from shardio import Array, Audio, Bytes, EncodedStream, Schema, Text, Video
+from shardio import Array, Audio, Bytes, DatasetWriter, EncodedStream, Schema, Text, Video
 from shardio.errors import ClosedError, InvalidArgument, SchemaError
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES
 from shardio.format.types import EncodedImage
@@ -220,6 +221,27 @@ def test_a_bad_sample_is_refused_without_a_trace(tmp_path: Path, bad: Any, text:
             assert f"a.shard, sample {writer.n_samples}" in str(caught.value)
             writer.append(sample)
     assert (tmp_path / "a.shard").read_bytes() == clean
+
+
+CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
+    (lambda writer: writer.append(label=1, text="a"), TypeError, "has no option 'label': write "),
+    (lambda writer: writer.append("text", "a"), TypeError, "only sample by position; found 'a'"),
+    (lambda writer: writer.append(), TypeError, r"needs sample: .* with a dict of all fields"),
+    (lambda writer: writer.append([{}]), SchemaError, r"found list: write writer\.append\({"),
+    (lambda writer: writer.write({}), AttributeError, r"no attribute 'write': write writer\.appe"),
+    (lambda writer: writer.flush(), AttributeError, r"write writer\.close\(\)"),
+]
+
+
+@pytest.mark.parametrize("kind", [ShardWriter, DatasetWriter])
+@pytest.mark.parametrize(("call", "error", "text"), CALLS)
+def test_calls_of_other_writers_get_a_hint(
+    tmp_path: Path, kind: Any, call: Callable[[Any], Any], error: type[Exception], text: str
+) -> None:
+    with kind(tmp_path / "a.shard", SIMPLE) as writer:
+        with pytest.raises(error, match=text):
+            call(writer)
+        writer.append({"label": 1, "text": "a"})
 
 
 def test_a_sample_is_copied_and_may_be_changed_after_it_was_appended(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import did_you_mean, refuses
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import ROW_HASH_MIN
 from shardio.format.layout import Required
-from shardio.format.types.array_values import encode_array
+from shardio.format.types.array_values import encode_array, is_of
 from shardio.format.types.field import (
     MAX_RECORD_BYTES,
     Content,
@@ -90,13 +91,15 @@ _SCALAR_FORMATS: Final[dict[str, tuple[type, str]]] = {
 """For each dtype, a Python type, and the `struct` format that packs it as NumPy does."""
 
 
+@refuses({"compression": 'write codec="zstd"'})
 @dataclass(frozen=True, slots=True, repr=False)
 class Array(Field):
     """A field of numbers.
 
     Args:
-        dtype: one of `DTYPES`. NumPy arrays of bfloat16 are uint16 with the bits of the numbers;
-            tensors of torch, JAX and tinygrad are bfloat16.
+        dtype: one of `DTYPES`, or a dtype of NumPy or torch with such a name. NumPy arrays of
+            bfloat16 are uint16 with the bits of the numbers; tensors of torch, JAX and tinygrad are
+            bfloat16.
         shape: dimensions from 1 up; None for a dimension that varies between samples and may be 0.
         codec: "raw", "zstd" or "zstd_dictionary". Each value is compressed separately. A "raw"
             field of fixed shape is a column, whose rows for a batch are read in one operation.
@@ -122,7 +125,7 @@ class Array(Field):
                 given = _dtype_name(self.shape)
                 right = (given if given in DTYPES else "uint8", self.dtype)
                 raise SchemaError(f"Array takes the dtype before the shape: write Array{right}")
-            raise SchemaError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+            raise SchemaError(f"unknown dtype {self.dtype!r}; {_dtype_hint(self.dtype)}")
         if not isinstance(self.shape, tuple | list):
             raise SchemaError(
                 f"a shape is a tuple of dimensions, such as (3,) or (None, 3); found {self.shape!r}"
@@ -326,10 +329,27 @@ class Array(Field):
 def _dtype_name(dtype: Any) -> str | None:
     if isinstance(dtype, str):
         return dtype
+    if is_of(dtype, "torch", "dtype"):
+        return str(dtype).removeprefix("torch.")
     try:
         return None if dtype is None else np.dtype(dtype).name  # NumPy reads None as float64
     except TypeError:
         return None
+
+
+def _dtype_hint(dtype: Any) -> str:
+    """Return advice for a dtype that cannot be stored or has another name in DTYPES."""
+    word = str(_dtype_name(dtype) or dtype).rpartition(".")[2].lower()
+    if word.rstrip("0123456789") in ("object", "str", "string", "text"):
+        return "for text, write Text()"
+    if word == "float":
+        return "write 'float32', or 'float64' for the precision of Python's float"
+    try:
+        meant = np.dtype(word).name
+    except TypeError:
+        meant = word
+    close = f"did you mean {meant!r}?" if meant in DTYPES else did_you_mean(word, DTYPES)
+    return close or f"known: {', '.join(DTYPES)}"
 
 
 def _dimension(value: object) -> int:
@@ -369,7 +389,10 @@ class List(Field):
 
     def __post_init__(self) -> None:
         if not isinstance(self.element, Array):
-            raise SchemaError(f"the element of a List must be an Array; found {self.element!r}")
+            raise SchemaError(
+                f"the element of a List must be an Array; found {self.element!r}: for lists of "
+                "other values, such as texts, write Json()"
+            )
         if self.element.codec != "raw" or self.element.optional:
             raise SchemaError(
                 f"{self.element!r} in a List: give codec and optional to the List itself"
