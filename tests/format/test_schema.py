@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 
 from shardio import ShardWriter
-from shardio.errors import SchemaError
-from shardio.format.schema import Schema
-from shardio.format.types import Array, Bytes, Text
+from shardio.errors import SchemaError, ShardUnsupported
+from shardio.format.layout import Required
+from shardio.format.schema import Schema, group_parts
+from shardio.format.types import Array, Bytes, Image, Json, List, Text
 from tests.format.strategies import SCHEMAS
 
 
@@ -43,17 +44,17 @@ def test_the_order_of_fields_is_part_of_a_schema() -> None:
     [
         ({}, "at least one field"),
         ({"": Text()}, "non-empty string"),
-        ({1: Text()}, "non-empty string"),
+        ({1: Text()}, "non-empty string; found 1$"),
         ({"a..b": Text()}, "part of a dotted name is empty"),
         ({".a": Text()}, "part of a dotted name is empty"),
         ({"a": Text(), "a.b": Text()}, "names of fields and of nested records"),
         ({"a": {"b": Text()}, "a.b": Text()}, "two fields are named 'a.b'"),
         ({"a": {}}, "'a' has no fields"),
-        ({"a\n": Text()}, "printable characters"),
+        ({"a\n": Text()}, r"^field 'a\\n': only printable characters"),
         ({"a\u0378\u200b": Text()}, "printable characters"),
         ({"a\ue000": Text()}, "printable characters"),
-        ({"ä" * 128: Text()}, "at most 255 bytes"),
-        ({"\ud800": Text()}, "UTF-8"),
+        ({"ä" * 128: Text()}, f"^field '{'ä' * 40}…': a name has at most 255 bytes, found 256$"),
+        ({"\ud800": Text()}, r"^field '\\ud800' cannot be written in UTF-8$"),
         (
             {"a": str},
             "expected one of Array, Bytes, Text, Json, List, Image, Video, Audio, or a dict",
@@ -108,6 +109,11 @@ def test_arrays_that_cannot_be_stored_are_refused(arguments: Any, text: str) -> 
         Array(*arguments)
 
 
+def test_a_name_may_have_255_bytes_of_utf_8() -> None:
+    name = "ä" * 127 + "a"
+    assert list(Schema.from_json(Schema({name: Text()}).to_json())) == [name]
+
+
 def test_the_longest_row_is_what_48_bits_can_say() -> None:
     assert Array("uint8", ((1 << 48) - 1,)).row_bytes == (1 << 48) - 1
 
@@ -146,3 +152,98 @@ def test_only_raw_arrays_of_fixed_shape_are_columns() -> None:
     assert Array("uint8", (None,)).column is None
     with pytest.raises(SchemaError, match="no stride"):
         _ = Array("uint8", (None,)).stride
+
+
+SOME = Schema(
+    {
+        "image": Image(optional=True),
+        "camera": {"id": Text("zstd_dictionary"), "lens": {"focus": Array("float32")}},
+        "boxes": List(Array("float32", (None, 4)), optional=True),
+        "size": Array("int64", (2,)),
+    }
+)
+
+
+def test_a_schema_says_how_each_field_is_stored_and_what_readers_need() -> None:
+    assert list(SOME.columns) == ["camera.lens.focus", "size"]
+    assert list(SOME.records) == ["image", "camera.id", "boxes"]
+    assert [SOME.field_id(name) for name in SOME] == [0, 1, 2, 3, 4]
+    assert SOME.optional == ("image", "boxes")
+    assert SOME.groups == {"camera", "camera.lens"}
+    assert SOME.required == (
+        Required.IMAGES
+        | Required.LISTS
+        | Required.OPTIONAL_FIELDS
+        | Required.NESTED_NAMES
+        | Required.ZSTD_DICTIONARY
+    )
+    assert Schema({"a": Text("zstd"), "b": Json()}).required == Required(0)
+    assert group_parts(SOME, "camera") == ["id", "lens"]
+    assert group_parts(SOME, "camera.lens") == ["focus"]
+
+
+def test_a_schema_shows_itself_as_it_is_written() -> None:
+    shown = repr(SOME)
+    assert "'image': Image(optional=True)" in shown
+    assert "'camera.id': Text(codec='zstd_dictionary')" in shown
+    assert shown.endswith(", …})")
+    assert "'boxes': List(Array('float32', (None, 4)), optional=True)" in repr(
+        Schema({"boxes": SOME["boxes"]})
+    )
+    table = SOME.html_table("bytes", lambda name: f"<{len(name)}>")
+    assert table.count("<tr") == len(SOME) + 1
+    assert "zstd_dictionary" in table
+    assert "&lt;17&gt;" in table  # what `describe` returns of camera.lens.focus, escaped
+
+
+def test_a_sample_without_nested_records_is_taken_as_it_is() -> None:
+    flat, sample = Schema({"a": Text()}), {"a": "x", "b": {"c": 1}}
+    assert flat.flatten(sample) is sample
+    given = {"camera": {"id": "x", "lens": 3}, "size": {"w": 1}, "other": {}}
+    assert SOME.flatten(given) == {
+        "camera.id": "x",
+        "camera.lens": 3,  # for the writer to refuse
+        "size": {"w": 1},
+        "other": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\xff", "^the schema is not JSON in UTF-8: "),
+        (b"[]", 'must be an object with the single key "fields"$'),
+        (b'{"fields":{}}', '^"fields" of the schema must be a list$'),
+        (b'{"fields":[7]}', "^field 0 of the schema is not an object$"),
+        (
+            b'{"fields":[{"codec":0,"id":true,"name":"a","type":3}]}',
+            "^field 'a' of the schema: 'id' must be an integer$",
+        ),
+        (
+            b'{"fields":[{"codec":0,"id":4,"name":"a","type":3}]}',
+            "^field 'a': expected id 0, found 4$",
+        ),
+        (
+            b'{"fields":[{"codec":0,"id":0,"name":"a","type":3},'
+            b'{"codec":0,"id":1,"name":"a","type":2}]}',
+            "^two fields are named 'a'$",
+        ),
+        (
+            b'{"fields": [{"codec":0,"id":0,"name":"a","type":3}]}',
+            "^the schema is not in canonical form$",
+        ),
+    ],
+)
+def test_a_stored_schema_that_breaks_a_rule_says_which(content: bytes, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        Schema.from_json(content)
+
+
+def test_codes_of_later_versions_are_named_with_their_field() -> None:
+    for entry, what in (
+        (b'"codec":9,"id":0,"name":"a","type":3', "codec 9"),
+        (b'"codec":0,"id":0,"name":"a","type":77', "field type 77"),
+    ):
+        with pytest.raises(ShardUnsupported) as caught:
+            Schema.from_json(b'{"fields":[{' + entry + b"}]}")
+        assert str(caught.value) == f"field 'a' has {what}, which this version cannot read"

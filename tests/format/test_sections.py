@@ -10,18 +10,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import ShardCorrupt
-from shardio.format.checksum import BLOCK_BYTES, blocks_touched, distinct, n_units, rows_per_unit
-from shardio.format.codecs import Codec, decode, encode
+from shardio.format.checksum import (
+    BLOCK_BYTES,
+    CHUNK_BYTES,
+    block_hashes,
+    blocks_touched,
+    chunk_hashes,
+    distinct,
+    format_hashes,
+    hash_bytes,
+    n_blocks,
+    n_chunks,
+    n_units,
+    pack_hashes,
+    rows_per_unit,
+)
+from shardio.format.codecs import (
+    Codec,
+    Dictionary,
+    check_dictionary,
+    decode,
+    encode,
+    train_dictionary,
+)
+from shardio.format.layout import NO_FIELD, Kind
+from shardio.format.schema import Schema
 from shardio.format.sections import (
     ENTRY_DTYPE,
     Entries,
     codecs,
     first_invalid,
     invalid_entries,
+    max_units,
     pack_entry,
+    plan_sections,
     stored_bytes,
 )
-from shardio.format.types import Array, Bytes, Field
+from shardio.format.types import Array, Bytes, Field, Image, Text, Video
 from shardio.format.types.arrays import unpack_list
 
 U64 = st.integers(0, (1 << 64) - 1)
@@ -125,8 +150,9 @@ def test_a_zstd_frame_cut_short_is_refused_at_every_length() -> None:
     content = np.random.default_rng(0).integers(0, 4, 5000, np.uint8).tobytes()
     _, stored = encode(memoryview(content), Codec.ZSTD)
     for length in range(len(stored)):
-        with pytest.raises(ShardCorrupt):
+        with pytest.raises(ShardCorrupt) as caught:
             decode(stored[:length], Codec.ZSTD, len(content))
+        assert caught.value.code == "zstd_frame"
 
 
 def test_a_flipped_bit_in_a_zstd_frame_never_raises_a_foreign_error() -> None:
@@ -166,3 +192,105 @@ def test_distinct_numbers_come_each_once_and_ascending(numbers: list[int], n_tim
 def test_the_blocks_touched_are_those_that_hold_a_byte(starts: list[int], n_bytes: int) -> None:
     expected = {at // BLOCK_BYTES for start in starts for at in range(start, start + n_bytes)}
     assert blocks_touched(np.array(starts), n_bytes).tolist() == sorted(expected)
+
+
+def test_hashes_are_shown_whole_and_packed_as_little_endian_numbers() -> None:
+    assert format_hashes(7, 1 << 63) == {"expected": f"{7:016x}", "found": f"8{0:015x}"}
+    assert pack_hashes([1, 1 << 63]) == struct.pack("<QQ", 1, 1 << 63)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_block_or_chunk_that_is_cut_short_has_a_hash_of_its_own(more: int) -> None:
+    content = memoryview(bytes(range(251)) * 600)
+    blocks, chunks = content[: 2 * BLOCK_BYTES + more], content[: 2 * CHUNK_BYTES + more]
+    expected = [blocks[i : i + BLOCK_BYTES] for i in range(0, len(blocks), BLOCK_BYTES)]
+    assert list(block_hashes(blocks)) == [hash_bytes(each) for each in expected]
+    assert n_blocks(len(blocks)) == len(expected) == (3 if more > 0 else 2)
+    assert len(chunk_hashes(chunks)) == n_chunks(len(chunks)) == (3 if more > 0 else 2)
+    assert chunk_hashes(chunks)[1] == hash_bytes(chunks[CHUNK_BYTES : 2 * CHUNK_BYTES])
+
+
+def trained() -> Dictionary:
+    rng = np.random.default_rng(0)
+    words = [rng.bytes(12) for _ in range(50)]
+    return Dictionary(train_dictionary([b"".join(rng.permutation(words)[:20]) for _ in range(99)]))
+
+
+def test_a_record_that_names_no_dictionary_or_another_is_refused() -> None:
+    dictionary = trained()
+    record = memoryview(dictionary.content[-120:] * 2)
+    code, stored = encode(record, Codec.ZSTD_DICTIONARY, dictionary)
+    assert code == Codec.ZSTD_DICTIONARY
+    assert decode(stored, code, len(record), dictionary) == record
+    check_dictionary(stored, dictionary)
+    code, plain = encode(memoryview(bytes(record) * 9), Codec.ZSTD_DICTIONARY, None)
+    assert code == Codec.ZSTD
+    with pytest.raises(ShardCorrupt, match="does not declare its field's dictionary") as caught:
+        check_dictionary(plain, dictionary)
+    assert caught.value.code == "dictionary"
+    assert (caught.value.expected, caught.value.found) == (dictionary.id, 0)
+    with pytest.raises(ShardCorrupt, match="its field has none") as missing:
+        decode(stored, Codec.ZSTD_DICTIONARY, len(record))
+    assert missing.value.code == "dictionary"
+
+
+def test_no_dictionary_is_trained_on_too_little_and_none_is_made_of_other_bytes() -> None:
+    assert train_dictionary([b"a camera on the left of the hall" * 9] * 15) == b""
+    assert train_dictionary([b"x"] * 99) == b""
+    with pytest.raises(ShardCorrupt, match=r"not a zstd dictionary \(.+\)") as caught:
+        Dictionary(b"\x37\xa4\x30\xec" + bytes(60))
+    assert caught.value.code == "dictionary"
+
+
+def test_a_frame_of_another_size_is_refused_with_both_sizes() -> None:
+    _, stored = encode(memoryview(bytes(1000)), Codec.ZSTD)
+    with pytest.raises(ShardCorrupt, match="disagree about the record's size") as caught:
+        decode(stored, Codec.ZSTD, 999)
+    assert caught.value.code == "zstd_size"
+    assert (caught.value.expected, caught.value.found) == (999, 1000)
+    with pytest.raises(ShardCorrupt, match=r"^the zstd frame is damaged \(.+\)$") as longer:
+        decode(memoryview(bytes(stored) + b"more"), Codec.ZSTD, 1000)
+    assert longer.value.code == "zstd_frame"
+
+
+def test_the_sections_of_a_shard_are_planned_with_their_sizes() -> None:
+    schema = Schema(
+        {
+            "x": Array("uint8", (2100,)),  # a hash per row, and rows of 2,112 bytes
+            "note": Text("zstd_dictionary", optional=True),
+            "image": Image(),
+            "video": Video(),
+        }
+    )
+    counts = (((Kind.PACKETS, 3, 0), 70), ((Kind.CHUNK_HASHES, 3, 0), 600))
+    found = {key: (n_items, stride) for key, n_items, stride in plan_sections(schema, 9, counts)}
+    assert list(found) == [
+        (Kind.COLUMN, 0, 0),
+        (Kind.PAYLOAD, NO_FIELD, 0),
+        *((kind, 0, of) for kind, of in ((Kind.COLUMN_HASHES, 0), (Kind.BLOCK_HASHES, 3))),
+        *((kind, NO_FIELD, of) for kind, of in ((Kind.INDEX, 0), (Kind.BLOCK_HASHES, 5))),
+        *((kind, 2, of) for kind, of in ((Kind.SHAPES, 0), (Kind.BLOCK_HASHES, 6))),
+        *((kind, 3, of) for kind, of in ((Kind.STREAMS, 0), (Kind.BLOCK_HASHES, 12))),
+        *((kind, 3, of) for kind, of in ((Kind.PACKETS, 0), (Kind.BLOCK_HASHES, 11))),
+        *((kind, 3, of) for kind, of in ((Kind.CHUNK_HASHES, 0), (Kind.BLOCK_HASHES, 10))),
+        *((kind, 1, of) for kind, of in ((Kind.VALIDITY, 0), (Kind.BLOCK_HASHES, 9))),
+        (Kind.DICTIONARY, 1, 0),
+        (Kind.SCHEMA, NO_FIELD, 0),
+    ]
+    assert found[Kind.COLUMN, 0, 0] == (9, 2112)
+    assert found[Kind.PAYLOAD, NO_FIELD, 0] == (27, 0)
+    assert found[Kind.COLUMN_HASHES, 0, 0] == (9, 8)
+    assert found[Kind.INDEX, NO_FIELD, 0] == (27, 32)
+    assert found[Kind.SHAPES, 2, 0] == (9, 24)
+    assert found[Kind.CHUNK_HASHES, 3, 0] == (600, 8)
+    assert found[Kind.BLOCK_HASHES, 3, Kind.CHUNK_HASHES] == (2, 8)  # 4,800 bytes
+    assert found[Kind.VALIDITY, 1, 0] == (2, 1)
+    assert found[Kind.BLOCK_HASHES, 1, Kind.VALIDITY] == (1, 8)
+    assert found[Kind.SCHEMA, NO_FIELD, 0] == (1, 0)
+
+
+def test_no_shard_has_more_units_than_expected_of_its_samples_and_bytes() -> None:
+    schema = Schema({"x": Array("uint8", (2100,)), "note": Text()})
+    found = max_units(schema, np.array([9, 0, 9]), np.array([40_000, 4096, 1 << 30]))
+    # A hash per row and per record, the block hashes of both, and one unit for each hash section.
+    assert found.tolist() == [9 + 9 + 1 + 1 + 2, 2, 22]

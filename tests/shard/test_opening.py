@@ -58,11 +58,44 @@ def test_equal_schemas_are_parsed_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("n_bytes", [1, 100, PAGE - 1, PAGE, 10 * PAGE])
 def test_a_file_of_zeros_was_never_finished(n_bytes: int) -> None:
-    with pytest.raises(ShardIncomplete, match=r"a\.shard"):
+    with pytest.raises(ShardIncomplete, match=r"^a\.shard: ") as caught:
         open_sections(memoryview(bytes(n_bytes)), "a.shard")
+    expected = "header was never written" if n_bytes >= PAGE else f"{n_bytes} bytes and no header"
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"x", b"\x89SHD\r\n\x1a\n", b"y" * PAGE, b"z" * 5 * PAGE])
 def test_another_file_is_no_shard(content: bytes) -> None:
-    with pytest.raises(ShardCorrupt, match="too short to be a shard|not a shard: wrong magic"):
+    is_short = len(content) < PAGE
+    text = "too short to be a shard" if is_short else "not a shard: wrong magic"
+    with pytest.raises(ShardCorrupt, match=text) as caught:
         open_sections(memoryview(content), "a.shard")
+    error = caught.value
+    assert (error.path, error.code) == ("a.shard", "file_size" if is_short else "magic")
+    assert error.found == (len(content) if is_short else content[:8])
+    assert str(error).endswith(f"expected {error.expected}, found {error.found!s}")
+
+
+def test_the_last_page_must_repeat_the_first(tmp_path: Path) -> None:
+    content = bytearray(write_shard(tmp_path / "a.shard", 1).read_bytes())
+    last = len(content) - PAGE
+    content[last + 70] ^= 1
+    with pytest.raises(ShardCorrupt, match="the first and the last page differ") as caught:
+        open_sections(memoryview(content), "a.shard")
+    error = caught.value
+    assert (error.code, error.path, error.section) == ("trailer", "a.shard", "trailer")
+    assert error.offset == last + 70
+    assert (error.expected, error.found) == (content[70], content[70] ^ 1)
+
+
+def test_a_schema_that_was_changed_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    content = bytearray(write_shard(tmp_path / "a.shard", 1).read_bytes())
+    at = content.index(b'{"fields"')
+    content[at + 20] ^= 1
+    with pytest.raises(ShardCorrupt, match="the schema does not match its hash") as caught:
+        open_sections(memoryview(content), "a.shard")
+    error = caught.value
+    assert (error.code, error.path, error.section) == ("schema_hash", "a.shard", "schema")
+    assert error.offset == at
+    assert error.expected != error.found
+    assert len(str(error.found)) == 16

@@ -53,6 +53,40 @@ def test_every_sample_is_read_as_it_was_written(shard: Path, verify: Any) -> Non
                 assert same_sample(reader[row], as_read(every_field_sample(row)))
 
 
+def test_a_reader_describes_its_shard(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        assert (
+            repr(reader) == f"ShardReader({str(shard)!r}: {N} samples of {len(EVERY_FIELD)} fields)"
+        )
+        assert (reader.path, len(reader), reader.access) == (str(shard), N, "mmap")
+        assert reader.schema == EVERY_FIELD
+        assert (len(reader.id), reader.header.n_samples) == (32, N)
+        assert reader.header.file_size == shard.stat().st_size
+        ends = [section.end for section in reader.sections]
+        assert [section.offset for section in reader.sections] == [4096, *ends[:-1]]
+        assert ends[-1] == reader.header.table_offset
+        assert reader.sections[-1].name == "schema"
+    with ShardReader(shard, access="pread") as reader:
+        assert reader.access == "pread"
+        assert not mapped(shard)
+
+
+def test_a_field_that_a_shard_lacks_is_refused_by_name(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        for use in (
+            lambda: reader.sample(0, ["label", "nothing"]),
+            lambda: reader.present("nothing"),
+        ):
+            with pytest.raises(
+                InvalidArgument, match=r"a\.shard: no field 'nothing'; fields: .*note"
+            ):
+                use()
+        for row in (N, -N - 1):
+            with pytest.raises(IndexError, match=r"a\.shard: a row is out of range of 40"):
+                reader.present("hint", [row])
+        assert list(reader.sample(0, ["note", "label"])) == ["note", "label"]
+
+
 def test_rows_count_from_the_end_too_and_may_be_numpy_integers(shard: Path) -> None:
     with ShardReader(shard) as reader:
         for row in (-1, -N, np.int64(3), np.uint8(4)):
@@ -164,8 +198,11 @@ def test_the_other_samples_of_a_damaged_shard_can_be_read(tmp_path: Path) -> Non
         for row in (0, 3, 5, 8):
             assert same_sample(reader[row], as_read(every_field_sample(row)))
         assert np.array_equal(reader.column("frames", [3])[0], every_field_sample(3)["frames"])
-        with pytest.raises(ChecksumMismatch, match="sample 4"):
+        with pytest.raises(ChecksumMismatch, match="sample 4") as caught:
             reader.column("frames", [3, 4])
+        assert (caught.value.field, caught.value.path) == ("frames", str(path))
+        assert caught.value.code == "checksum"
+        assert np.array_equal(reader.column("frames", [5])[0], every_field_sample(5)["frames"])
 
 
 def test_units_are_checked_once_always_or_never(tmp_path: Path) -> None:
@@ -183,10 +220,12 @@ def test_units_are_checked_once_always_or_never(tmp_path: Path) -> None:
         assert all(not np.array_equal(w, every_field_sample(4)["frames"]) for w in wrong)
         with pytest.raises(ChecksumMismatch, match="field 'frames'"):
             always[4]
-        with pytest.raises(ChecksumMismatch, match="field 'frames'"):
+        with pytest.raises(ChecksumMismatch, match="field 'frames'") as caught:
             always.column("frames")
-        with pytest.raises(ChecksumMismatch, match="field 'raw'"):
+        assert caught.value.sample == 4
+        with pytest.raises(ChecksumMismatch, match="field 'raw'") as caught:
             next(always.records.values("raw", np.array([4])))
+        assert caught.value.sample == 4
 
 
 def test_an_unknown_verification_is_refused(shard: Path) -> None:

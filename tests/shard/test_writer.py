@@ -189,7 +189,10 @@ def test_a_writer_counts_and_summarizes(tmp_path: Path) -> None:
     assert (writer.n_samples, writer.n_bytes) == (0, 0)
     writer.append({"label": 1, "text": "four"})
     assert (writer.n_samples, writer.n_bytes) == (1, 12)
+    assert repr(writer) == f"ShardWriter({str(tmp_path / 'a.shard')!r}: 1 samples so far)"
     summary = writer.close()
+    assert repr(summary).startswith("ShardSummary(name='a.shard', n_samples=1, n_bytes=")
+    assert (writer.n_samples, writer.n_bytes) == (1, 12)
     with ShardReader(tmp_path / "a.shard") as reader:
         assert summary.id == reader.id
     assert (summary.name, summary.n_samples) == ("a.shard", 1)
@@ -315,8 +318,18 @@ def test_a_shard_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_shard_has_the_suffix_of_shards(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"must end in \.shard"):
+    with pytest.raises(InvalidArgument, match=r"a\.bin: .*must end in \.shard"):
         ShardWriter(tmp_path / "a.bin", SIMPLE)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_writer_takes_only_a_schema(tmp_path: Path) -> None:
+    for wrong, text in (
+        ({"label": Array("int64")}, r"found dict: write shardio\.Schema\(\{…\}\)$"),
+        ([Text()], "^expected a shardio.Schema, found list$"),
+    ):
+        with pytest.raises(SchemaError, match=text):
+            ShardWriter(tmp_path / "a.shard", wrong)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == []
 
 
@@ -330,9 +343,11 @@ def test_a_failed_append_ends_the_writer(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(writer._payload.index, "write", fail)
     with pytest.raises(OSError, match="no"):
         writer.append({"label": 2, "text": "b"})
-    with pytest.raises(ClosedError):
-        writer.append({"label": 2, "text": "b"})
+    for use in (writer.close, lambda: writer.append({"label": 2, "text": "b"})):
+        with pytest.raises(ClosedError, match=r"a\.shard: the writer is closed"):
+            use()
     assert os.listdir(tmp_path) == []
+    assert writer.n_samples == 1
 
 
 _FILL_THE_DISK = """
@@ -369,8 +384,10 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, limit: int) 
 
 
 def test_a_missing_folder_is_an_error_of_the_system(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         ShardWriter(tmp_path / "nowhere" / "a.shard", SIMPLE)
+    assert str(tmp_path / "nowhere") in str(caught.value.filename)
+    assert os.listdir(tmp_path) == []
 
 
 def test_writing_to_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
