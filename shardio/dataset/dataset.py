@@ -186,6 +186,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             DatasetCorrupt: the file at the path is not the file that the generation names.
             IndexError: there is no such shard.
         """
+        if not -(n := self.files.n_shards) <= shard < n:
+            raise IndexError(f"{self.path}: shard {shard} of {n}")
         return self.files.reader(shard, name)
 
     def sample(

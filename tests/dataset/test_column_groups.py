@@ -95,8 +95,10 @@ def test_a_dataset_tells_what_was_added_and_in_which_shards(added: Path) -> None
         assert dataset.reader(1, "hint") is dataset.reader(1)
         assert dataset.reader(-1, "frames") is dataset.reader(N_SHARDS - 1, "frames")
         for field in (None, "frames"):
-            with pytest.raises(IndexError):
-                dataset.reader(N_SHARDS, field)
+            for shard in (N_SHARDS, -N_SHARDS - 1):
+                with pytest.raises(IndexError) as caught:
+                    dataset.reader(shard, field)
+                assert str(caught.value) == f"{added}: shard {shard} of {N_SHARDS}"
         files = dataset.files.files_of_shard(1)
         assert [len(files), files[0][0]] == [1 + len(ADDED), dataset.shards[1]]
         ((frames, where),) = dataset.files.files_of_shard(1, "frames")
