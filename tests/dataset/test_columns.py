@@ -101,9 +101,19 @@ def test_a_wrong_name_is_a_key_error_that_suggests_another(folder: str) -> None:
 
 def test_rows_that_do_not_fit(folder: str) -> None:
     with shardio.open(folder) as dataset:
-        for rows in ([N], [-1], [True], [0.5], 3):
-            with pytest.raises(InvalidArgument):
+        for rows, said in (
+            ([N], f"from 0 to {N - 1}; found {N} at 0"),
+            ([3, -1], "found -1 at 1"),
+            ([True], r"found bool \(1,\)"),
+            ([0.5], r"found float64 \(1,\)"),
+            (3, "found 3$"),
+        ):
+            with pytest.raises(InvalidArgument, match=said) as caught:
                 dataset.column("label", rows)
+            is_mask = rows == [True]
+            assert str(caught.value).startswith(
+                "the mask must be" if is_mask else f"{folder}: rows"
+            )
     with pytest.raises(shardio.ShardioError, match="closed"):
         dataset["label"]
 
@@ -113,8 +123,10 @@ def test_a_damaged_value_is_an_error(folder: str, tmp_path: Path) -> None:
     damage_row(made, "frames", 4)
     with shardio.open(made) as dataset:
         assert dataset.column("frames", [3]).shape == (1, 4, 24, 24, 3)
-        with pytest.raises(shardio.ShardCorrupt, match="frames"):
+        with pytest.raises(shardio.ShardCorrupt, match="frames") as caught:
             dataset["frames"]
+        assert (caught.value.field, caught.value.sample) == ("frames", 4)
+        assert caught.value.path == f"{made}/000000-000.shard"
 
 
 def test_views_have_the_columns_that_are_not_decoded(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from shardio.media import encode_jpeg
 from shardio.samples.shard_dataset import ShardDataset
 from tests.faults.failing import FailingDisk
 from tests.loading import write_dataset
+from tests.maintenance.datasets import tree
 from tests.media.images_made import smooth
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 
@@ -148,6 +149,13 @@ def test_bad_shard_named_others_read(three: Path, damage: Any, error: Any, messa
     with ShardDataset(three) as dataset:
         with pytest.raises(error, match=rf"000001-000\.shard{message}"):
             dataset[20]
+        with pytest.raises(error, match=rf"000001-000\.shard{message}") as caught:
+            dataset[20]
+        assert str(three / "000001-000.shard") in str(caught.value)
+        if error is DatasetCorrupt:
+            summary = dataset.shards[1]
+            expected = (summary.id, summary.n_samples, summary.n_bytes)
+            assert f"expected (id, samples, bytes) {expected}, found (" in str(caught.value)
         assert other_samples_survive(dataset)
 
 
@@ -156,8 +164,10 @@ def test_a_shard_of_another_schema_is_no_part_of_the_dataset(tmp_path: Path) -> 
     shards = load(folder).shards
     shutil.rmtree(folder / "generations")
     publish(folder, schema=Schema({"label": Array("int64"), "other": Text()}), shards=shards)
-    with ShardDataset(folder) as dataset, pytest.raises(DatasetCorrupt, match="schema"):
-        dataset[0]
+    with ShardDataset(folder) as dataset:
+        with pytest.raises(DatasetCorrupt, match="its schema differs from the dataset's") as caught:
+            dataset[0]
+        assert str(caught.value).startswith(f"{folder / '000000-000.shard'}: ")
 
 
 # The end of a dataset.
@@ -218,7 +228,10 @@ def test_nothing_is_published_before_close(tmp_path: Path) -> None:
     writer.append({"label": 1, "note": "x"})
     with pytest.raises(DatasetNotFound, match="never finished"):
         ShardDataset(tmp_path / "d")
-    assert writer.close().n_samples == 1
+    generation = writer.close()
+    assert (generation.number, generation.n_samples) == (1, 1)
+    assert (generation.schema, len(generation.shards)) == (LABELS, 1)
+    assert load(tmp_path / "d") == generation
     assert len(ShardDataset(tmp_path / "d")) == 1
 
 
@@ -287,11 +300,12 @@ def test_a_closed_writer_says_so(tmp_path: Path) -> None:
     writer = DatasetWriter(tmp_path, LABELS)
     writer.close()
     writer.abort()
-    with pytest.raises(ClosedError):
-        writer.append({"label": 0, "note": ""})
-    with pytest.raises(ClosedError):
-        writer.close()
+    for use in (writer.close, lambda: writer.append({"label": 0, "note": ""})):
+        with pytest.raises(ClosedError, match="closed") as caught:
+            use()
+        assert str(tmp_path) in str(caught.value)
     assert len(ShardDataset(tmp_path)) == 0
+    assert sorted(tree(tmp_path)) == ["000000-000.shard", "dataset.json", "generations/000001.json"]
 
 
 def test_an_error_about_a_descriptor_is_raised_and_leaves_nothing(tmp_path: Path) -> None:
@@ -303,7 +317,7 @@ def test_an_error_about_a_descriptor_is_raised_and_leaves_nothing(tmp_path: Path
 
 
 def test_shard_bytes_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="shard_bytes"):
+    with pytest.raises(InvalidArgument, match="shard_bytes .*0"):
         DatasetWriter(tmp_path / "d", LABELS, shard_bytes=0)
     assert not (tmp_path / "d").exists()
 

@@ -219,8 +219,9 @@ def test_first_checks_a_unit_once_and_always_every_time(three: str, name: str) -
             gathered(dataset, name, [ROW])
         flip_row(first, name)
         assert differing(gathered(first, name, [ROW]), VALUES[name][[ROW]]) == 1
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(ChecksumMismatch) as caught:
             gathered(always, name, [ROW])
+        assert (caught.value.field, caught.value.path) == (name, always.reader(1).path)
 
 
 @pytest.mark.parametrize("name", [*HASHED_BY_ROW, "vector", "long"])
@@ -228,9 +229,10 @@ def test_checking_marks_only_the_runs_that_were_read(three: str, name: str) -> N
     shared = [ROW] if name in HASHED_BY_ROW else np.arange(433, 866)
     with ShardDataset(three) as dataset:
         gathered(dataset, name, np.delete(np.arange(N_SAMPLES), shared))
-        flip_row(dataset, name)
-        with pytest.raises(ChecksumMismatch):
+        path, _ = flip_row(dataset, name)
+        with pytest.raises(ChecksumMismatch) as caught:
             gathered(dataset, name, [ROW])
+        assert (caught.value.field, caught.value.path) == (name, path)
 
 
 @pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
@@ -251,8 +253,9 @@ def test_datasets_that_share_marks_check_once_between_them(three: str, name: str
         gathered(one, name, [ROW])
         flip_row(one, name)
         assert differing(gathered(other, name, [ROW]), VALUES[name][[ROW]]) == 1
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(ChecksumMismatch) as caught:
             gathered(alone, name, [ROW])
+        assert caught.value.field == name
 
 
 @pytest.mark.parametrize("verify", ["first", "always"])
@@ -278,5 +281,7 @@ def test_a_damaged_hash_is_noticed_though_other_rows_of_its_block_are_marked(thr
     with ShardDataset(three) as dataset:
         gathered(dataset, "row", [434])  # marks the block of hashes as checked
         flip(Path(dataset.reader(1).path), dataset.reader(1).hashes_section("row").offset)
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(ChecksumMismatch) as caught:
             gathered(dataset, "row", [433])
+        assert (caught.value.field, caught.value.sample) == ("row", 0)
+        assert np.array_equal(gathered(dataset, "row", [5]), VALUES["row"][[5]])

@@ -40,13 +40,19 @@ def test_next_generation_keeps_lineage_and_unchanged_values(folder: Path) -> Non
     second = publish_next(folder, first, classes=("a", "b"))
     assert (second.number, second.lineage) == (2, first.lineage)
     assert (second.shards, second.classes) == (first.shards, ("a", "b"))
+    assert (second.schema, second.inputs) == (first.schema, first.inputs)
+    assert (second.converter, second.versions) == (first.converter, first.versions)
     assert load(folder) == second
     assert load_generation(folder, 1) == first
-    with pytest.raises(DatasetConflict, match="generation 2 exists: another writer"):
+    with pytest.raises(DatasetConflict, match="generation 2 exists: another writer") as caught:
         publish_next(folder, first, classes=("theirs",))
+    assert str(caught.value).startswith(f"{folder}: ")
+    assert load(folder) == second
     third = publish_next(folder, second, subsets={"odd": RowRuns([1], [1])}, stats={"whole": {}})
     assert (third.number, third.classes) == (3, ("a", "b"))
     assert load(folder) == third
+    assert (third.subsets, third.stats) == ({"odd": RowRuns([1], [1])}, {"whole": {}})
+    assert [load_generation(folder, n).classes for n in (1, 2)] == [(), ("a", "b")]
 
 
 def test_generations_may_be_a_link_within_the_dataset(folder: Path, tmp_path: Path) -> None:
@@ -65,8 +71,11 @@ def test_another_dataset_in_the_same_folder_is_a_conflict(folder: Path, tmp_path
     assert other.lineage != first.lineage
     for name in ("dataset.json", "generations/000001.json"):
         (folder / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(DatasetConflict):
+    before = tree(folder)
+    with pytest.raises(DatasetConflict) as caught:
         publish_next(folder, first)
+    assert str(folder) in str(caught.value)
+    assert tree(folder) == before
 
 
 def test_a_generation_that_a_killed_writer_did_not_publish_is_removed(folder: Path) -> None:
@@ -148,8 +157,9 @@ def test_a_subset_is_a_dataset_of_its_samples(folder: Path) -> None:
         assert dataset.subset_name == "some"
         assert dataset.subsets == {"some": 15}
         assert "subset 'some', 15 samples in 3 shards" in repr(dataset)
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="sample 15 of 15") as caught:
             dataset[15]
+        assert str(caught.value).startswith(str(folder))
     with open_dataset(folder) as dataset:
         assert (len(dataset), dataset.subset_name) == (N, None)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -10,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from shardio import Array, Schema, Text, Video
+from shardio import Array, Schema, Text, Video, __version__
 from shardio.dataset.generation import Generation, lineage_of
-from shardio.dataset.manifest import load, publish, publish_next, refuse_existing
+from shardio.dataset.manifest import (
+    generation_numbers,
+    load,
+    publish,
+    publish_next,
+    refuse_existing,
+)
+from shardio.dataset.selection import RowRuns
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     DatasetConflict,
@@ -62,6 +70,41 @@ def test_a_generation_is_read_back_as_it_was_published(tmp_path: Path) -> None:
     assert found == generation
     assert found.n_samples == 7
     assert (found.classes, [*found.shards]) == (tuple(DETAILS["classes"]), [*SHARDS])
+    assert (found.number, found.lineage) == (1, lineage_of(SCHEMA, SHARDS))
+    assert found.schema == found.full_schema == SCHEMA
+    assert [*found.inputs] == DETAILS["inputs"]
+    assert found.converter == DETAILS["converter"]
+    assert found.versions == {"shardio": __version__, "av": "1.2.3"}
+    assert (found.subsets, found.stats, found.operation, found.column_groups) == ({}, {}, {}, ())
+    assert found.view == {"kind": "rows"}
+    assert found.names == [shard.name for shard in SHARDS]
+    assert [*found.files] == [(shard, SCHEMA) for shard in SHARDS]
+    assert found.description == {
+        "classes": found.classes,
+        "inputs": found.inputs,
+        "converter": found.converter,
+        "versions": found.versions,
+        "view": found.view,
+    }
+    assert (len(found.shards), found.shards.n_bytes) == (2, 20480)
+    content = json.loads(generation_file(tmp_path).read_text())
+    optional = {"subsets", "stats", "operation", "column_groups", "required"}
+    assert not optional & content.keys()
+
+
+def test_what_a_generation_says_of_subsets_and_statistics_is_read_back(tmp_path: Path) -> None:
+    rows, stats = RowRuns([1, 4], [2, 1]), {"whole": {"label": {"mean": 0.5}}}
+    first = publish_in(tmp_path)
+    publish_next(tmp_path, first, subsets={"some": rows}, stats=stats, operation={"name": "split"})
+    found = load(tmp_path)
+    assert found.subsets == {"some": rows}
+    assert found.stats == stats
+    assert found.operation == {"name": "split"}
+    assert (found.number, found.classes) == (2, first.classes)
+    assert [*found.inputs] == DETAILS["inputs"]
+    assert found.converter == DETAILS["converter"]
+    content = json.loads(generation_file(tmp_path, 2).read_text())
+    assert content["subsets"] == {"some": {"rows": "1 2 1 1", "samples": 3}}
 
 
 def test_keys_that_are_numbers_come_back_as_strings(tmp_path: Path) -> None:
@@ -121,8 +164,9 @@ def test_every_truncation_and_every_addition_is_noticed(published: Path, name: s
     cut = (raw[:n] for n in range(len(raw)))
     for other in (*cut, raw + b"\n", raw + b" ", b"\n" + raw, raw * 2):
         path.write_bytes(other)
-        with pytest.raises(DatasetCorrupt):
+        with pytest.raises(DatasetCorrupt) as caught:
             load(published)
+        assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +176,18 @@ def test_every_truncation_and_every_addition_is_noticed(published: Path, name: s
 )
 def test_a_file_of_something_else_is_corrupt(published: Path, content: bytes) -> None:
     (published / "dataset.json").write_bytes(content)
-    with pytest.raises(DatasetCorrupt):
+    with pytest.raises(DatasetCorrupt) as caught:
         load(published)
+    assert str(caught.value).startswith(f"{published / 'dataset.json'}: ")
+    assert (published / "dataset.json").read_bytes() == content
 
 
 def test_a_key_given_twice_is_noticed(published: Path) -> None:
     path = published / "dataset.json"
     path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 1,\n "version": 1'))
-    with pytest.raises(DatasetCorrupt):
+    with pytest.raises(DatasetCorrupt) as caught:
         load(published)
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_the_message_names_both_digests(published: Path) -> None:
@@ -154,6 +201,7 @@ def test_a_missing_generation_is_named(published: Path) -> None:
     generation_file(published).unlink()
     with pytest.raises(DatasetCorrupt, match=r"000001\.json: generation 1 is missing"):
         load(published)
+    assert generation_numbers(published) == []
 
 
 # Files that are whole, and break a rule all the same.
@@ -247,16 +295,19 @@ def test_a_file_that_breaks_a_rule_is_refused_with_the_reason(
             del content[last]
 
     forge(published / name, change)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         load(published)
+    assert str(caught.value).startswith(f"{published / name}: ")
 
 
 def test_no_dataset_has_more_samples_than_an_order_can_permute(published: Path) -> None:
     forge(generation_file(published), lambda g: g["shards"][0].update(samples=1 << 48))
     assert load(published).n_samples == 1 << 48
     forge(generation_file(published), lambda g: g["shards"][1].update(samples=1))
-    with pytest.raises(DatasetCorrupt, match="at most"):
+    with pytest.raises(DatasetCorrupt, match="at most") as caught:
         load(published)
+    path = generation_file(published)
+    assert str(caught.value) == f"{path}: {(1 << 48) + 1} samples; at most 2^48 are possible"
 
 
 def deep(n: int) -> object:
@@ -281,8 +332,9 @@ def test_generation_nests_at_most_256_deep(tmp_path: Path, monkeypatch: pytest.M
 def test_a_generation_under_another_number_is_corrupt(published: Path) -> None:
     os.rename(generation_file(published), generation_file(published, 2))
     forge(published / "dataset.json", lambda p: p.update(generation=2))
-    with pytest.raises(DatasetCorrupt, match="says that it is generation 1"):
+    with pytest.raises(DatasetCorrupt, match=r"000002\.json: says that it is generation 1"):
         load(published)
+    assert generation_numbers(published) == [2]
 
 
 def test_a_dataset_that_no_converter_made_needs_no_options(published: Path) -> None:
@@ -352,9 +404,33 @@ def test_a_folder_that_is_missing_empty_or_a_file_holds_no_dataset(tmp_path: Pat
     (tmp_path / "0.shard").touch()
     with pytest.raises(DatasetNotFound, match=f"0.shard: .*ShardReader, .*the folder '{tmp_path}'"):
         load(tmp_path / "0.shard")
-    for path in (tmp_path / "missing", tmp_path, tmp_path / "file"):
-        with pytest.raises(DatasetNotFound, match=str(path)):
+    for path, text in (
+        (tmp_path / "missing", "there is no such folder"),
+        (tmp_path, "holds no dataset.json: not a dataset, or never finished"),
+        (tmp_path / "file", "this is a file, not a dataset; to load files of other kinds, convert"),
+    ):
+        with pytest.raises(DatasetNotFound) as caught:
             load(path)
+        assert str(caught.value).startswith(f"{path}: {text}")
+    (tmp_path / "0.shard").rename(tmp_path / "a.jpg")
+    with pytest.raises(DatasetNotFound) as caught:
+        load(tmp_path)
+    assert str(caught.value).endswith(f"convert them first: shardio convert {tmp_path} OUT")
+    publish_in(tmp_path / "inner")
+    with pytest.raises(DatasetNotFound, match=f"did you mean '{tmp_path / 'inner'}'"):
+        load(tmp_path)
+
+
+def test_a_subset_that_is_given_as_a_folder_is_recognized(published: Path) -> None:
+    publish_next(published, load(published), subsets={"val": RowRuns([0], [2])})
+    with pytest.raises(DatasetNotFound) as caught:
+        load(published / "val")
+    assert str(caught.value) == (
+        f"{published / 'val'}: there is no such folder: write "
+        f"shardio.open({str(published)!r}, subset='val')"
+    )
+    with pytest.raises(DatasetNotFound, match="there is no such folder$"):
+        load(published / "other")
 
 
 def test_a_new_dataset_needs_a_folder_that_is_missing_or_empty(tmp_path: Path) -> None:
@@ -395,6 +471,8 @@ def test_a_writer_that_meets_anothers_shard_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(DatasetConflict, match="created by another writer") as caught:
         writer.close()
     assert isinstance(caught.value, FileExistsError)
+    assert str(caught.value).startswith(f"{tmp_path / '000000-000.shard'}: ")
+    assert "choose another folder" in str(caught.value)
     assert tree(tmp_path) == {"000000-000.shard": b"another's"}
 
 

@@ -87,6 +87,12 @@ def test_long_lists_are_read_back_as_they_were_published(tmp_path: Path) -> None
     assert found.n_samples == 210 and found.shards.samples.tolist() == [10 * i for i in range(7)]
     assert (found.shards[-1], found.shards[2:4]) == (SHARDS[-1], SHARDS[2:4])
     assert found.names == [shard.name for shard in SHARDS]
+    assert repr(found.shards) == "ShardList(7 shards)"
+    assert found.shards.n_bytes == sum(shard.n_bytes for shard in SHARDS)
+    assert repr(found.inputs).startswith("InputList(9 entries, ")
+    assert found.inputs != INPUTS[:-1]
+    assert {file.count for file in found.external_lists} == {7, 9}
+    assert [file.read() != b"" for file in found.external_lists] == [True, True]
     assert [*found.files] == [(shard, SCHEMA) for shard in SHARDS]
     with pytest.raises(IndexError):
         found.shards[7]
@@ -176,8 +182,11 @@ def test_damage_of_any_byte_of_a_list_is_found(published: Path, kind: str, n: in
     damaged = (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole)))
     for other in (*damaged, whole[:-1], whole + b"\0", b""):
         place.write_bytes(other)
-        with pytest.raises(DatasetCorrupt, match=f"{place.name}: changed since it was written"):
+        with pytest.raises(
+            DatasetCorrupt, match=f"{place.name}: changed since it was written"
+        ) as c:
             read_lists(published)
+        assert f"expected {len(whole)} bytes of id {place.stem}, found {len(other)}" in str(c.value)
     place.unlink()
     with pytest.raises(DatasetCorrupt, match=f"is missing; a generation keeps a list of {n} there"):
         read_lists(published)
@@ -217,8 +226,15 @@ INPUT = b'{"outcome":"x","path":"y"'
 )
 def test_invalid_list_is_corrupt(published: Path, kind: str, content: bytes, message: str) -> None:
     forge_part(published, kind, content)
-    with pytest.raises(DatasetCorrupt, match=message):
+    place = generation_file(published) if "twice" in message or "2\\^" in message else None
+    with pytest.raises(DatasetCorrupt, match=message) as caught:
         read_lists(published)
+    names = (
+        [f"{place}: "]
+        if place
+        else [f"{published / 'generations' / n}: " for n in parts_in(published)]
+    )
+    assert str(caught.value).startswith(tuple(names))
 
 
 def test_a_name_may_have_255_bytes(published: Path) -> None:
@@ -329,8 +345,10 @@ def test_failed_publish_leaves_no_part(tmp_path: Path, monkeypatch: pytest.Monke
 def test_losing_publisher_leaves_only_the_parts_of_the_winner(published: Path) -> None:
     before = tree(published)
     for shards in (SHARDS[:5], SHARDS):
-        with pytest.raises(DatasetConflict):
+        with pytest.raises(DatasetConflict, match="generation 1 already exists") as caught:
             publish_in(published, shards=shards)
+        assert str(caught.value).startswith(f"{published}: ")
+        assert "another writer published first" in str(caught.value)
     assert tree(published) == before
     assert load(published).shards == SHARDS
 
@@ -341,10 +359,17 @@ def test_half_written_part_is_overwritten(published: Path, tmp_path: Path) -> No
     for name in parts_in(published):
         (other / "generations" / name).write_bytes(b"half")
     assert publish_in(other) == load(other)
+    assert read_lists(other) == (7, 9)
+    assert parts_in(other) == parts_in(published)
 
 
 def test_a_generation_that_is_withdrawn_takes_its_parts_along(published: Path) -> None:
-    withdraw(published, load(published).lineage)
+    lineage = load(published).lineage
+    withdraw(published, "0" * 16)
+    assert load(published).shards == SHARDS, "another dataset is not withdrawn"
+    withdraw(published, lineage)
+    assert not (published / "generations").exists()
+    withdraw(published, lineage)
     assert not (published / "generations").exists()
 
 

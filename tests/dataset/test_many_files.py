@@ -250,8 +250,9 @@ def test_reopening_keeps_marks(folder: str, tmp_path: Path) -> None:
             file.seek(offset)
             file.write(b"\x07")
         assert first[0]["label"] == 7
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(ChecksumMismatch, match="field 'label'") as caught:
             always[0]
+        assert caught.value.path == path_of(copy, 0)
 
 
 def test_every_sample_of_an_epoch_is_marked_as_checked(folder: str) -> None:
@@ -495,6 +496,7 @@ def test_missing_file_is_unpinned(folder: str, tmp_path: Path, storages: Storage
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.unlink(path_of(copy, 2))
     with ShardDataset(copy) as dataset:
-        with pytest.raises(ShardNotFound):
+        with pytest.raises(ShardNotFound, match=r"000002-000\.shard: there is no such shard"):
             dataset.reader(2)
         assert storages[0].held.total() == 0
+        assert len(dataset.reader(3)) == dataset.shards[3].n_samples

@@ -93,8 +93,10 @@ def test_mixture_concatenates_its_sources(mixture: Mixture, large: str, small: s
     assert mixture.shards[3].name == f"{small}/000000-000.shard"
     assert mixture.schema == TWO_FIELDS
     assert repr(mixture).startswith("Mixture(63 samples of 2 sources: ShardDataset(")
+    with pytest.raises(IndexError, match="sample 63 of 63"):
+        mixture[63]
     mixture.close()
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match="closed"):
         mixture[0]
 
 
@@ -138,8 +140,10 @@ def test_strictest_verify_applies_to_all_sources(large: str, small: str, tmp_pat
         flip(reader.path, reader.column_section(name).offset)
     with shardio.open(copy, verify="off") as lax, mix([lax, large], weights=[1, 1]) as made:
         assert len(lax[0]) == len(TWO_FIELDS)
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(ChecksumMismatch) as caught:
             made[0]
+        assert (caught.value.path, caught.value.field) == (reader.path, name)
+        assert made[len(lax)]["label"] == 0
 
 
 def test_all_sources_are_read_in_one_way(large: str, small: str) -> None:
