@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.callers import refuse_unknown_options, row_index
+from shardio._base.callers import path_as_given, refuse_unknown_options, row_index
 from shardio._base.classes import Closing
 from shardio._base.html import fragment
 from shardio._loading.options import dataset_advice
@@ -65,10 +65,11 @@ class MapView(Closing):
                 "load the mixture with a ShardLoader"
             )
         self._dataset: Any = dataset
+        self._path: str | None = None
         if isinstance(dataset, str | os.PathLike):
-            path = dataset_path(dataset)
+            self._path = dataset_path(dataset)
             # An absolute path is also valid in processes with another working directory.
-            self._dataset = path if is_url(path) else os.path.abspath(path)
+            self._dataset = self._path if is_url(self._path) else os.path.abspath(self._path)
         self._options = options
         self._loader: ShardLoader | None = None
         self._pid = self._batch_size = 0
@@ -82,7 +83,7 @@ class MapView(Closing):
         self, n_rows: int, sampler: Callable[[int], Any] | None, seed: int = 0
     ) -> ShardLoader:
         return ShardLoader(
-            self._dataset,
+            self._shown,
             n_rows,
             sampler=sampler,
             seed=seed,
@@ -95,8 +96,15 @@ class MapView(Closing):
             **self._options,
         )
 
+    @property
+    def _shown(self) -> Any:
+        """The dataset as the user gave it, or its absolute path after a chdir."""
+        if self._path is None or is_url(self._path):
+            return self._dataset
+        return path_as_given(self._path, self._dataset)
+
     def __repr__(self) -> str:
-        return f"MapView({self._dataset!r}: {self._n_samples} samples)"
+        return f"MapView({self._shown!r}: {self._n_samples} samples)"
 
     def _repr_html_(self) -> str:
         before = "fields before the transform:" if "transform" in self._options else ""
@@ -128,7 +136,7 @@ class MapView(Closing):
     def _loader_for(self, n_rows: int) -> ShardLoader:
         """Return a loader that this process has created, with a batch size of at least n_rows."""
         if self._closed:
-            raise ClosedError("the view is closed")
+            raise ClosedError("the view is closed: create another one, MapView(dataset)")
         if self._loader is None or self._pid != os.getpid() or self._batch_size < n_rows:
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()

@@ -80,7 +80,7 @@ class PipelineIterations(Closing):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError(f"this {type(self).__name__} was closed")
+            raise ClosedError(f"this {type(self).__name__} was closed: create another one")
 
     def stats(self) -> PipelineStats:
         """Return the figures of the latest iteration; before the first, all are 0 or empty."""

@@ -132,6 +132,11 @@ def check_encodable(path: str | os.PathLike[str], what: str) -> None:
         raise InvalidArgument(f"{what} is {os.fspath(path)!r}, {reason}") from error
 
 
+def path_as_given(given: str, absolute: str) -> str:
+    """Return a path as the user gave it, or `absolute` if a chdir has made it invalid since."""
+    return given if os.path.abspath(given) == absolute else absolute
+
+
 def similar_name(path: str | os.PathLike[str]) -> str:
     """Return the end of a message about a missing path: the similar name in its folder, if any."""
     folder, name = os.path.split(os.path.normpath(path))

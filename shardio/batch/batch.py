@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shardio._base.callers import missing_attribute
 from shardio._base.classes import Listed, listed
 from shardio._base.html import format_shape, fragment, pictures, table
+from shardio._base.progress import counted
 from shardio.batch.layout import (
     FILLED,
     BlockLayout,
@@ -28,6 +29,7 @@ from shardio.batch.layout import (
 from shardio.errors import ShardCorrupt
 from shardio.format.schema import group_parts
 from shardio.format.types.array_values import is_of
+from shardio.format.types.field import Field
 from shardio.media.values import describe, thumbnail
 
 if TYPE_CHECKING:
@@ -185,6 +187,10 @@ class Batch(Mapping[str, Value_co], Listed):
             )
         return iter(self._layout.schema)
 
+    def keys(self) -> KeysView[str]:
+        """Return the names of the fields as a dict's view, whose repr lists only the names."""
+        return self._layout.schema.keys()
+
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
 
@@ -192,9 +198,9 @@ class Batch(Mapping[str, Value_co], Listed):
         return len(self._layout.schema)
 
     def __repr__(self) -> str:
-        step = f"step {self.step} of epoch {self.epoch}: {self.n_rows} rows"
+        step = f"step {self.step} of epoch {self.epoch}: {counted(self.n_rows, 'rows')}"
         schema = self._layout.delivered_schema
-        kinds = {name: f"list of {field!r}" for name, field in schema.items()}
+        kinds = {name: _described(field, self.n_rows) for name, field in schema.items()}
         kinds |= {name: f"{v.dtype} {tuple(v.shape)}" for name, v in self._values.items()}
         shown = (f"{name} {kind}" for name, kind in kinds.items())
         return f"Batch({listed((step, *shown), 193)})"
@@ -356,6 +362,15 @@ class Batch(Mapping[str, Value_co], Listed):
             path = paths[shard] if paths else f"shard number {shard}"
             return found.at(path=path, field=name, sample=row)
         return found.at(field=name)
+
+
+def _described(field: Field, n: int) -> str:
+    """Return a text about the n values of a list in a batch: "3 texts"."""
+    if field.array is not None:
+        return f"{counted(n, 'arrays')} of {field.array.dtype} {field.array.shape}"
+    if field.item is not None:
+        return f"{counted(n, 'lists')} of arrays of {field.item.dtype} {field.item.shape}"
+    return counted(n, field.things)
 
 
 def _moved(value: Any, device: Any, *, non_blocking: bool) -> Any:

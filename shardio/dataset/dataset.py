@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import row_index, unknown_field
+from shardio._base.callers import path_as_given, row_index, unknown_field
 from shardio._base.classes import Closing
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
@@ -82,7 +81,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     @property
     def current_path(self) -> str:
         """The path as the user gave it, or `root` if a chdir has made that path invalid."""
-        return self.path if os.path.abspath(self.path) == self.root else self.root
+        return path_as_given(self.path, self.root)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ class MappedRows:
         if not section.size:
             return
         address = self._address + int(self._part_starts[shard]) * self._stride
-        fd = open_shard(reader.path)
+        fd = open_shard(reader.absolute_path)
         try:
             # Reading a mapped page after the end of a truncated file would kill the process.
             reader.file.check(FileState.of(os.fstat(fd)), reader.path)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.callers import path_as_given
 from shardio.errors import ClosedError, UnsupportedEnvironment
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
@@ -38,7 +39,7 @@ class LocalStorage:
 
     def manifest_folder(self, generation: int | None) -> str:
         """Return a local folder that has the given generation (None: the published one)."""
-        return self._user_path
+        return path_as_given(self._user_path, self.root)
 
     def invalidate(self) -> bool:
         """Remove local copies of generations; return True if they can be downloaded again."""
@@ -57,7 +58,7 @@ class LocalStorage:
 
     def pin(self, summary: ShardSummary) -> str:
         """Pin a file; return its path. Raise DatasetCorrupt for a link that leads out of `root`."""
-        path = self.path_of(summary)
+        path = os.path.join(path_as_given(self._user_path, self.root), summary.name)
         refuse_links_outside(self.root, path)
         return path
 
@@ -218,7 +219,10 @@ class OpenFiles:
     def check_open(self) -> None:
         """Raise ClosedError if the files are closed."""
         if self._is_closed:
-            raise ClosedError(f"{self._path}: the dataset is closed")
+            raise ClosedError(
+                f"{self._path}: the dataset is closed: use it inside its `with` block, or open it "
+                "again"
+            )
 
     def halve(self) -> bool:
         """Halve the maximum number of open files; return False if it cannot be lowered further."""

@@ -290,7 +290,10 @@ class DatasetWriter(SampleWriter):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ClosedError(f"{self.path}: the writer is closed")
+            raise ClosedError(
+                f"{self.path}: the writer is closed; to add samples to the finished dataset, write "
+                "shardio.convert(samples, path, append=True)"
+            )
 
     @property
     def _is_closed(self) -> bool:

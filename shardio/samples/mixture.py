@@ -53,6 +53,11 @@ class MixtureSpec(NamedTuple):
     sources: tuple[DatasetSource, ...]
     mixing: MixtureShares
 
+    @property
+    def shown_path(self) -> str:
+        """The text that stands for the mixture in errors."""
+        return self.path
+
     def open(self) -> Mixture:
         """Open the mixture. The rows of selections are zeros until the caller sets them."""
         return Mixture([source.open() for source in self.sources], self.mixing)

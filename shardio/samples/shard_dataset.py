@@ -41,7 +41,8 @@ class DatasetSource:
     """A picklable description of an opened dataset, from which the same samples are opened again.
 
     `n_selected` counts the rows of a selection, which are passed on separately. `generation` is
-    None for the published generation.
+    None for the published generation. Errors name `shown_path`, the path as the user gave it, by
+    default `path`.
     """
 
     path: str
@@ -51,6 +52,7 @@ class DatasetSource:
     generation: int | None = None
     remote: RemoteOptions = RemoteOptions()
     n_selected: int | None = None
+    shown_path: str | None = None
 
     def open(self) -> ShardDataset:
         """Open the dataset. The rows of a selection are zeros until the caller sets them."""
@@ -106,11 +108,11 @@ class ShardDataset(OpenDataset):
         self._open(DatasetSource(dataset_path(path), verify, access, subset, generation, remote))
 
     def _open(self, source: DatasetSource) -> None:
-        path, verify, subset = source.path, source.verify, source.subset
+        path, verify, subset = source.shown_path or source.path, source.verify, source.subset
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self._asked_access, self._remote = source.access, source.remote
-        storage = _storage_of(path, source.remote)
+        storage = _storage_of(source.path, path, source.remote)
         access = storage.resolve_access(source.access)
         try:
             state = _load(storage, source.generation)
@@ -149,8 +151,8 @@ class ShardDataset(OpenDataset):
     @property
     def worker_source(self) -> DatasetSource:
         """A description for workers. Workers download whole shards."""
-        found = self.source
-        return replace(found, remote=found.remote.for_workers)
+        remote = self._remote.for_workers
+        return replace(self.source, remote=remote, shown_path=self.current_path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DatasetSource.open, (self.source,), self.rows.row_list
@@ -292,7 +294,7 @@ def _refuse_subset_of_url(url: str, remote: RemoteOptions) -> None:
     parent, _, name = url.rpartition("/")
     subsets: Mapping[str, object] = {}
     with contextlib.suppress(ShardioError, OSError):
-        subsets = _load(_storage_of(parent, remote), None).subsets if is_url(parent) else {}
+        subsets = _load(_storage_of(parent, parent, remote), None).subsets if is_url(parent) else {}
     if name in subsets:
         raise DatasetNotFound(
             f"{url}: holds no dataset.json: write shardio.open({parent!r}, subset={name!r})"
@@ -307,12 +309,12 @@ def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
     return rows
 
 
-def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
+def _storage_of(path: str, shown_path: str, remote: RemoteOptions) -> ShardStorage:
     """Return the storage of a dataset, by its absolute path, so that chdir has no effect."""
     if is_url(path):
         return RemoteStorage(path, remote, external_list_names)
     check_encodable(path, "path")
-    return LocalStorage(os.path.abspath(path), path)
+    return LocalStorage(os.path.abspath(path), shown_path)
 
 
 class _Columns(dict[str, npt.NDArray[Any]]):

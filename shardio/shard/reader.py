@@ -54,7 +54,8 @@ class ShardReader(Closing):
         self.path = os.fspath(path)
         self._mapped_columns: dict[str, npt.NDArray[Any]] = {}
         """Columns of which a row was read, as views of the map."""
-        self._absolute = os.path.abspath(path)  # still valid after a chdir
+        self.absolute_path = os.path.abspath(path)
+        """The path of the file, which is still valid after a chdir."""
         found: Content
         if content is None:
             check_encodable(path, "path")
@@ -91,7 +92,7 @@ class ShardReader(Closing):
     def check_length(self) -> None:
         """Raise ShardChanged if a mapped file was truncated: reading it could kill the process."""
         if self.access == "mmap":
-            check_length(self._absolute, self.file)
+            check_length(self.absolute_path, self.file)
 
     @property
     def sections(self) -> tuple[Section, ...]:

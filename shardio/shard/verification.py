@@ -94,7 +94,9 @@ class VerifiedUnits:
     def content(self) -> Content:
         """The content of the file; raises ClosedError after `release`."""
         if self._content is None:
-            raise ClosedError(f"{self.path}: the reader is closed")
+            raise ClosedError(
+                f"{self.path}: the reader is closed: decode values before, or open it again"
+            )
         return self._content
 
     def release(self) -> None:

@@ -166,7 +166,9 @@ class ShardWriter(SampleWriter):
         dotted names. Media is the bytes of a file, an EncodedImage or an EncodedStream.
         """
         if self._file is None:
-            raise ClosedError(f"{self.path}: the writer is closed")
+            raise ClosedError(
+                f"{self.path}: the writer is closed; a finished shard cannot grow: write another"
+            )
         try:
             if not isinstance(sample, Mapping):
                 raise SchemaError(

@@ -336,6 +336,23 @@ def test_pickled_dataset_reopens_with_its_samples(folders: dict[int, str]) -> No
                     assert same_sample(found[-1], dataset[-1])
 
 
+def test_a_closed_dataset_and_its_shards_have_the_path_as_given(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(three.parent)
+    with open_dataset(three.name) as dataset:
+        reader = dataset.reader(0)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")  # the others are opened, and mapped, after this
+        assert dataset.column("label").tolist() == [*range(len(dataset))]
+        assert dataset.reader(1).path == str(three / dataset.shards[1].name)
+    assert reader.path == f"{three.name}/{dataset.shards[0].name}"
+    with pytest.raises(ClosedError, match=f"^{reader.path}: the reader is closed: "):
+        reader[0]
+    with pytest.raises(ClosedError, match=f"^{three.name}: the dataset is closed: use it inside"):
+        dataset[0]
+
+
 def test_pickles_full_path(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(three.parent)
     with open_dataset(three.name) as dataset:

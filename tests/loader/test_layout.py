@@ -182,7 +182,7 @@ def test_the_schema_and_the_batch_show_the_shapes_that_arrive(folder: str, layou
     assert schema["clip"] == Array("uint8", (2, 3, 5, 7) if is_first else (2, 5, 7, 3))
     assert schema["joints"] == SCHEMA["joints"]
     shown = "(3, None, None)" if is_first else "(None, None, 3)"
-    assert f"varying list of Array('uint8', {shown})" in repr(batch)
+    assert f"varying {batch.n_rows} arrays of uint8 {shown}" in repr(batch)
 
 
 def test_the_schema_is_that_of_what_a_transform_makes(folder: str) -> None:

@@ -463,7 +463,7 @@ def test_use_after_close(folder: str, written: list[dict[str, Any]], num_workers
     loader.close()
     check_against(batch, written)
     for use in (lambda: next(steps), lambda: iter(loader)):
-        with pytest.raises(ClosedError, match="the loader is closed"):
+        with pytest.raises(ClosedError, match="is closed: use it inside its `with` block, or cre"):
             use()
     assert len(loader) == N // BATCH
 

@@ -488,6 +488,24 @@ def test_same_environ_and_cwd(folder: str, tmp_path: Path, monkeypatch: pytest.M
         assert set(next(iter(loader))["told"]) == {f"seen {tmp_path}"}
 
 
+@WORKERS
+def test_errors_have_the_path_as_given(
+    folder: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, name = os.path.split(folder)
+    monkeypatch.chdir(path)
+
+    def fail(sample: Sample) -> Sample:
+        raise ValueError
+
+    for given in (name, f"./{name}/"):
+        with (
+            _loader(given, transform=fail, num_workers=num_workers) as loader,
+            pytest.raises(TransformError, match=rf"\.shard of {re.escape(given)} \("),
+        ):
+            next(iter(loader))
+
+
 def test_a_worker_keeps_the_memory_that_a_transform_lets_go_of(folder: str) -> None:
     if platform.libc_ver()[0] != "glibc" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         pytest.skip("glibc's malloc, with nothing said of it, is what is told to")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio.errors import ClosedError
+from shardio.errors import ClosedError, TransformError
 from shardio.map_view import MapView
 from shardio.media import encode_jpeg
 from shardio.samples.view import RowView
@@ -112,8 +112,27 @@ def test_a_view_is_pickled_with_its_options_and_used_after_a_fork(folder: Path) 
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert view[2]["y"][0] == 3
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match=r"the view is closed: create another one, MapView\("):
         view[0]
+
+
+def test_a_path_is_shown_as_given_and_read_after_a_chdir(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError(sample["name"])
+
+    with MapView("set", transform=fail) as failing, MapView("set") as view:
+        assert repr(view) == "MapView('set': 10 samples)"
+        with pytest.raises(TransformError, match=r"shard 000000-000\.shard of set \("):
+            failing[0]
+        monkeypatch.chdir(tmp_path)
+        assert view[3]["name"] == "ü3"
+        assert repr(view) == f"MapView({str(folder)!r}: 10 samples)"
+        with pickle.loads(pickle.dumps(view)) as other:
+            assert other[3]["name"] == "ü3"
 
 
 def test_launchers_do_not_divide_a_view(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

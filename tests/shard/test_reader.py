@@ -273,7 +273,7 @@ def test_the_map_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
 def test_a_closed_reader_says_so(shard: Path, use: Any) -> None:
     reader = ShardReader(shard)
     reader.close()
-    with pytest.raises(ClosedError, match=r"a\.shard: the reader is closed"):
+    with pytest.raises(ClosedError, match=r"a\.shard: the reader is closed: decode values befor"):
         use(reader)
 
 

@@ -299,9 +299,10 @@ def test_abort_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
         writer.abort()
         writer.abort()
     assert os.listdir(tmp_path) == []
-    for use in (writer.close, lambda: writer.append({"label": 1, "text": "a"})):
-        with pytest.raises(ClosedError, match=r"a\.shard: the writer is closed"):
-            use()
+    with pytest.raises(ClosedError, match=r"a\.shard: the writer is closed"):
+        writer.close()
+    with pytest.raises(ClosedError, match=r"a\.shard: the writer is closed; .*: write another"):
+        writer.append({"label": 1, "text": "a"})
 
 
 def test_a_shard_is_never_overwritten(tmp_path: Path) -> None:

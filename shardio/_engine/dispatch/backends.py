@@ -46,6 +46,13 @@ from shardio.errors import ClosedError
 from shardio.samples.view import SampleView
 
 
+def closed_error() -> ClosedError:
+    """Return the error for the use of a closed loader."""
+    return ClosedError(
+        "the loader is closed: use it inside its `with` block, or create another one"
+    )
+
+
 class InlineWorker:
     """The backend for num_workers=0: `wait` runs a task in this process."""
 
@@ -88,7 +95,7 @@ class InlineWorker:
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Run the oldest task and return its result; `timeout_s` is ignored."""
         if not self._tasks:
-            raise ClosedError("the loader is closed")
+            raise closed_error()
         # Ctrl-C may interrupt the task, so the task is removed only when it is done.
         task, block = self._tasks[0]
         if not self._batch_spec.runs_user_code:

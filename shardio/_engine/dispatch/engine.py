@@ -19,7 +19,13 @@ import numpy.typing as npt
 
 from shardio._base.classes import undo_on_error
 from shardio._base.statistics import LoadingStats
-from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod, WorkerBackend
+from shardio._engine.dispatch.backends import (
+    Backend,
+    InlineWorker,
+    StartMethod,
+    WorkerBackend,
+    closed_error,
+)
 from shardio._engine.dispatch.counters import CounterTable
 from shardio._engine.dispatch.crashes import crash_error, describe_first_sample, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
@@ -413,18 +419,18 @@ class Engine:
     def pool(self) -> BlockPool:
         # This repeats the check in `dispatcher`, to save a call for every batch.
         if self._dispatcher is None:
-            raise ClosedError("the loader is closed")
+            raise closed_error()
         return self._dispatcher.pool
 
     @property
     def dispatcher(self) -> Dispatcher:
         if self._dispatcher is None:
-            raise ClosedError("the loader is closed")
+            raise closed_error()
         return self._dispatcher
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            raise ClosedError("the loader is closed")
+            raise closed_error()
         if this_process.pid != self._owner_pid:
             raise ClosedError(
                 f"this loader belongs to process {self._owner_pid}; create another loader in this "

@@ -66,7 +66,7 @@ class BatchSpec:
 
     @property
     def path(self) -> str:
-        return self.source.path
+        return self.source.shown_path or self.source.path
 
     @property
     def makes_batches(self) -> bool:

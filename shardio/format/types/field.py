@@ -71,6 +71,8 @@ class Field(ABC):
     """True if values are JSON values, which include None (JSON's null)."""
     is_opaque: ClassVar[bool] = False
     """True if values are bytes without a format."""
+    things: ClassVar[str] = "values"
+    """A noun for several values of the field, in texts for users."""
     alignment: ClassVar[int] = 1
     """The alignment, in bytes, of uncompressed records, and of values in a batch."""
 

@@ -76,6 +76,7 @@ class Image(EncodedMedia):
     code: ClassVar[int] = FieldType.IMAGE
     required: ClassVar[Required] = Required.IMAGES
     medium: ClassVar[str | None] = "image"
+    things: ClassVar[str] = "encoded images"
 
     @property
     def stored_dims(self) -> tuple[int, ...]:

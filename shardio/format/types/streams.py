@@ -235,6 +235,7 @@ class Video(_StreamField):
     code: ClassVar[int] = FieldType.VIDEO
     required: ClassVar[Required] = Required.VIDEOS
     medium: ClassVar[str | None] = "video"
+    things: ClassVar[str] = "encoded videos"
     has_frames: ClassVar[bool] = True
 
 
@@ -245,6 +246,7 @@ class Audio(_StreamField):
     code: ClassVar[int] = FieldType.AUDIO
     required: ClassVar[Required] = Required.AUDIO
     medium: ClassVar[str | None] = "audio"
+    things: ClassVar[str] = "encoded sounds"
 
 
 def stream_tables(

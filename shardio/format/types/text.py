@@ -23,6 +23,7 @@ class Bytes(RecordField):
 
     code: ClassVar[int] = FieldType.BYTES
     is_opaque: ClassVar[bool] = True
+    things: ClassVar[str] = "byte strings"
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
         """Return a function that encodes a value; plain bytes take a fast path."""
@@ -48,6 +49,7 @@ class Text(RecordField):
 
     code: ClassVar[int] = FieldType.TEXT
     is_utf8: ClassVar[bool] = True
+    things: ClassVar[str] = "texts"
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
         """Return a function that encodes a value; a plain str takes a fast path."""
@@ -88,6 +90,7 @@ class Json(RecordField):
 
     code: ClassVar[int] = FieldType.JSON
     is_json: ClassVar[bool] = True
+    things: ClassVar[str] = "JSON values"
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         try:

@@ -330,7 +330,10 @@ class RemoteLoader(BatchLoader, Generic[Value_co]):
     def check_open(self) -> None:
         """Raise ClosedError if the loader was closed, or if this is a forked child."""
         if not self._finalizer.alive or self._pid != this_process.pid:
-            raise ClosedError("this loader was closed, or created before this process was forked")
+            raise ClosedError(
+                "this loader was closed, or created before this process was forked: create another "
+                "one here"
+            )
 
 
 class RemoteIterator:
