@@ -68,7 +68,27 @@ def test_damaged_sample_aborts_or_is_skipped(format: str, dataset: Path, tmp_pat
     assert entries(tmp_path) == ["d"]
     report = export(dataset, tmp_path / "out", format, on_error="skip")
     assert (report.n_samples, [one.sample for one in report.skipped]) == (11, [4])
-    assert json.loads((tmp_path / "out" / "_export.json").read_text())["skipped"] == [4]
+    assert "field 'source'" in report.skipped[0].reason
+    assert (report.out, report.format) == (str(tmp_path / "out"), format)
+    assert report.fields == ("label", "source")
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert (report.n_files, report.n_bytes) == (
+        len(written),
+        sum(path.stat().st_size for path in written),
+    )
+    about = json.loads((tmp_path / "out" / "_export.json").read_text())
+    with shardio.open(dataset) as opened:
+        assert about == {
+            "format": format,
+            "samples": 11,
+            "fields": ["label", "source"],
+            "classes": ["a", "b"],
+            "lineage": opened.lineage,
+            "generation": 1,
+            "subset": None,
+            "skipped": [4],
+            "shardio": shardio.__version__,
+        }
     if format == "files":
         sources = [line["source"] for line in table(tmp_path / "out")]
         assert sources == [f"clip {i}" for i in range(12) if i != 4]
@@ -116,19 +136,28 @@ def test_a_sample_without_members_is_refused_for_a_tar(tmp_path: Path) -> None:
 def test_ambiguous_member_names_are_refused(names: tuple[str, ...], tmp_path: Path) -> None:
     schema = Schema({name: Bytes() for name in names})
     shardio.DatasetWriter(tmp_path / "d", schema).close()
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument) as caught:
         export(tmp_path / "d", tmp_path / "out", "webdataset")
+    assert str(caught.value).startswith(f"{tmp_path / 'd'}: ")
+    assert names[0].lower() in str(caught.value)
+    assert entries(tmp_path) == ["d"]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "text"),
     [
-        *({"format": "zip"}, {"on_error": "ignore"}, {"shard_bytes": 0}),
-        *({"fields": ["nothing"]}, {"fields": []}, {"subset": "nothing"}),
+        ({"format": "zip"}, "format 'zip', on_error 'stop'; expected one of .*files.*"),
+        ({"on_error": "ignore"}, "on_error 'ignore'; expected one of .*stop or skip$"),
+        ({"shard_bytes": 0}, "^shard_bytes is 0; it must be 1 or more$"),
+        ({"fields": ["nothing"]}, "d: no field 'nothing'; the fields are label, source$"),
+        ({"fields": []}, "d: fields is empty; the fields are label, source$"),
+        ({"subset": "nothing"}, "no subset 'nothing'; there are: none"),
     ],
 )
-def test_options_are_checked(options: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument):
+def test_options_are_checked(
+    options: dict[str, Any], text: str, dataset: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=text):
         export(dataset, tmp_path / "out", **{"format": "files", **options})
     assert entries(tmp_path) == ["d"]
 
@@ -137,16 +166,33 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     export(dataset, out, "files")
-    with pytest.raises(DatasetExists, match="--overwrite"):
+    before = tree(out)
+    with pytest.raises(DatasetExists) as caught:
         export(dataset, out, "webdataset")
+    expected = f"{out}: holds an export, which overwrite (--overwrite) replaces"
+    assert str(caught.value) == expected
+    assert tree(out) == before
     export(dataset, out, "webdataset", overwrite=True)
     assert entries(out) == ["000000.tar", "_export.json"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(DatasetExists, match=r"thesis\.txt"):
+    with pytest.raises(DatasetExists) as caught:
         export(dataset, tmp_path / "mine", "files", overwrite=True)
-    with pytest.raises(InvalidArgument, match="holds a dataset"):
+    assert "holds 'thesis.txt', not an export, which overwrite does not replace" in str(
+        caught.value
+    )
+    assert entries(tmp_path / "mine") == ["thesis.txt"]
+    with pytest.raises(
+        DatasetExists, match=r"thesis\.txt: expected a folder, found a link or file"
+    ):
+        export(dataset, tmp_path / "mine" / "thesis.txt", "files", overwrite=True)
+    with pytest.raises(InvalidArgument, match="holds a dataset; choose a folder outside of it"):
         export(dataset, dataset / "out", "files")
+    with pytest.raises(InvalidArgument, match="contains the dataset; choose another folder"):
+        export(dataset, tmp_path, "files")
+    with shardio.open(dataset) as opened:
+        with pytest.raises(InvalidArgument, match="subset needs the path of a dataset"):
+            export(opened, tmp_path / "new", "files", subset="a")
     assert entries(tmp_path) == ["d", "mine", "out"]
 
 

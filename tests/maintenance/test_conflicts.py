@@ -111,8 +111,10 @@ def test_progress_reports_steps(source: Path, tmp_path: Path, name: str, workers
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_a_folder_without_a_dataset_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DatasetNotFound):
+    with pytest.raises(DatasetNotFound) as caught:
         OPERATIONS[name][1](tmp_path / "no", tmp_path / "out", {})
+    assert str(caught.value).startswith(f"{tmp_path / 'no'}: there is no such folder")
+    assert not (tmp_path / "no").exists()
     assert not (tmp_path / "out").exists()
 
 
@@ -131,8 +133,11 @@ def test_removed_shards_conflict(source: Path, name: str, monkeypatch: pytest.Mo
 def test_damage_is_no_conflict(source: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "label")[0])
     intrude(monkeypatch, count)
-    with pytest.raises(DataError, match="hash|match"):
+    with pytest.raises(DataError, match="hash|match") as caught:
         OPERATIONS[name][1](source, source.with_name("out"), {})
+    assert shard_of(source, 1).name in str(caught.value)
+    assert load(source).operation == {}
+    assert not list(source.glob(".staging-*"))
 
 
 @pytest.mark.parametrize("name", ["compact", "stats"])

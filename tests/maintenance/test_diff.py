@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def test_a_changed_value_of_any_field_is_named(whole: Path, tmp_path: Path, name
     report = diff(whole, changed(tmp_path, name, 7))
     assert not report.is_same
     assert (report.n_changed, report.changed) == (1, [(7, (name,))])
+    assert report.as_json()["changed"] == [{"sample": 7, "fields": [name]}]
 
 
 @pytest.mark.parametrize("name", list(EVERY_FIELD))
@@ -120,6 +122,13 @@ def test_fields_and_classes_that_differ_are_named(tmp_path: Path) -> None:
     report = diff(a, write(tmp_path / "b", 3, schema=other, samples=values))
     assert (report.fields_only_a, report.fields_only_b) == (["source"], ["note"])
     assert (report.fields_redefined, report.classes_differ) == (["label"], True)
+    assert (report.n_a, report.n_b, report.n_changed) == (3, 3, 0)
+    content = json.loads(json.dumps(report.as_json()))
+    assert (content["is_same"], content["a"], content["b"]) == (False, str(a), str(tmp_path / "b"))
+    assert (content["fields_only_a"], content["fields_redefined"]) == (["source"], ["label"])
+    assert content["classes_differ"]
+    assert ": different, class names differ, " in repr(report)
+    assert "3 samples each" in report._repr_html_()
     b = write(tmp_path / "c", 3, schema=LABELS, samples=labelled(3), classes=["y", "x"])
     assert (diff(a, b).is_same, diff(a, b).n_changed) == (False, 0)
 

@@ -38,11 +38,20 @@ def test_merged_datasets_follow_one_another_and_their_shards_are_copied(tmp_path
     a, b = write(tmp_path / "a", 5, 2), write(tmp_path / "b", 3)
     report = merge(tmp_path / "out", a, b, workers=0)
     assert (report.n_samples, report.n_shards, report.generation) == (8, 3, 1)
+    assert (report.dataset, report.n_rewritten, report.n_removed) == (tmp_path / "out", 3, 0)
+    assert report.n_bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.shard"))
+    assert report.as_json()["dataset"] == str(tmp_path / "out")
+    assert report.as_json()["n_shards"] == 3
+    assert "generation 1" in repr(report)
     with open_dataset(tmp_path / "out") as dataset:
         for i, sample in zip([0, 1, 2, 3, 4, 0, 1, 2], dataset, strict=True):
             assert same_sample(sample, as_read(every_field_sample(i)))
         assert dataset.operation["name"] == "merge"
-        assert dataset.operation["sources"][0] == {"lineage": load(a).lineage, "generation": 1}
+        assert dataset.operation["sources"] == [
+            {"lineage": load(source).lineage, "generation": 1} for source in (a, b)
+        ]
+        assert dataset.operation["options"] == {"shard_bytes": 256 << 20}
+        assert dataset.lineage not in (load(a).lineage, load(b).lineage)
     out = tmp_path / "out"
     assert shard_of(out, 0).read_bytes() == shard_of(a, 0).read_bytes()
     assert shard_of(out, 2).read_bytes() == shard_of(b, 0).read_bytes()
@@ -68,21 +77,30 @@ def test_a_label_of_no_class_stays_and_one_that_names_none_is_refused(tmp_path: 
     assert [label for label, _ in samples_of(tmp_path / "out")] == [0, 1, -1, 1]
     values[0]["label"] = 7
     c = write(tmp_path / "c", 2, schema=LABELS, samples=values, classes=["dog"])
-    with pytest.raises(InvalidArgument, match="its label is 7, which names no class"):
+    before = tree(c)
+    with pytest.raises(InvalidArgument, match="its label is 7, which names no class") as caught:
         merge(tmp_path / "again", a, c, workers=0)
+    assert "sample 0 of shard 000000-000.shard: " in str(caught.value)
+    assert "expected 0 to 0, or a negative number for no class" in str(caught.value)
     assert not (tmp_path / "again").exists()
+    assert tree(c) == before
 
 
 def test_classes_that_cannot_be_told_or_renumbered_are_refused(tmp_path: Path) -> None:
     a = small(tmp_path / "a", 2, classes=["cat", "dog"])
-    with pytest.raises(InvalidArgument, match="b: has no class names, while others have cat, dog"):
-        merge(tmp_path / "out", a, small(tmp_path / "b", 2), workers=0)
+    b = small(tmp_path / "b", 2)
+    with pytest.raises(InvalidArgument, match="while others have cat, dog: ") as caught:
+        merge(tmp_path / "out", a, b, workers=0)
+    assert str(caught.value).startswith(f"{b}: has no class names")
+    assert "convert it again with class names" in str(caught.value)
     bare = Schema({"source": Text()})
     values = [{"source": ""}]
     c = write(tmp_path / "c", 1, schema=bare, samples=values, classes=["x"])
     d = write(tmp_path / "d", 1, schema=bare, samples=values, classes=["y"])
-    with pytest.raises(InvalidArgument, match="no field 'label' of whole numbers"):
+    with pytest.raises(InvalidArgument, match="no field 'label' of whole numbers") as caught:
         merge(tmp_path / "out", c, d, workers=0)
+    assert str(caught.value).startswith(f"{d}: its classes differ")
+    assert not (tmp_path / "out").exists()
     with pytest.raises(InvalidArgument, match="at least one source"):
         merge(tmp_path / "out")
     e = write(tmp_path / "e", 1, schema=bare, samples=values)
@@ -96,8 +114,13 @@ def test_other_fields_are_refused_and_named(tmp_path: Path) -> None:
     b = write(tmp_path / "b", 1, schema=other, samples=[{"label": 0, "note": ""}])
     with pytest.raises(InvalidArgument) as caught:
         merge(tmp_path / "out", a, b, workers=0)
-    for part in ("a has source", "b has note", "label is Array('int64') in"):
+    for part in (
+        f"{a} and {b} do not have the same fields: ",
+        f"only {a} has source; only {b} has note; ",
+        f"label is Array('int64') in {a}, Array('int32') in {b}",
+    ):
         assert part in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_same_fields_in_another_order_are_the_same(tmp_path: Path) -> None:
@@ -140,11 +163,19 @@ def test_reshard_keeps_samples_metadata(tmp_path: Path, shard_bytes: int, n_shar
     out = tmp_path / "out"
     report = reshard(source, out, shard_bytes=shard_bytes, workers=0)
     assert (report.n_shards, report.n_rewritten) == (n_shards, n_shards)
+    assert (report.n_samples, report.generation, report.n_removed) == (10, 1, 0)
+    assert report.n_bytes == sum(shard.n_bytes for shard in load(out).shards)
+    assert report.dataset == out
     assert diff(source, out).is_same
     was, found = load(source), load(out)
     assert (found.number, found.classes, found.converter) == (1, was.classes, was.converter)
     assert (found.subsets, found.stats) == (was.subsets, was.stats)
     assert found.operation["sources"] == [{"lineage": was.lineage, "generation": 2}]
+    assert (found.operation["name"], found.operation["options"]) == (
+        "reshard",
+        {"shard_bytes": shard_bytes},
+    )
+    assert (found.inputs, found.versions, found.view) == (was.inputs, was.versions, was.view)
     assert is_sound(out)
 
 
@@ -168,7 +199,8 @@ def test_small_neighbours_are_put_together_in_the_next_generation(tmp_path: Path
     before, first = tree(folder), load(folder)
     report = compact(folder, workers=0)
     assert (report.generation, report.n_samples, report.n_shards) == (2, 12, 1)
-    assert report.n_rewritten == 1
+    assert (report.n_rewritten, report.n_removed, report.dataset) == (1, 0, folder)
+    assert report.n_bytes == (folder / "g000002-000.shard").stat().st_size
     found = load(folder)
     assert (found.lineage, found.shards[0].name) == (first.lineage, "g000002-000.shard")
     assert found.operation == {"name": "compact", "options": {"shard_bytes": 256 << 20}}
@@ -231,7 +263,7 @@ def test_old_shards_are_removed_only_if_that_is_asked_for(tmp_path: Path) -> Non
         report = compact(folder, remove_old=True, workers=0)
         assert (report.n_removed, report.n_rewritten, report.generation) == (4, 0, 2)
         assert old[1]["source"] == "clip 1"  # of the shard that is mapped
-        with pytest.raises(ShardNotFound):
+        with pytest.raises(ShardNotFound, match=r"000000-003\.shard: there is no such shard"):
             old[11]
     assert sorted(p.name for p in folder.glob("*.shard")) == ["g000002-000.shard", "stray.shard"]
     assert len(samples_of(folder)) == 12
@@ -258,7 +290,10 @@ def test_damage_is_refused_and_nothing_is_written(tmp_path: Path, operation: Any
     places = {merge: (out, source), reshard: (source, out), compact: (source,)}[operation]
     flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "odd")[0] + 2101)
     before = tree(source)
-    with pytest.raises(DatasetCorrupt, match=r"damaged, and was not touched: .*padding"):
+    with pytest.raises(DatasetCorrupt, match=r"damaged, and was not touched: .*padding") as caught:
         operation(*places, workers=0)
+    assert str(caught.value).startswith(f"{source}: ")
+    assert shard_of(source, 1).name in str(caught.value)
+    assert "repair" in str(caught.value)
     assert tree(source) == before
     assert not out.exists()

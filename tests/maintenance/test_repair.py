@@ -51,6 +51,15 @@ def repaired(source: Path, expected: list[int]) -> RepairReport:
     assert verify_dataset(out, workers=0).findings == ()
     assert verify_dataset(out, workers=0).unknown == ()
     assert report.n_samples == len(expected)
+    assert (report.source, report.dataset) == (str(source), out)
+    assert report.as_json() == {
+        "source": str(source),
+        "dataset": str(out),
+        "samples": len(expected),
+        "lost": report.n_lost,
+        "shards": [shard.as_json() for shard in report.shards],
+    }
+    assert sum(shard.n_kept for shard in report.shards) == len(expected)
     return report
 
 
@@ -64,6 +73,13 @@ def test_of_a_sound_dataset_all_is_saved_byte_for_byte(source: Path, tmp_path: P
     for k in range(N_SHARDS):
         assert shard_of(tmp_path / "out", k).read_bytes() == shard_of(source, k).read_bytes()
     assert load(tmp_path / "out").classes == ("a", "b")
+    assert report.shards[0].as_json() == {
+        "path": "000000-000.shard",
+        "outcome": "sound",
+        "samples": PER_SHARD,
+    }
+    assert repr(report.shards[0]).startswith("ShardRepair(")
+    assert f"{N_SHARDS} sound shards" in repr(report)
 
 
 Offsets = Callable[[Path], list[int]]
@@ -141,6 +157,11 @@ def test_damage_loses_its_rows(source: Path, damage: Offsets, lost: list[int], r
     (loss,) = report.shards[1].losses
     assert (loss.first, loss.last, loss.n_samples) == (lost[0], lost[-1], len(lost))
     assert reason in loss.reason
+    assert str(source) not in loss.reason
+    entry = report.shards[1].as_json()
+    assert (entry["path"], entry["samples"]) == ("000000-001.shard", PER_SHARD - len(lost))
+    assert entry["reason"] == loss.reason
+    assert entry["lost"] == [{"first": lost[0], "last": lost[-1], "reason": loss.reason}]
 
 
 def test_a_file_that_lost_its_last_page_is_mended(source: Path) -> None:
@@ -148,6 +169,8 @@ def test_a_file_that_lost_its_last_page_is_mended(source: Path) -> None:
     os.truncate(path, path.stat().st_size - PAGE - 100)
     report = repaired(source, [*range(N)])
     assert outcomes(report) == ["sound", "mended", "sound"]
+    assert (report.is_whole, report.n_lost) == (True, 0)
+    assert report.shards[1].as_json()["mended"] == list(report.shards[1].mended)
 
 
 def test_trailing_bytes_are_dropped_with_a_damaged_header(source: Path) -> None:
@@ -182,6 +205,8 @@ def test_absent_shard_is_lost(source: Path, damage: Callable[[Path], None], reas
     assert outcomes(report) == ["sound", "sound", "lost"]
     assert reason in report.shards[2].losses[0].reason
     assert report.n_lost == PER_SHARD
+    assert (report.shards[2].losses[0].first, report.shards[2].losses[0].last) == (0, 3)
+    assert (report.shards[2].n_kept, report.is_whole) == (0, False)
 
 
 def test_missing_pointer_falls_back_to_last_generation(source: Path, tmp_path: Path) -> None:
@@ -267,14 +292,18 @@ def test_bad_page_loses_rows(source: Path, tmp_path: Path, monkeypatch: pytest.M
 
 def test_unrepairable_sources_leave_no_output(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(DatasetNotFound):
+    with pytest.raises(DatasetNotFound, match="contains neither a dataset nor a shard") as caught:
         repair(tmp_path, out)
-    with pytest.raises(ShardNotFound):
+    assert str(caught.value).startswith(f"{tmp_path}: ")
+    with pytest.raises(ShardNotFound, match=r"no\.shard: there is no such shard"):
         repair(tmp_path / "no.shard", out)
     hopeless = tmp_path / "hopeless.shard"
     hopeless.write_bytes(b"x" * 20_000)
     with pytest.raises(DatasetCorrupt, match="state of the data is unknown"):
         repair(hopeless, out)
     assert not out.exists()
-    with pytest.raises(DatasetExists):
+    before = tree(source)
+    with pytest.raises(DatasetExists, match="already holds a dataset") as exists:
         repair(source, source)
+    assert str(exists.value).startswith(f"{source}: ")
+    assert tree(source) == before

@@ -46,6 +46,15 @@ def test_every_sample_is_in_one_subset_and_no_group_in_two(tmp_path: Path) -> No
     assert report.n_samples == {"train": len(train), "val": len(val)} == {"train": 90, "val": 30}
     assert report.n_groups == {"train": 9, "val": 3}
     assert (report.generation, load(folder).number) == (2, 2)
+    assert report.dataset == folder
+    assert report.as_json() == {
+        "dataset": str(folder),
+        "generation": 2,
+        "n_samples": {"train": 90, "val": 30},
+        "n_groups": {"train": 9, "val": 3},
+    }
+    assert repr(report).endswith("generation 2, 'train' 90, 'val' 30)")
+    assert {name: len(rows) for name, rows in load(folder).subsets.items()} == report.n_samples
     assert verify_dataset(folder, workers=0).findings == ()
 
 
@@ -116,31 +125,38 @@ def test_a_new_split_replaces_the_old_one_and_what_was_counted_of_it(tmp_path: P
 )
 def test_parts_that_cannot_be_are_refused(tmp_path: Path, parts: Any, said: str) -> None:
     folder = grouped(tmp_path / "d", 4, 2, 1)
+    before = tree(folder)
     with pytest.raises(InvalidArgument, match=said):
         split(folder, parts)
-    assert load(folder).number == 1
+    assert tree(folder) == before
 
 
 def test_what_else_cannot_be_is_refused(tmp_path: Path) -> None:
     folder = grouped(tmp_path / "d", 20, 2)
     seed: Any
     for seed in (-1, 1.5, True, None):
-        with pytest.raises(InvalidArgument, match="seed"):
+        with pytest.raises(InvalidArgument) as caught:
             split(folder, PARTS, seed=seed)
+        assert str(caught.value) == f"seed must be an integer from 0 up; found {seed!r}"
     with pytest.raises(InvalidArgument, match="no field 'nose'; there are label, source"):
         split(folder, PARTS, group="nose")
     words = "'c' would have no sample: there are 20 samples in 2 groups"
-    with pytest.raises(InvalidArgument, match=words):
+    with pytest.raises(InvalidArgument, match=words) as empty:
         split(folder, {"a": 0.4, "b": 0.4, "c": 0.2}, group="source")
+    assert str(empty.value).startswith(f"{folder}: ")
+    assert str(empty.value).endswith("give larger shares")
     assert load(folder).number == 1
 
 
 def test_a_damaged_group_is_no_basis_for_a_split(tmp_path: Path) -> None:
     folder = grouped(tmp_path / "d", 20, 2)
     flip(shard_of(folder, 1), place(shard_of(folder, 1), Kind.PAYLOAD)[0])
-    with pytest.raises(ShardCorrupt):
+    before = tree(folder)
+    with pytest.raises(ShardCorrupt) as caught:
         split(folder, PARTS, group="source")
-    assert load(folder).number == 1
+    assert (caught.value.path, caught.value.field) == (str(shard_of(folder, 1)), "source")
+    assert caught.value.sample == 0
+    assert tree(folder) == before
 
 
 def _compete(name: str, folder: Path, barrier: Any, queue: Any) -> None:

@@ -82,8 +82,10 @@ def test_a_subset_is_counted_beside_the_whole(tmp_path: Path) -> None:
     stats = load(folder).stats
     assert stats["whole"] == whole.stats
     assert list(stats["subsets"]) == ["s", "t"]
-    with pytest.raises(InvalidArgument, match="no subset"):
+    with pytest.raises(InvalidArgument, match="no subset 'no'; there are: 's', 't'"):
         compute_stats(folder, subset="no")
+    assert load(folder).stats == stats
+    assert (report.subset, report.as_json()["subset"]) == ("s", "s")
 
 
 def test_classes_are_counted_where_labels_say(tmp_path: Path) -> None:
@@ -140,6 +142,9 @@ def test_an_empty_dataset_and_one_without_numbers_have_statistics(tmp_path: Path
 def test_damaged_data_is_not_counted(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", 4, 2)
     flip(shard_of(folder, 1), place(shard_of(folder, 1), Kind.COLUMN, "frames")[0])
-    with pytest.raises(ShardCorrupt):
+    with pytest.raises(ShardCorrupt) as caught:
         compute_stats(folder)
+    assert (caught.value.path, caught.value.field) == (str(shard_of(folder, 1)), "frames")
+    assert caught.value.sample == 0
     assert load(folder).number == 1
+    assert not load(folder).stats

@@ -18,8 +18,16 @@ import pytest
 
 from shardio import Array, Bytes, DatasetWriter, Schema, Text
 from shardio._workers.tasks.task_pool import TaskPool
-from shardio.dataset.manifest import GENERATIONS, POINTER
-from shardio.errors import DatasetNotFound, ShardCorrupt, ShardNotFound
+from shardio.dataset.manifest import GENERATIONS, POINTER, load
+from shardio.errors import (
+    DatasetCorrupt,
+    DatasetNotFound,
+    MediaError,
+    ShardCorrupt,
+    ShardIncomplete,
+    ShardNotFound,
+    ShardUnsupported,
+)
 from shardio.maintenance import (
     Finding,
     MaintenanceProgress,
@@ -61,6 +69,12 @@ def test_sound_dataset_is_counted_without_findings(dataset: Path, workers: int |
     assert (report.n_shards, report.n_samples, report.generation) == (N_SHARDS, 4 * N_SHARDS, 1)
     assert report.n_bytes == sum((dataset / name).stat().st_size for name in names)
     assert report.path == str(dataset)
+    assert report.lineage == load(dataset).lineage
+    content = json.loads(json.dumps(report.as_json()))
+    assert (content["path"], content["lineage"]) == (str(dataset), report.lineage)
+    assert (content["n_samples"], content["n_bytes"]) == (4 * N_SHARDS, report.n_bytes)
+    assert (content["findings"], content["unknown"]) == ([], [])
+    assert "no findings" in repr(report)
 
 
 def test_progress_error_stops_workers(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +107,8 @@ def test_a_shard_that_was_replaced_by_another_sound_one_is_found(dataset: Path) 
     write_shard(dataset / first, 3)
     report = verify_dataset(dataset, workers=0)
     assert {f.code for f in report.findings} == {"generation"}
+    assert {f.path for f in report.findings} == {str(dataset / first)}
+    assert all(f.expected != f.found for f in report.findings)
     told = " ".join(f.message for f in report.findings)
     assert all(word in told for word in ("bytes", "samples", "id", "schema"))
 
@@ -131,11 +147,12 @@ def test_flipped_bits_in_the_manifest_are_found(dataset: Path) -> None:
 
 
 def test_a_folder_that_holds_no_dataset_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFound):
+    with pytest.raises(DatasetNotFound, match="holds no dataset.json") as caught:
         verify_dataset(tmp_path)
-    with pytest.raises(DatasetNotFound):
+    assert str(caught.value).startswith(f"{tmp_path}: ")
+    with pytest.raises(DatasetNotFound, match="nowhere: there is no such folder"):
         verify_dataset(tmp_path / "nowhere")
-    with pytest.raises(ShardNotFound):
+    with pytest.raises(ShardNotFound, match=r"a\.shard: there is no such shard"):
         verify_shard(tmp_path / "a.shard")
 
 
@@ -149,6 +166,11 @@ def test_a_report_is_json_with_findings_in_the_order_of_shards(dataset: Path, wo
     found = [(os.path.basename(f["path"]), f["code"]) for f in content["findings"]]
     assert found == [(names[1], "unsupported"), (names[2], "checksum"), (names[4], "checksum")]
     assert set(content["findings"][0]) == set(Finding.__dataclass_fields__)
+    last = content["findings"][2]
+    assert (last["path"], last["field"], last["sample"]) == (str(dataset / names[4]), "text", 0)
+    assert last["offset"] == 4096
+    assert len(last["expected"]) == len(last["found"]) == 16
+    assert last["expected"] != last["found"]
 
 
 def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
@@ -162,6 +184,10 @@ def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
     assert len(found) == MAX_FINDINGS + 1
     assert {f.code for f in found[:-1]} == {"checksum"}
     assert (found[-1].code, found[-1].found) == ("more", 50)
+    assert found[-1].message == "50 more findings are not listed"
+    assert [f.sample for f in found[:-1]] == [*range(MAX_FINDINGS)]
+    assert [f.offset for f in found[:-1]] == [4096 + 2048 * row for row in range(MAX_FINDINGS)]
+    assert {(f.path, f.field) for f in found[:-1]} == {(str(path), "x")}
 
 
 def test_an_error_keeps_its_place_takes_the_rest_from_the_block_and_is_short() -> None:
@@ -171,6 +197,33 @@ def test_an_error_keeps_its_place_takes_the_rest_from_the_block_and_is_short() -
     (found,) = findings.close()
     assert (found.section, found.offset, found.code) == ("table", 99, "x")
     assert len(found.message) == 300 and str(found.expected).startswith("ffff")
+    assert found.message.endswith("x…")
+    assert (found.path, found.field, found.found) == ("a.shard", None, None)
+
+
+def test_an_error_becomes_a_finding_about_the_file_that_it_names() -> None:
+    for error, expected in (
+        (
+            ShardIncomplete("d/a.shard: the file is empty"),
+            ("d/a.shard", "incomplete", "the file is empty"),
+        ),
+        (ShardUnsupported("needs float8"), ("d", "unsupported", "needs float8")),
+        (DatasetCorrupt("d/dataset.json: expected"), ("d/dataset.json", "dataset", "expected")),
+        (MediaError("elsewhere: no video"), ("d", "media", "elsewhere: no video")),
+        (
+            OSError(errno.EIO, "Input/output error", "d/b"),
+            ("d/b", "unreadable", "the file cannot be read: Input/output error"),
+        ),
+        (OSError("no such thing"), ("d", "unreadable", "the file cannot be read: no such thing")),
+    ):
+        found = Finding.of("d", error, section="table")
+        assert (found.path, found.code, found.message) == expected
+    corrupt = ShardCorrupt("wrong", code="magic", field="x", sample=3, expected=b"ab", found=7)
+    found = Finding.of("d", corrupt, field="y", offset=5)
+    assert (found.path, found.code, found.field, found.sample) == ("d", "magic", "x", 3)
+    assert (found.offset, found.expected, found.found) == (5, "6162", 7)
+    assert str(found) == "d: wrong, field 'x', sample 3, offset 5, expected 6162, found 7"
+    assert repr(found).endswith("magic, field 'x', sample 3, wrong)")
 
 
 # --- workers --------------------------------------------------------------------------------
