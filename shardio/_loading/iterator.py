@@ -88,10 +88,8 @@ class BatchAssembler:
                 name: to_channels_first(value) if name in layout.channels_first else value
                 for name, value in values.items()
             }
-        epoch, wrap = iteration.plan.epoch, self._wrap_items
-        batch = Batch.of_block(
-            layout, block, n_rows, values, epoch, step, *self._files, skipped, wrap
-        )
+        epoch, files, wrap = iteration.plan.epoch, self._files, self._wrap_items
+        batch = Batch.of_block(layout, block, n_rows, values, epoch, step, files, skipped, wrap)
         # Do this last: from now on, the batch counts as consumed.
         iteration.next_loop_step = step + 1
         return batch

@@ -50,7 +50,10 @@ _ADVICE: Final = {
     "pin_memory": 'shared memory is not pinned: write batch.to("cuda")',
 }
 """Attributes of torch's tensors, and what to write instead."""
-_NONE: Final[Mapping[str, Sequence[str]]] = {}
+BatchFiles = tuple[Sequence[str], Mapping[str, Sequence[str]]]
+"""The paths of a dataset's shards, for errors; then, for each column that was added to the dataset
+later, the paths of its own shards."""
+_NO_FILES: Final[BatchFiles] = (), {}
 Wrap = Callable[[Any, object, str | None], Any]
 """The method `wrap` of a TensorAdapter."""
 
@@ -88,11 +91,10 @@ class Batch(Mapping[str, Value_co], Listed):
 
     _public = "epoch get indices items keys n_rows origins present skipped step to valid values"
     __slots__ = (
-        "_column_paths",
         "_block",
+        "_files",
         "_layout",
         "_lists",
-        "_paths",
         "_values",
         "_wrap",
         "epoch",
@@ -124,10 +126,7 @@ class Batch(Mapping[str, Value_co], Listed):
     _lists: dict[str, Any]
     _wrap: Wrap | None
     """The function that converts the arrays in lists to tensors; None if they stay arrays."""
-    _paths: Sequence[str]
-    """The paths of the dataset's shards, for errors."""
-    _column_paths: Mapping[str, Sequence[str]]
-    """For each column that was added to the dataset later, the paths of its own shards."""
+    _files: BatchFiles
 
     def __new__(cls, values: Mapping[str, Any] | None = None) -> Any:
         """Return `values` as a dict, for libraries that rebuild a mapping as type(batch)(values).
@@ -145,16 +144,14 @@ class Batch(Mapping[str, Value_co], Listed):
         values: dict[str, Any],
         epoch: int,
         step: int,
-        paths: Sequence[str] = (),
-        column_paths: Mapping[str, Sequence[str]] = _NONE,
+        files: BatchFiles = _NO_FILES,
         skipped: tuple[Skipped, ...] = (),
         wrap: Wrap | None = None,
     ) -> Batch:
         """Return a batch of the first `n_rows` rows of a block."""
         self: Batch = object.__new__(cls)
-        self._layout, self._block, self._values = layout, block, values
-        self._wrap, self._lists = wrap, {}
-        self._paths, self._column_paths = paths, column_paths
+        self._layout, self._block, self._values, self._lists = layout, block, values, {}
+        self._files, self._wrap = files, wrap
         self.n_rows, self.epoch, self.step, self.skipped = n_rows, epoch, step, skipped
         return self
 
@@ -358,7 +355,8 @@ class Batch(Mapping[str, Value_co], Listed):
             except (ValueError, RecursionError):
                 pass
             shard, row = self.origins[i].tolist()
-            paths = self._column_paths.get(name, self._paths)
+            paths, column_paths = self._files
+            paths = column_paths.get(name, paths)
             path = paths[shard] if paths else f"shard number {shard}"
             return found.at(path=path, field=name, sample=row)
         return found.at(field=name)

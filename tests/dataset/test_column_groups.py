@@ -214,7 +214,7 @@ def test_an_error_about_a_value_names_the_file_that_it_came_from() -> None:
     layout.origins(block)["status"] = CLAIMED
     for slot in layout.varying:
         layout.extents(block, slot)["n_bytes"] = 64
-    batch = Batch.of_block(layout, block, 1, {}, 0, 0, ["main"], {"b": ["beside"]})
+    batch = Batch.of_block(layout, block, 1, {}, 0, 0, (["main"], {"b": ["beside"]}))
     for name, path in (("a", "main"), ("b", "beside")):
         with pytest.raises(ShardCorrupt) as caught:
             batch[name]

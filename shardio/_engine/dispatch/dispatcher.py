@@ -88,7 +88,8 @@ class Dispatcher:
                 self.apply_finalizers()
                 self.assign_tasks(iteration)
         iteration.delivered_block = block
-        return block, step, *iteration.sizes.pop(step)
+        n_rows, heap_bytes = iteration.sizes.pop(step)
+        return block, step, n_rows, heap_bytes
 
     def extend_deadline(self, end_s: float | None, timeout_s: float, what: str) -> float:
         """Return a new deadline; raise BatchTimeout after `end_s`, unless a worker is starting."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardio._base.classes import cached_property
 from shardio._workers.processes.shared_memory import SharedArray
+from shardio.batch.batch import BatchFiles
 from shardio.batch.collation import DEFAULT_COLLATION, Collation
 from shardio.batch.layout import BlockLayout, layout_for_batches, layout_for_samples
 from shardio.dataset.dataset import Dataset
@@ -176,7 +177,7 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
     return batch_spec.make_view(dataset, tables)
 
 
-def shard_paths(dataset: Dataset) -> tuple[ShardPaths, dict[str, ShardPaths]]:
+def shard_paths(dataset: Dataset) -> BatchFiles:
     groups = dataset.column_groups.items()
     column_paths = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
     return ShardPaths(dataset.path, dataset.shards), column_paths

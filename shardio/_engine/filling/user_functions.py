@@ -329,7 +329,7 @@ class BatchBuilder:
         locate = functools.partial(self._batch_location, rows)
         # Functions are given pictures in (height, width, 3), and only the results are permuted.
         layout = replace(rows.layout, channels_first=frozenset())
-        batch = Batch.of_block(layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
+        batch = Batch.of_block(layout, block, rows.n_rows, arrays, epoch, 0, self._files)
         made: Any = dict(batch)
         for name in _bfloat16_fields(layout.schema):
             made[name] = as_bfloat16_bits(made[name])

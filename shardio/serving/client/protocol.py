@@ -270,9 +270,8 @@ def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
     block[:] = received
     skipped = tuple(map(_skipped, member(head, "skipped", list)))
     epoch, step = number(head, "epoch"), number(head, "step")
-    return Batch.of_block(
-        layout, block, n_rows, layout.arrays(block, n_rows), epoch, step, (), {}, skipped
-    )
+    values = layout.arrays(block, n_rows)
+    return Batch.of_block(layout, block, n_rows, values, epoch, step, skipped=skipped)
 
 
 def _skipped(found: Any) -> Skipped:
