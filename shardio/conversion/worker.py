@@ -33,7 +33,7 @@ from shardio.conversion.journal import (
     write_record,
 )
 from shardio.conversion.report import InputReport
-from shardio.errors import InvalidArgument, MediaError
+from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types.streams import EncodedStream
 from shardio.shard.writer import ShardSummary, ShardWriter
@@ -106,7 +106,7 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
                     outcome = Outcome("part", f"of {source.part_of}")
                 else:
                     outcome, content = _read_input(source, states, job, buffer)
-                shards.extend(buffer)
+                shards.extend(buffer, source.path)
                 report = InputReport(
                     source.name,
                     outcome.kind,
@@ -222,14 +222,19 @@ class _RollingShardWriter:
         self._writer: ShardWriter | None = None
         self._finished: list[ShardSummary] = []
 
-    def extend(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        for sample in samples:
+    def extend(self, samples: Iterable[Mapping[str, Any]], path: str) -> None:
+        """Append the samples of the input at `path`, which errors name instead of the shard."""
+        for number, sample in enumerate(samples):
             if self._writer is None:
                 name = f"{len(self._finished):03d}.shard"
                 self._writer = ShardWriter(os.path.join(self._folder, name), self._schema)
             if self._drops_label:
                 sample = {name: value for name, value in sample.items() if name != LABEL}
-            self._writer.append(sample)
+            try:
+                self._writer.append(sample)
+            except (MediaError, SchemaError) as error:
+                reason = error.__cause__ or error
+                raise type(error)(f"{path}, sample {number}: {reason}") from error
             if self._writer.n_bytes >= self._shard_bytes:
                 self.finish()
 

@@ -74,8 +74,10 @@ def test_a_published_dataset_is_not_that_of_modified_inputs(source: Path, tmp_pa
     leave_killed(source, tmp_path / "out", Staging, "finish")
     (source / "2.txt").write_text("2")
     message = "has published its dataset, and its inputs have changed"
-    with pytest.raises(DatasetExists, match=message):
+    with pytest.raises(DatasetExists, match=message) as caught:
         convert(source, tmp_path / "out", resume=True)
+    assert str(caught.value).startswith(f"{tmp_path / 'out'}: ")
+    assert texts(tmp_path / "out") == ["fine"]
     report = convert(source, tmp_path / "out", overwrite=True)
     assert (report.n_samples, len(shardio.open(tmp_path / "out"))) == (2, 2)
     assert not (tmp_path / "out" / ".conversion").exists()
@@ -121,6 +123,7 @@ def test_a_shard_created_by_another_writer_is_never_replaced(source: Path, tmp_p
     with pytest.raises(DatasetConflict, match=r"000000-000\.shard: created by another writer"):
         convert(source, tmp_path / "out", progress=meanwhile)
     assert theirs.read_bytes() == b"theirs"
+    assert not (tmp_path / "out" / "dataset.json").exists()
 
 
 def test_locks_on_removed_folders_are_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +176,8 @@ def test_returned_broken(source: Path, tmp_path: Path, *, keep_partial: bool, n_
     (source / "1.txt").write_text("fine returns:broken")
     report = convert(source, tmp_path / "out", keep_partial=keep_partial)
     assert (report.inputs[0].outcome, report.n_samples) == ("broken", n_kept)
+    assert report.inputs[0].reason == "it says so itself"
+    assert (report.generation, len(report.broken)) == (n_kept, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -180,7 +185,11 @@ def test_returned_broken(source: Path, tmp_path: Path, *, keep_partial: bool, n_
     ("content", "error", "message"),
     [
         ("returns:None", InvalidArgument, "must return an Outcome"),
-        ("misfit", SchemaError, "'label'"),
+        (
+            "misfit",
+            SchemaError,
+            r"src/1\.txt, sample 1: field 'label': expected int64, found str: .*<U9$",
+        ),
         ("bug", (KeyError, WorkerDied), "'a mistake in the converter'"),
     ],
 )
@@ -188,8 +197,9 @@ def test_a_bug_in_a_converter_is_an_error_with_any_number_of_workers(
     source: Path, tmp_path: Path, workers: int, content: str, error: type[Exception], message: str
 ) -> None:
     (source / "1.txt").write_text(f"fine {content}")
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         convert(source, tmp_path / "out", workers=workers)
+    assert ".conversion" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
