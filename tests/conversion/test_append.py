@@ -80,6 +80,8 @@ def test_new_samples_follow_the_existing_ones(lines: Path, out: Path) -> None:
         name: content for name, content in before.items() if name != "dataset.json"
     }
     assert (report.n_samples, report.n_samples_before, report.generation) == (4, 7, 2)
+    assert (report.dataset, report.kind, report.stopped) == (out, "lines", False)
+    assert (report.stats_dropped, report.subsets, report.broken) == (False, {}, ())
     new = [name for name in now if name.endswith(".shard") and name not in before]
     assert report.n_bytes == sum(len(now[name]) for name in new)
     assert verify_dataset(out, workers=0).findings == ()
@@ -148,6 +150,8 @@ def test_an_append_that_stops_is_continued_by_the_next(lines: Path, out: Path) -
     write(lines, {"bb/6.txt": "!"})
     report = append(lines, out, on_error="stop")
     assert report.stopped and texts(out) == [*OLD, "eight"]
+    assert (report.n_samples, report.n_samples_before) == (1, 7)
+    assert [source.reason for source in report.broken] == ["breaks after 0 lines"]
     assert outcomes(report)["z/8.txt"] == "not_processed"
     write(lines, {"bb/6.txt": "nine ten"})
     report = append(lines, out, on_error="stop")
@@ -170,6 +174,8 @@ def test_modified_inputs_stay_so(lines: Path, out: Path, content: str, reason: s
     assert texts(out) == OLD + NEW
     entries = {entry["path"]: entry for entry in shardio.open(out).inputs}
     assert entries["a/1.txt"]["bytes"] == 7
+    assert (entries["a/1.txt"]["outcome"], entries["a/1.txt"]["samples"]) == ("converted", 2)
+    assert (modified.n_samples, report.n_samples) == (0, 4)
 
 
 def test_files_may_grow_later(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +252,8 @@ def test_another_version_fails(lines: Path, out: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Lines, "version", "8")
     with pytest.raises(InvalidArgument, match="version of the converter was '7', is '8'"):
         append(lines, out)
+    assert texts(out) == OLD
+    assert load(out).number == 1
 
 
 def test_versions_are_recorded(lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +279,11 @@ def test_versions_are_recorded(lines: Path, out: Path, monkeypatch: pytest.Monke
 )
 def test_other_fields_fail(lines: Path, tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     DatasetWriter(tmp_path / "out", Schema(fields)).close()
-    with pytest.raises(InvalidArgument, match=named):
+    before = contents(tmp_path / "out")
+    with pytest.raises(InvalidArgument, match=named) as caught:
         append(lines, tmp_path / "out", kind="lines")
+    assert str(caught.value).startswith(f"{tmp_path / 'out'}: ")
+    assert contents(tmp_path / "out") == before
 
 
 def test_labels_without_class_names_are_not_mixed_with_classes(lines: Path, tmp_path: Path) -> None:
@@ -364,8 +375,10 @@ def test_overwrite_replaces_an_interrupted_append(lines: Path, out: Path, tmp_pa
 
 
 def test_an_interrupted_conversion_must_be_resumed_before_an_append(lines: Path, out: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         convert(lines, out, overwrite=True, progress=interrupt_after(8))
+    assert "resume (--resume) continues" in caught.value.__notes__[0]
+    assert texts(out) == OLD, "the dataset that is to be replaced can still be read"
     for resume in (False, True):
         with pytest.raises(DatasetExists, match=r"resume it \(--resume\) before appending"):
             append(lines, out, resume=resume)
@@ -403,9 +416,11 @@ def test_a_concurrent_commit_wins(
 
     with monkeypatch.context() as patch:
         patch.setattr(execution, "publish_next", late)
-        with pytest.raises(DatasetConflict, match="another writer published"):
+        with pytest.raises(DatasetConflict, match="another writer published") as caught:
             append(lines, out)
+    assert str(out) in str(caught.value)
     assert texts(out) == OLD
+    assert load(out).number == 2
     read.clear()
     append(lines, out, resume=True)
     assert read == [] and texts(out) == OLD + NEW
@@ -472,8 +487,9 @@ def test_without_samples_there_is_no_generation(numbers: Path) -> None:
 @pytest.mark.parametrize("sample", [{"n": 1}, {"n": "x", "t": "x"}, {"n": 1, "t": "x", "u": 1}])
 def test_a_misfit_leaves_the_dataset_unchanged(numbers: Path, sample: dict[str, Any]) -> None:
     before = contents(numbers)
-    with pytest.raises(SchemaError):
+    with pytest.raises(SchemaError) as caught:
         shardio.convert([{"n": 7, "t": "7"}, sample], numbers, append=True)
+    assert str(caught.value).startswith(f"{numbers}, sample 1: ")
     assert contents(numbers) == before
 
 

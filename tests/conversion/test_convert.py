@@ -57,6 +57,19 @@ def test_every_input_is_in_the_report_and_in_the_generation(lines: Path, tmp_pat
     assert report.counts == {"converted": 4, "empty": 2, "unsupported": 1}
     assert report.n_samples == len(dataset) == 7
     assert report.n_bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.shard"))
+    assert (report.dataset, report.kind, report.generation) == (tmp_path / "out", "lines", 1)
+    assert (report.classes, report.view) == (("a", "b", "c", "d"), {"kind": "rows"})
+    assert (report.n_samples_before, report.stats_dropped, report.subsets) == (0, False, {})
+    assert (report.broken, report.modified, report.stopped) == ((), (), False)
+    assert report.elapsed_s > 0
+    first = report.inputs[0]
+    assert (first.name, first.n_samples, first.n_bytes, first.label) == ("a/1.txt", 2, 7, 0)
+    assert (first.reason, first.detail) == ("", {"lines": 2})
+    assert first.as_json() == dataset.inputs[0]
+    assert [source.as_json() for source in report.inputs] == [*dataset.inputs]
+    assert report.inputs[-1].label == -1
+    assert "1 unsupported" in repr(report)
+    assert "generation 1" in repr(report)
 
 
 def test_samples_come_in_order_of_names_with_folder_labels(lines: Path, tmp_path: Path) -> None:
@@ -73,7 +86,11 @@ def test_the_generation_records_settings_but_no_paths(lines: Path, tmp_path: Pat
     dataset = shardio.open(tmp_path / "out")
     assert dataset.converter["name"] == "lines" and dataset.converter["version"] == "7"
     assert dataset.converter["options"]["repeat"] == 2
-    assert dataset.versions["alphabet"] == "26"
+    assert dataset.versions == {"shardio": shardio.__version__, "alphabet": "26"}
+    options = dataset.converter["options"]
+    assert (options["on_error"], options["keep_partial"]) == ("skip", False)
+    assert options["shard_bytes"] == 256 << 20
+    assert dataset.operation == {}
     (generation,) = (tmp_path / "out" / "generations").iterdir()
     assert str(tmp_path) not in generation.read_text()
     assert "workers" not in generation.read_text()
@@ -96,9 +113,15 @@ def test_a_broken_input_gives_no_samples_or_those_to_keep(lines: Path, tmp_path:
     (broken,) = report.broken
     assert (broken.name, broken.reason, broken.n_samples) == ("b/3.txt", "breaks after 2 lines", 0)
     assert not report.stopped and "not_processed" not in report.counts
+    assert broken.hash == ""
+    assert report.n_samples == 6
+    entry = next(e for e in shardio.open(tmp_path / "out").inputs if e["path"] == "b/3.txt")
+    assert entry == {"path": "b/3.txt", "outcome": "broken", "reason": "breaks after 2 lines"}
     report = convert(lines, tmp_path / "kept", keep_partial=True)
     assert texts(tmp_path / "kept") == "one two three and four five six seven".split()
     assert report.broken[0].n_samples == 2
+    kept = next(e for e in shardio.open(tmp_path / "kept").inputs if e["path"] == "b/3.txt")
+    assert (kept["outcome"], kept["samples"]) == ("broken", 2)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -119,6 +142,9 @@ def test_on_error_stop_publishes_what_came_first(lines: Path, tmp_path: Path, wo
         "dataset.json",
         "generations",
     ]
+    assert (report.n_samples, report.generation) == (2, 1)
+    assert report.broken[0].reason == "breaks after 1 lines"
+    assert {source.n_samples for source in report.inputs[2:]} == {0}
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -187,11 +213,15 @@ def test_samples_freed_early(lines: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(DatasetExists):
+    with pytest.raises(DatasetExists, match="already holds a dataset") as caught:
         convert(lines, tmp_path / "out")
+    assert str(caught.value).startswith(f"{tmp_path / 'out'}: ")
+    for way_out in ("overwrite", "append"):
+        assert way_out in str(caught.value)
     assert contents(tmp_path / "out") == before
-    with pytest.raises(DatasetExists):
+    with pytest.raises(DatasetExists, match=r"top\.txt: is a file"):
         convert(lines, lines / "top.txt")
+    assert (lines / "top.txt").read_text() == "seven"
 
 
 def test_lock_while_running(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +230,9 @@ def test_lock_while_running(lines: Path, tmp_path: Path, monkeypatch: pytest.Mon
     fd = os.open(tmp_path / "out" / ".conversion", os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(DatasetConflict, match="another conversion"):
+        with pytest.raises(DatasetConflict, match="another conversion") as caught:
             convert(lines, tmp_path / "out")
+        assert str(tmp_path / "out") in str(caught.value)
     finally:
         os.close(fd)
     assert (tmp_path / "out" / ".conversion" / "0123456789abcdef").exists()
@@ -230,6 +261,7 @@ def test_errors_of_unknown_kinds_and_options_list_known_ones(lines: Path, tmp_pa
 def test_wrong_options(lines: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         convert(lines, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_starts_with_totals_and_counts_every_input(lines: Path, tmp_path: Path) -> None:
@@ -242,6 +274,12 @@ def test_progress_starts_with_totals_and_counts_every_input(lines: Path, tmp_pat
     last = updates[-1]
     assert (last.n_bytes_done, last.n_samples, last.n_broken) == (n_bytes, 6, 1)
     assert {step.name for step in updates[1:]} == {source.name for source in report.inputs}
+    assert {step.name: step.outcome for step in updates[1:]} == outcomes(report)
+    (broken,) = (step for step in updates if step.outcome == "broken")
+    assert (broken.name, broken.reason) == ("b/3.txt", "breaks after 0 lines")
+    assert {(step.n_inputs, step.n_bytes) for step in updates} == {(7, n_bytes)}
+    done = [(step.n_bytes_done, step.n_samples, step.n_broken) for step in updates]
+    assert all((np.diff(done, axis=0) >= 0).ravel())
 
 
 def test_a_single_file_is_a_source_without_classes(lines: Path, tmp_path: Path) -> None:
@@ -310,6 +348,9 @@ def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_pat
     report = shardio.convert(samples, tmp_path / "out")
     dataset = shardio.open(tmp_path / "out")
     assert report.n_samples == len(dataset) == 3
+    assert (report.kind, report.inputs, report.classes) == ("samples", (), ())
+    assert report.n_bytes == sum(shard.n_bytes for shard in dataset.shards)
+    assert (report.generation, report.dataset) == (1, tmp_path / "out")
     assert dataset.schema["image"] == Array("float32", (4, 4))
     last = dataset[2]
     assert last["image"].tolist() == [[2.0] * 4] * 4
@@ -321,10 +362,12 @@ def test_an_empty_iterable_publishes_nothing_and_needs_a_schema(tmp_path: Path) 
     out = tmp_path / "out"
     with pytest.raises(InvalidArgument, match="no samples to infer the schema from"):
         shardio.convert([], out)
+    assert not out.exists()
     for _ in range(2):
         report = shardio.convert([], out, schema=NUMBERS)
         assert (report.n_samples, report.n_bytes, report.generation) == (0, 0, 0)
         assert not out.exists()
     shardio.convert([{"n": 1}], out, schema=Schema({"n": Array("int64")}))
-    with pytest.raises(DatasetExists):
+    with pytest.raises(DatasetExists, match="already holds a dataset; overwrite=True"):
         shardio.convert([], out, schema=NUMBERS)
+    assert [sample["n"] for sample in shardio.open(out)] == [1]

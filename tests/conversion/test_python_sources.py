@@ -161,6 +161,8 @@ def test_overwrite_replaces_a_dataset(kind: str, tmp_path: Path) -> None:
         shardio.convert(SOURCES[kind](), out)
     report = shardio.convert(SOURCES[kind](), out, overwrite=True)
     assert (report.generation, report.n_samples, report.n_samples_before) == (1, 3, 0)
+    assert (report.dataset, report.kind, report.stats_dropped) == (out, "samples", False)
+    assert report.n_bytes == (out / "000000-000.shard").stat().st_size
     assert values(out) == [0, 1, 2]
     assert sorted(os.listdir(out)) == ["000000-000.shard", "dataset.json", "generations"]
     assert [sample["y"] for sample in old] == ["other"] * 5  # a reader of the old one goes on
@@ -172,9 +174,11 @@ def test_overwrite_replaces_a_dataset(kind: str, tmp_path: Path) -> None:
 def test_overwrite_keeps_what_else_lies_there(tmp_path: Path) -> None:
     shardio.convert(numbers(5), tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(DatasetExists, match=r"holds notes\.txt beside the dataset"):
+    with pytest.raises(DatasetExists, match=r"holds notes\.txt beside the dataset") as caught:
         shardio.convert(numbers(3), tmp_path, overwrite=True)
-    assert len(values(tmp_path)) == 5
+    assert str(caught.value).startswith(f"{tmp_path}: ")
+    assert values(tmp_path) == [*range(5)]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_an_overwrite_that_fails_leaves_the_dataset(

@@ -61,6 +61,8 @@ def test_finished_inputs_are_reported_unread(lines: Path, tmp_path: Path, read: 
     assert n_read == 5 and len(read) < n_read + N_INPUTS
     assert set(read) == {source.name for source in whole.inputs}
     assert resumed.inputs == whole.inputs and resumed.n_bytes == whole.n_bytes
+    assert (resumed.n_samples, resumed.generation) == (whole.n_samples, 1)
+    assert (resumed.classes, resumed.n_samples_before) == (whole.classes, 0)
     assert [step.n_inputs_done for step in updates] == list(range(N_INPUTS + 1))
 
 
@@ -184,8 +186,10 @@ def test_a_finished_unit_that_was_damaged_is_converted_again(
 def test_a_damaged_plan_is_an_error_and_can_be_overwritten(lines: Path, tmp_path: Path) -> None:
     interrupted(lines, tmp_path / "out")
     flip(tmp_path / "out" / ".conversion" / "plan.json", 30)
+    before = contents(tmp_path / "out")
     with pytest.raises(DatasetCorrupt, match=r"plan\.json: .*; overwrite .* starts again"):
         convert(lines, tmp_path / "out", resume=True)
+    assert contents(tmp_path / "out") == before
     convert(lines, tmp_path / "out", overwrite=True)
     assert len(texts(tmp_path / "out")) == 7
 
@@ -230,8 +234,11 @@ def test_resuming_needs_the_same_versions(
 ) -> None:
     interrupted(lines, tmp_path / "out")
     monkeypatch.setattr(holder, name, value)
-    with pytest.raises(InvalidArgument, match=named):
+    before = contents(tmp_path / "out")
+    with pytest.raises(InvalidArgument, match=named) as caught:
         convert(lines, tmp_path / "out", resume=True)
+    assert "overwrite" in str(caught.value)
+    assert contents(tmp_path / "out") == before
 
 
 def test_resume_without_an_interrupted_conversion_starts_one(lines: Path, tmp_path: Path) -> None:
@@ -265,8 +272,10 @@ def test_overwrite_replaces_a_dataset_by_a_complete_one(lines: Path, tmp_path: P
 
 def test_overwrite_replaces_only_datasets(lines: Path, tmp_path: Path) -> None:
     write(tmp_path / "other", {"thesis.tex": "a year of work"})
-    with pytest.raises(DatasetExists, match=r"thesis\.tex"):
+    with pytest.raises(DatasetExists, match=r"thesis\.tex") as caught:
         convert(lines, tmp_path / "other", overwrite=True)
+    assert str(caught.value).startswith(f"{tmp_path / 'other'}: ")
+    assert contents(tmp_path / "other") == {"thesis.tex": b"a year of work"}
     for name in ("notes", "mine.shard"):
         out = tmp_path / f"out with {name}"
         convert(lines, out)
@@ -331,6 +340,9 @@ def test_on_error_stop_ends_at_an_input_that_crashes_workers(lines: Path, tmp_pa
     (lines / "b" / "3.txt").write_text("kill")
     report = convert(lines, tmp_path / "out", workers=2, on_error="stop")
     assert report.stopped and texts(tmp_path / "out") == ["one", "two"]
+    assert [source.name for source in report.broken] == ["b/3.txt"]
+    assert "crashed while reading it" in report.broken[0].reason
+    assert report.counts["not_processed"] == 4
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
