@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import undo_on_error
 from shardio.errors import ShardChanged, ShardIncomplete
 from shardio.storage.file_access import (
     Access,
@@ -78,13 +79,14 @@ class PreadFile:
         self.path = path
         self._absolute = os.path.abspath(path)  # the file may be opened again after a chdir
         self._descriptor: _Descriptor | None = None
-        descriptor = _Descriptor(_open(self._absolute, path))
-        self.state = FileState.of(os.fstat(descriptor.fd))
-        self.nbytes = self.state.n_bytes
-        if self.nbytes == 0:
-            raise ShardIncomplete(f"{path}: the file is empty: its writer did not finish")
-        self._head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
-        self._register_descriptor(descriptor)
+        fd = _open(self._absolute, path)
+        with undo_on_error(os.close, fd):  # now, although the error may be kept for long
+            self.state = FileState.of(os.fstat(fd))
+            self.nbytes = self.state.n_bytes
+            if self.nbytes == 0:
+                raise ShardIncomplete(f"{path}: the file is empty: its writer did not finish")
+            self._head = os.pread(fd, _HEAD_BYTES, 0)
+        self._register_descriptor(_Descriptor(fd))
 
     def __getitem__(self, part: slice) -> memoryview:
         """Return a part of the file, which is read into new memory."""

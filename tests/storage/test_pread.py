@@ -276,8 +276,9 @@ def test_eio_names_file(path: Path, monkeypatch: pytest.MonkeyPatch, read: Read,
 def test_non_file_leaves_no_descriptor(tmp_path: Path, make: Any, error: type[Exception]) -> None:
     place = tmp_path / "b.shard"
     make(place)
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         PreadFile(str(place))
+    assert str(caught.value).startswith(f"{place}: ")
     assert n_open(tmp_path) == 0
 
 
