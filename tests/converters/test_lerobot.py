@@ -317,5 +317,8 @@ def test_what_lies_in_no_data_set_is_refused(arm: Path, tmp_path: Path) -> None:
         convert(arm / DATA, tmp_path / "out")
     wrong: list[dict[str, Any]] = [{"columns": []}, {"check": 1}, {"fields": {"a": "none"}}]
     for options in wrong:
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument) as caught:
             convert(arm, tmp_path / "out", **options)
+        ((name, value),) = options.items()
+        assert ("field 'a': found 'none'" if name == "fields" else name) in str(caught.value)
+    assert not (tmp_path / "out").exists()

@@ -323,9 +323,11 @@ def test_after_an_error_the_loader_can_be_iterated_again(tmp_path: Path, num_wor
         for _ in range(20):
             seen = []
             steps = iter(loader)
-            with pytest.raises(ChecksumMismatch):
+            with pytest.raises(ChecksumMismatch) as caught:
                 for batch in steps:
                     seen += batch["label"].tolist()
+            assert (caught.value.field, caught.value.sample) == ("image", 30)
+            assert caught.value.path == f"{folder}/000000-000.shard"
             assert seen == list(range(24))
             assert list(steps) == []  # an iterator that raised is over
         assert len(loader._engine.pool) <= 10  # those of one pass, and of one that was cancelled

@@ -114,6 +114,34 @@ def test_an_interrupted_or_failed_batch_is_not_counted_as_consumed(
         assert next(iter(made))["label"].tolist() == [20, 21, 22, 23]
 
 
+def test_a_state_says_where_its_loader_is_and_of_what(folder: str) -> None:
+    with loader(folder, seed=7) as made:
+        assert made.state_dict() == {
+            "version": 1,
+            "epoch": 0,
+            "position": 0,
+            "rows": N,
+            "lineage": made.dataset.lineage,
+            "view": made.state_dict()["view"],
+            "seed": 7,
+            "shuffle": "full",
+        }
+        steps = iter(made)
+        next(steps)
+        assert (made.state_dict()["epoch"], made.state_dict()["position"]) == (0, 4)
+        list(steps)
+        assert (made.state_dict()["epoch"], made.state_dict()["position"]) == (1, 0)
+        first = made.state_dict()
+    with loader(folder, seed=7, shuffle=False) as other:
+        state = other.state_dict()
+        assert state["shuffle"] is False
+        assert (state["view"], state["rows"]) == (first["view"], N)
+        with pytest.raises(InvalidArgument, match=r"the state's shuffle is 'full'") as caught:
+            other.load_state_dict(first)
+        assert "load the state into a loader with the same options" in str(caught.value)
+        assert other.state_dict() == state
+
+
 # A dataset that grew, or is another.
 
 
@@ -202,9 +230,12 @@ def test_another_seed_order_or_subset_is_refused(tmp_path: Path) -> None:
 )
 def test_an_impossible_state_is_refused(folder: str, change: dict[str, Any], said: str) -> None:
     with loader(folder, seed=1) as made:
-        state = made.state_dict() | change
-        with pytest.raises(InvalidArgument, match=said):
+        before = made.state_dict()
+        state = before | change
+        with pytest.raises(InvalidArgument, match=said) as caught:
             made.load_state_dict(state)
+        assert str(caught.value).startswith("load_state_dict: ")
+        assert made.state_dict() == before
         with pytest.raises(InvalidArgument, match="found 'state'"):
             made.load_state_dict("state")  # type: ignore[arg-type]
         assert len(drawn(made)) == N

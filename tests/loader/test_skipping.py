@@ -226,8 +226,9 @@ def test_a_file_cut_short_is_an_error_also_with_skip(tmp_path: Path, num_workers
     with loading(folder, num_workers=num_workers, access="pread", verify="off") as loader:
         assert len(list(loader)) == N // BATCH
         os.truncate(Path(folder) / "000001-000.shard", 4096)
-        with pytest.raises(ShardChanged):
+        with pytest.raises(ShardChanged) as caught:
             list(loader)
+        assert caught.value.path == f"{folder}/000001-000.shard"
 
 
 def failing_reads(place: Path, start: int, stop: int, code: int) -> Callable[..., int]:
@@ -382,8 +383,10 @@ def test_exceeding_max_skips_ends_the_epoch(folder: str, num_workers: int) -> No
             assert "max_skips allows 2" in text
             assert "sample 9: TransformError: the transform raised ValueError: no" in text
             assert "sample 10: TransformError" in text
-    with loading(folder, max_skips=0, **options) as loader, pytest.raises(TooManySkipped):
-        next(iter(loader))
+    with loading(folder, max_skips=0, **options) as loader:
+        with pytest.raises(TooManySkipped, match="max_skips allows 0") as caught:
+            next(iter(loader))
+        assert "sample 3: TransformError" in str(caught.value)
 
 
 @WORKERS

@@ -96,6 +96,10 @@ def test_a_sample_that_is_there_more_often_is_told(tmp_path: Path) -> None:
     b = write(tmp_path / "b", 7, schema=LABELS, samples=[*some, some[2], some[2]])
     report = diff(a, b)
     assert (report.only_a, report.only_b) == ([], [5, 6])
+    assert (report.n_only_a, report.n_only_b, report.n_changed) == (0, 2, 0)
+    assert not report.is_same
+    assert (report.n_a, report.n_b) == (5, 7)
+    assert "and 7 samples" in report._repr_html_()
 
 
 def as_zstd(field: Field) -> Field:

@@ -119,8 +119,11 @@ def test_times_are_kept_and_pictures_that_are_none_are_left_out() -> None:
 )
 def test_options_that_no_encoder_takes_are_refused(options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"width": 64, "height": 48, "time_base": BASE} | options
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument) as caught:
         StreamEncoder(**given)
+    ((name, value),) = options.items()
+    expected = {"codec": f"found {value!r}", "width": "63x48 pixels", "height": "64x8 pixels"}
+    assert expected.get(name, f"{name} {value}") in str(caught.value)
 
 
 # JPEGs.

@@ -55,8 +55,10 @@ def test_where_keys_cannot_be_read_nobody_is_said_to_be_unknown(folder: Path) ->
 @pytest.mark.parametrize("name", ["client", "clients", "../x", ".x", ""])
 def test_a_client_is_neither_made_twice_nor_outside_of_the_folder(folder: Path, name: str) -> None:
     before = sorted(folder.parent.rglob("*"))
-    with pytest.raises(InvalidArgument):
+    exists = "keys of this name exist; choose another name, or remove them"
+    with pytest.raises(InvalidArgument) as caught:
         make_keys(folder, name)
+    assert (exists if name == "client" else f"found {name!r}") in str(caught.value)
     assert sorted(folder.parent.rglob("*")) == before
 
 

@@ -52,24 +52,25 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
 
 
 @pytest.mark.parametrize(
-    "frames",
+    ("frames", "said"),
     [
-        [],
-        [b""],
-        [b"[]"],
-        [b'{"kind": 7}'],
-        [b'{"kind": "batch"}'],
-        [b'{"kind": "heartbeat"}', b""],
-        [b'{"kind": "heartbeat", "x": NaN}'],
-        [b"\xff\xfe"],
-        [b"[" * 100_000],
-        [b" " * (MAX_HEAD_BYTES + 1)],
-        [pickle.dumps({"kind": "heartbeat"})],
+        ([], "a message of 0 frames"),
+        ([b""], "a head that is not JSON: "),
+        ([b"[]"], "a head that is not an object"),
+        ([b'{"kind": 7}'], "a message of the kind 7"),
+        ([b'{"kind": "batch"}'], "a message of the kind batch with 1 frames"),
+        ([b'{"kind": "heartbeat"}', b""], "a message of the kind heartbeat with 2 frames"),
+        ([b'{"kind": "heartbeat", "x": NaN}'], "a head that is not JSON: NaN"),
+        ([b"\xff\xfe"], "a head that is not JSON: "),
+        ([b"[" * 100_000], "a head"),
+        ([b" " * (MAX_HEAD_BYTES + 1)], f"a head of more than {MAX_HEAD_BYTES} bytes"),
+        ([pickle.dumps({"kind": "heartbeat"})], "a head that is not JSON: "),
     ],
 )
-def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:
-    with pytest.raises(MalformedMessage):
+def test_what_is_no_message_is_refused(frames: list[bytes], said: str) -> None:
+    with pytest.raises(MalformedMessage) as caught:
         unpack(frames, FROM_SERVER)
+    assert str(caught.value).startswith(said)
 
 
 def test_a_batch_comes_back_bit_for_bit(batches: list[Batch]) -> None:

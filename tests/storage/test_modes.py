@@ -118,8 +118,9 @@ def test_samples_that_were_read_outlive_the_reader_and_records_are_read_on(folde
     assert [bytes(record) for record in records] == [b"abc" * i for i in (1, 2, 3)]
     with ShardReader(path) as again:
         assert same_sample(sample, again[3])
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match="the reader is closed") as caught:
         reader[0]
+    assert path in str(caught.value)
 
 
 @pytest.mark.parametrize(

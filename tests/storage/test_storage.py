@@ -59,7 +59,7 @@ def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -
     del mapped
     for _ in range(5):
         map_file(str(path))
-        with pytest.raises(ShardIncomplete):
+        with pytest.raises(ShardIncomplete, match=r"empty\.shard: the file is empty"):
             map_file(str(tmp_path / "empty.shard"))
     assert len(os.listdir("/proc/self/fd")) == n_open
     assert (n_maps(path), part.tobytes()) == (1, b"abc")
@@ -76,8 +76,9 @@ def test_renaming_takes_no_name_from_another_file(
     new, old = tmp_path / "new", tmp_path / "old"
     new.write_bytes(b"new")
     old.write_bytes(b"old")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError) as caught:
         rename_exclusive(str(new), str(old))
+    assert str(old) in (caught.value.filename, caught.value.filename2)
     assert (new.read_bytes(), old.read_bytes()) == (b"new", b"old")
     rename_exclusive(str(new), str(tmp_path / "free"))
     assert (tmp_path / "free").read_bytes() == b"new"

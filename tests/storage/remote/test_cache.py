@@ -263,8 +263,9 @@ def test_unusable_cache_folder_is_reported(remote: RemoteSet, what: str) -> None
 def test_killed_eviction_overcounts(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch, kind="create")
     with remote.open_cache() as cache:
-        with pytest.raises(CacheFull):
+        with pytest.raises(CacheFull) as caught:
             cache.pin(remote.shards[0])
+        assert str(remote.cache) in str(caught.value)
         assert (remote.cache / "used").read_text() == str(remote.shards[0].n_bytes)
 
 

@@ -288,12 +288,13 @@ def test_a_conversion_of_nothing_leaves_nothing_in_the_store(place: Place) -> No
         Path(upload.folder).mkdir()
     Path(upload.folder).rmdir()  # as if it were killed with the lease alone
     assert place.objects() == ["conversion.json"]
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="on_error is 'never'"):
         place.convert(on_error="never")
     assert place.objects() == []
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="no file of the kind 'videos'"):
         place.convert(kind="videos", workers=0)
-    with pytest.raises(InvalidArgument):
+    assert place.objects() == []
+    with pytest.raises(InvalidArgument, match="on_error is 'never'"):
         place.convert(on_error="never")
     assert place.objects() == []
 

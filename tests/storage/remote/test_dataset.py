@@ -98,8 +98,9 @@ def test_unreachable_store_uses_mirror(remote: RemoteSet, monkeypatch: pytest.Mo
     with pytest.warns(UserWarning, match=words), remote.open() as far:
         assert len(far) == N
     remote.url = remote.store.url("another")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable) as caught:
         remote.open(storage_options={**remote.store.options, "deadline_s": 0.2})
+    assert remote.url in str(caught.value)
 
 
 def test_damaged_state_is_downloaded_again(remote: RemoteSet, tmp_path: Path) -> None:
@@ -107,8 +108,9 @@ def test_damaged_state_is_downloaded_again(remote: RemoteSet, tmp_path: Path) ->
     with remote.open() as far:
         assert len(far) == N
     remote.store.fail("wrong", "generations", times=9)
-    with pytest.raises(DatasetCorrupt):
+    with pytest.raises(DatasetCorrupt) as caught:
         remote.open(cache=tmp_path / "other")
+    assert "generations/000001.json" in str(caught.value)
 
 
 def test_another_dataset_in_its_place_is_that_one(remote: RemoteSet, tmp_path: Path) -> None:
