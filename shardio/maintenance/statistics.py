@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -14,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import warn
 from shardio._base.classes import listed, one_line
 from shardio._base.html import fragment, listing, note, table
 from shardio._base.progress import counted
@@ -40,6 +42,7 @@ _FRAME_BYTES: Final = 256 << 20
 _MAX_CHANNELS: Final = 4
 _MAX_COMPONENTS: Final = 64
 """The maximum sizes of a last dimension with statistics per channel or component."""
+_READ_ONLY_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _PICTURE_MEDIA: Final = ("image", "video")
 _PIXELS: Final = Array("uint8", (None, None, 3))
 
@@ -51,6 +54,9 @@ _Moments = tuple[Any, Any, Any]
 @dataclass(frozen=True, slots=True)
 class StatsReport:
     """The statistics of a dataset or subset, and the number of the generation that stores them.
+
+    If the dataset is read-only, they are not stored: `not_stored` is the reason, `generation` the
+    number of the generation that was read. Otherwise, `not_stored` is "".
 
     `stats["samples"]` is the number of samples. `stats["fields"]` has, for each numeric field:
 
@@ -76,14 +82,20 @@ class StatsReport:
     generation: int
     subset: str | None
     stats: Mapping[str, Any]
+    not_stored: str = ""
 
     def _origin(self) -> tuple[str, str]:
         subset = "" if self.subset is None else f"subset {self.subset!r}"
-        return subset, f"generation {self.generation}"
+        lost = f"not stored: {self.not_stored}"
+        return subset, lost if self.not_stored else f"generation {self.generation}"
+
+    @property
+    def _advice(self) -> str:
+        return "" if self.not_stored else "reopen the dataset for dataset.stats"
 
     def __repr__(self) -> str:
         fields = f"fields {listed(self.stats['fields'], 32)}"
-        facts = *self._origin(), fields, "reopen the dataset for dataset.stats"
+        facts = *self._origin(), fields, self._advice
         return one_line(self, [self.dataset], *facts, samples=self.stats["samples"])
 
     def _repr_html_(self) -> str:
@@ -96,7 +108,7 @@ class StatsReport:
             listing("classes", counts, len(classes)),
             table(("field", *names), rows, len(fields)),
             *(note(text) for text in map(_pixels_text, fields, fields.values()) if text),
-            note("Reopen the dataset to see them in dataset.stats."),
+            "" if self.not_stored else note("Reopen the dataset to see them in dataset.stats."),
         )
         return fragment("StatsReport", self.dataset, facts, *parts)
 
@@ -106,6 +118,7 @@ class StatsReport:
             "dataset": str(self.dataset),
             "generation": self.generation,
             "subset": self.subset,
+            "not_stored": self.not_stored,
             **self.stats,
         }
 
@@ -139,7 +152,7 @@ def compute_stats(
 
     If the current generation has the same statistics, nothing is published. All data that is read
     is verified. A dataset that is already open keeps its old `stats`: reopen the dataset to see the
-    new ones.
+    new ones. If the dataset is read-only, a warning says that the statistics are only returned.
 
     Args:
         folder: the folder of the dataset.
@@ -176,10 +189,16 @@ def compute_stats(
             older = kept.get("whole") if subset is None else of_subsets.get(subset)
             _keep_pixels(dataset, older, found)
     kept |= {"whole": found} if subset is None else {"subsets": {**of_subsets, subset: found}}
-    generation = previous
+    generation, not_stored = previous, ""
     if kept != previous.stats:
-        generation = publish_next(folder, previous, stats=kept, operation={"name": "stats"})
-    return StatsReport(Path(folder), generation.number, subset, found)
+        try:
+            generation = publish_next(folder, previous, stats=kept, operation={"name": "stats"})
+        except OSError as error:
+            if error.errno not in _READ_ONLY_ERRORS:
+                raise
+            not_stored = f"the dataset is read-only ({error.strerror})"
+            warn(f"{os.fspath(folder)}: {not_stored}: its statistics are not stored")
+    return StatsReport(Path(folder), generation.number, subset, found, not_stored)
 
 
 def _counted_fields(dataset: ShardDataset, *, decode: bool) -> dict[str, Array]:

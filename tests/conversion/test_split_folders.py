@@ -16,6 +16,8 @@ from shardio.conversion.classes import find_split_files, find_split_folders
 from shardio.maintenance import compute_stats
 from shardio.media import encode_jpeg
 from shardio_tools import cli
+from tests.converters.test_records import example, framed, ints
+from tests.converters.test_webdataset import tar
 from tests.lines import write
 
 
@@ -173,6 +175,25 @@ def test_names_of_tables_give_subsets(
     assert off.subsets == {} and [*off.classes] == sorted(
         {name.rpartition("/")[0] for name in files.split()} - {""}
     )
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord", "h5"])
+def test_names_of_tars_records_and_hdf5_give_subsets(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for name, n in (("train", 3), ("val", 2)):
+        path = source / f"x-{name}-000.{kind}"
+        if kind == "tar":
+            path.write_bytes(tar([(f"{k}.cls", b"%d" % k) for k in range(n)]))
+        elif kind == "tfrecord":
+            path.write_bytes(framed(example(x=ints(k)) for k in range(n)))
+        else:
+            h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+            with h5py.File(path, "w") as file:
+                file["x"] = np.arange(n)
+    report = shardio.convert(source, tmp_path / "out", workers=0)
+    assert report.subsets == {"train": 3, "val": 2}
+    assert len(set(sources(tmp_path / "out", "val"))) == 1
 
 
 def test_names_of_files_in_appends_and_on_the_screen(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from shardio import Array, List, Schema, Text
 from shardio import open as open_dataset
+from shardio.dataset import manifest
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument, ShardCorrupt
@@ -67,6 +72,36 @@ def test_they_are_kept_in_the_next_generation_and_not_again(tmp_path: Path) -> N
         assert len(dataset) == N
     assert compute_stats(folder).generation == 2
     assert verify_dataset(folder, workers=0).findings == ()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_of_a_read_only_dataset_they_are_returned(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = write(tmp_path / "d", N, 3), write(tmp_path / "other", N, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "lock_folder", fail_with(code))
+        words = re.escape(
+            f"{folder}: the dataset is read-only ({os.strerror(code)}): its statistics"
+        )
+        with pytest.warns(UserWarning, match=words):
+            report = compute_stats(folder)
+        patch.setattr(manifest, "lock_folder", fail_with(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            compute_stats(folder)
+    assert report.generation == 1 and load(folder).stats == {}
+    assert report.as_json()["not_stored"] == f"the dataset is read-only ({os.strerror(code)})"
+    stored = compute_stats(other)
+    assert (report.stats, stored.not_stored) == (stored.stats, "")
+    for text in (repr(report), report._repr_html_()):
+        assert "not stored: the dataset is read-only" in text and "eopen" not in text
+
+
+def fail_with(code: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 def test_a_subset_is_counted_beside_the_whole(tmp_path: Path) -> None:

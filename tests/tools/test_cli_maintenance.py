@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -205,6 +206,26 @@ def test_stats_are_shown_and_kept_for_inspect(dataset: Path, capsys: Capture) ->
     assert cli.main(["inspect", str(dataset)]) == 0
     assert "Statistics of subset s\n" in capsys.readouterr().out
     assert cli.main(["stats", str(dataset), "--subset", "no", "--quiet"]) == 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_stats_of_a_read_only_dataset_are_shown(
+    dataset: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("shardio.dataset.manifest.lock_folder", refuse)
+    assert cli.main(["stats", str(dataset)]) == 3
+    out, err = capsys.readouterr()
+    assert "  label     –    –    0    1     12" in out.splitlines()
+    why = f"{dataset}: the dataset is read-only (Read-only file system)"
+    assert out.endswith(f"\ncomputed statistics of 12 samples, not stored: {why}\n")
+    assert f"shardio: warning: {why}: its statistics are not stored\n" in err
+    assert cli.main(["stats", str(dataset), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["not_stored"].startswith("the dataset is read-only")
+    with shardio.open(dataset) as opened:
+        assert opened.stats == {}
 
 
 def test_stats_say_what_is_unusual_about_a_field(tmp_path: Path, capsys: Capture) -> None:

@@ -189,6 +189,10 @@ def test_json_is_the_same_on_a_terminal(
         (["fly"], "unknown command 'fly'; the commands are demo, convert, "),
         (["export", "a", "b", "--fromat", "files"], "arguments: --fromat; did you mean --format?"),
         (["split", "a", "--prats=a=1"], "arguments: --prats=a=1; did you mean --parts?"),
+        (["inspect", "out", "3"], "arguments: 3; did you mean --sample 3?"),
+        (["inspect", "out", "-1"], "arguments: -1; did you mean --sample -1?"),
+        (["inspect", "out", "train"], "arguments: train; did you mean --subset train?"),
+        (["verify", "out", "3"], "arguments: 3\n"),
         (["convert", "--kidn", "videos"], "arguments: --kidn; did you mean --kind?"),
     ],
 )

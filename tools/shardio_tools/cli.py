@@ -41,6 +41,7 @@ from shardio_tools.output import (
     print_error,
     print_now,
     redirect_to_null,
+    shown_path,
 )
 from shardio_tools.screen import fitted
 
@@ -159,6 +160,7 @@ def _run(options: argparse.Namespace) -> int:
     return code
 
 
+_NUMBER: Final = re.compile(r"-?\d+")
 _OPTION: Final = re.compile(r"\b\w+=\S+ \((--[^()]+)\)")
 """An option as messages name it, in Python and on the command line: "append=True (--append)"."""
 
@@ -206,9 +208,11 @@ class _Parser(argparse.ArgumentParser):
             module.add_arguments(self, *([args] if command == "convert" else []))
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            flags = [each for each in unknown if each.startswith("-")]
+            flags = [each for each in unknown if each[:1] == "-" and not _NUMBER.fullmatch(each)]
             flag = (flags or unknown)[0].partition("=")[0]
             hint = suggestion(flag, self._option_string_actions)
+            if not flags:
+                hint = self._option_for(unknown[0])
             if command == "convert":
                 from shardio_tools.converter_options import hint_at_kinds
 
@@ -217,6 +221,12 @@ class _Parser(argparse.ArgumentParser):
         if command is None and options.command is None:
             self.exit(USAGE, overview(GROUPS))
         return options, unknown
+
+    def _option_for(self, word: str) -> str:
+        """Return the end of a message about a surplus argument: the option that takes it."""
+        flag = "--sample" if _NUMBER.fullmatch(word) else "--subset"
+        is_known = flag in self._option_string_actions
+        return f"; did you mean {flag} {shown_path(word)}?" if is_known else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:

@@ -159,15 +159,19 @@ def run(options: argparse.Namespace) -> int:
     )
     part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
     n_samples = format_count(report.stats["samples"], "sample")
-    last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report, options)}"
+    done = f"computed statistics of {n_samples}{part}"
     steps = Next(
         [(f"shardio inspect {shown_path(options.path)}", "show them again")],
         [(f"shardio.open({escaped(options.path)!r}).stats", "read them")],
     )
+    end: list[Element] = [Done(f"{done}, stored in {generation_text(report, options)}"), steps]
+    if report.not_stored:
+        path = escaped(options.path)
+        end = [Done(f"{done}, not stored: {path}: {report.not_stored}", "warning")]
     found = (
         *describe_counts(report.stats),
         *_not_decoded(options.path, report.stats),
         *describe_classes(report.stats, "--json lists all"),
     )
-    print_result(report, options, [*found, Done(last), steps])
-    return 0
+    print_result(report, options, [*found, *end])
+    return 3 if report.not_stored else 0
