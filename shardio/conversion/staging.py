@@ -42,6 +42,7 @@ from shardio.dataset.manifest import (
 from shardio.dataset.transaction import (
     check_only_dataset,
     dataset_entries,
+    explain_error,
     link_staged,
     names_staged,
     remove_leftovers,
@@ -117,8 +118,8 @@ class Staging:
         if not self.folder.exists():
             self._check_out()
         self._created_out = not self.out.exists()
-        self._lock()
         try:
+            self._lock()
             self._inspect()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -333,6 +334,7 @@ class Staging:
             if self.lock_fd >= 0:
                 os.close(self.lock_fd)
                 self.lock_fd = -1
+            explain_error(error, self.folder, self.given)
 
     def _clean_up(self, error: BaseException | None) -> None:
         if not self._has_started:

@@ -136,6 +136,20 @@ class StagingFolder:
             os.close(self._fd)
 
 
+def explain_error(error: BaseException | None, hidden: Path, shown: PathName) -> None:
+    """Name `shown` in an OSError about a path in `hidden`; if the disk is full, add a hint."""
+    path = error.filename if isinstance(error, OSError) else None  # may be a descriptor
+    if not isinstance(error, OSError) or not str(path).startswith(str(hidden)):
+        return
+    error.filename = os.fspath(shown)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error.strerror = (
+            f"{error.strerror}; nothing was published: free some space and try again, or choose "
+            "a folder on another disk"
+        )
+        error.args = (error.errno, error.strerror)  # `args` is what pickle stores
+
+
 def sweep(root: Path) -> None:
     """Remove the staging folders of killed operations, and their unpublished files in `root`.
 
@@ -308,4 +322,9 @@ class NewFolder:
             )
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        self._staging.remove(error)
+        explain_error(error, self._staging.path, self.out)
+        try:
+            self._staging.remove(error)
+        except OSError as failure:
+            explain_error(failure, self._staging.path, self.out)
+            raise

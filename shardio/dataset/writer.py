@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,12 @@ from shardio.dataset.manifest import (
     recover,
     refuse_existing,
 )
-from shardio.dataset.transaction import StagingFolder, link_staged, remove_leftovers
+from shardio.dataset.transaction import (
+    StagingFolder,
+    explain_error,
+    link_staged,
+    remove_leftovers,
+)
 from shardio.errors import ClosedError, DatasetConflict, InvalidArgument, MediaError, SchemaError
 from shardio.format.schema import Schema
 from shardio.shard.writer import (
@@ -174,16 +178,7 @@ class GenerationWriter:
 
     def explain_error(self, error: OSError) -> None:
         """Name the dataset in `error` instead of a staged file; if the disk is full, add a hint."""
-        path = error.filename  # a path, a descriptor or None
-        if not isinstance(path, str) or not path.startswith(str(self.staging)):
-            return
-        error.filename = self._shown_path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            error.strerror = (
-                f"{error.strerror}; nothing was published: free some space and start again, or "
-                "choose a folder on another disk"
-            )
-            error.args = (error.errno, error.strerror)  # `args` is what pickle stores
+        explain_error(error, self.staging, self._shown_path)
 
     def _link_shards(self) -> tuple[ShardSummary, ...]:
         shards = tuple(self._link_shard(part) for part in self._parts)

@@ -188,7 +188,11 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
     """Create a folder in `folder`, or in the system's temporary folder; the caller removes it."""
     parent = tempfile.gettempdir() if folder is None else os.fspath(folder)
-    return Path(perform("mkdir", parent, tempfile.mkdtemp, prefix=prefix, dir=parent))
+    try:
+        return Path(perform("mkdir", parent, tempfile.mkdtemp, prefix=prefix, dir=parent))
+    except OSError as error:
+        error.filename = parent  # a random name in it would mean nothing
+        raise
 
 
 def touch(path: str) -> None:
@@ -369,8 +373,10 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
             unlink(temporary)
         else:
             rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # if the hidden file stays, no reader will open it
             unlink(temporary)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)
         raise
     sync_path(path.parent)

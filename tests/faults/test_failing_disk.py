@@ -14,7 +14,7 @@ from tests.faults.programs import run_stress
 from tests.lines import install
 
 
-def test_the_command_names_the_file_and_ends_with_code_3(
+def test_the_command_names_the_dataset_and_ends_with_code_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = install(tmp_path, monkeypatch)
@@ -25,7 +25,9 @@ def test_the_command_names_the_file_and_ends_with_code_3(
         assert cli.main(arguments) == cli.ENVIRONMENT
     said = capsys.readouterr().err.splitlines()[-2:]
     assert failing.refused is not None
-    assert said[0] == f"shardio: {failing.refused.path}: No space left on device"
+    assert "/out/.conversion/" in failing.refused.path
+    reason = "No space left on device; nothing was published: free some space and try again, or"
+    assert said[0].startswith(f"shardio: {tmp_path}/out: {reason} choose a folder on")
     hint = "; resume (--resume) continues from them; overwrite (--overwrite) starts again"
     assert said[1].endswith(hint)
     assert cli.main(arguments) == cli.USAGE

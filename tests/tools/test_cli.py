@@ -326,6 +326,9 @@ def test_a_manifest_that_is_a_pipe_is_bad_data_and_not_waited_for(
     assert f"{copy / name}: is a folder, pipe or device" in capsys.readouterr().out
 
 
+UP = os.path.dirname(os.getcwd())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "file", "said"),
     [
@@ -333,6 +336,11 @@ def test_a_manifest_that_is_a_pipe_is_bad_data_and_not_waited_for(
         (["convert", "src", "out"], errno.EMFILE, (), "convert: Too many open files"),
         (["verify", "path"], errno.EIO, (), "path: Input/output error"),
         (["verify", "path"], errno.ENOSPC, ("out/x",), "out/x: No space left on device"),
+        # Paths are spelt as on the command line
+        (["verify", "../a/"], errno.EROFS, (f"{UP}/a/b",), "../a/b: Read-only file system"),
+        (["reshard", "a", "../b/c"], errno.EROFS, (f"{UP}/b",), "../b: Read-only file system"),
+        (["reshard", "a", "c"], errno.EROFS, (os.getcwd(),), ".: Read-only file system"),
+        (["reshard", "a", "c"], errno.EROFS, ("/x/y",), "/x/y: Read-only file system"),
     ],
 )
 def test_an_error_of_the_system_is_said_with_the_file_or_what_is_known(
@@ -347,6 +355,17 @@ def test_an_error_of_the_system_is_said_with_the_file_or_what_is_known(
     monkeypatch.setattr(cli.COMMANDS[arguments[0]], "run", raising(error))
     assert cli.main(arguments) == cli.ENVIRONMENT
     assert capsys.readouterr().err == f"shardio: {said}\n"
+
+
+def test_a_kind_that_cannot_be_imported_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    error = UnsupportedEnvironment("the converter 'x' cannot be imported")
+    monkeypatch.setattr("shardio_tools.converter_options.converter_class", raising(error))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["convert", "src", "out"])
+    assert end.value.code == cli.ENVIRONMENT
+    assert capsys.readouterr().err == "shardio: the converter 'x' cannot be imported\n"
 
 
 def test_a_misspelt_folder_is_answered_with_the_name_beside_it(

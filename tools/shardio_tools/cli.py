@@ -97,7 +97,7 @@ def main(
     begin_report()
     try:
         try:
-            options = parser().parse_args(_without_help(arguments))
+            options = _parsed(_without_help(arguments))
             if on_loaded is not None:
                 on_loaded()
             code = _run(options)
@@ -117,6 +117,15 @@ def main(
                 redirect_to_null(stream)
         return BROKEN_PIPE
     return ENVIRONMENT if is_report_lost() and code in (OK, BAD_DATA) else code
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse arguments; exit with a message if the converter of a kind cannot be imported."""
+    try:
+        return parser().parse_args(arguments)
+    except shardio.ShardioError as error:
+        print_error(escaped(str(error)))
+        raise SystemExit(exit_code(error)) from error
 
 
 def _without_help(arguments: Sequence[str] | None) -> Sequence[str]:
@@ -293,7 +302,20 @@ def _system_error(error: OSError, options: argparse.Namespace) -> str:
     """Return a message that names the file or, without one, OUT, PATH or the command."""
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
-        return f"{os.fsdecode(error.filename)}: {reason}"
+        return f"{_as_given(os.fsdecode(error.filename), options)}: {reason}"
     if hasattr(options, "out"):
         return f"{options.out if error.errno in DISK_FULL_ERRORS else options.command}: {reason}"
     return f"{getattr(options, 'path', options.command)}: {reason}"
+
+
+def _as_given(path: str, options: argparse.Namespace) -> str:
+    """Return a path as the user has spelt it, if it is an argument, its folder or below them."""
+    for name in ("out", "path", "src"):
+        if given := getattr(options, name, None):
+            whole = os.path.abspath(given)
+            for known, shown in ((whole, given), (os.path.dirname(whole), os.path.dirname(given))):
+                if path == known:
+                    return shown or "."
+                if path.startswith(f"{known}/"):
+                    return os.path.join(shown, path[len(known) + 1 :])
+    return path
