@@ -32,8 +32,8 @@ class Samples:
     """The facts that orders need about the n samples of a dataset or view.
 
     `shard_ends` returns the cumulative sample counts of the shards. `no_shards_reason` returns the
-    reason why the samples are not in the order of the shards, or None. `measure` returns the total
-    bytes and the number of samples of all shards.
+    reason why the samples are not in the order of the shards, or None if they are. `measure`
+    returns the total bytes and the number of samples of all shards.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Order:
     name: ClassVar[bool | str]
     """The value of the option `shuffle`, also in a loader's state."""
     needs_shards: ClassVar[bool] = False
-    """True if the order requires that the samples are in the order of the shards."""
+    """True if the order requires samples that are in the order of the shards."""
     mixes: ClassVar[bool] = False
     """True if each source of a mixture can have this order."""
     keeps_clips: ClassVar[bool] = False
@@ -95,7 +95,7 @@ class Order:
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> EpochOrder:
         """Return the order of a round of a mixture: the n samples of one source, each once.
 
-        `key` determines the order; each round has another key.
+        `key` determines the order; each round has its own key.
         """
         raise NotImplementedError
 
@@ -122,14 +122,17 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The number of samples in a window (samples from few regions of the files), or None."""
+        """The number of samples in a window, whose samples lie in few regions of the files.
+
+        None if the order has no windows.
+        """
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, prefix: str) -> int:
         """Return the total size of shards in use at once, or 0 if the order does not determine it.
 
-        Called if the dataset is larger than the cache. Raises InvalidArgument, or warns, if shards
-        would be downloaded again and again; the message begins with `prefix`.
+        Loaders call this if the dataset is larger than the cache. Raises InvalidArgument, or warns,
+        if shards would be downloaded again and again; the message begins with `prefix`.
         """
         return 0
 

@@ -1,13 +1,14 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
 A *group* has up to k consecutive clips of one video, which stay together, in order. A video of n
-clips has n // k groups of k clips; clips left over form a smaller group at a random place among the
-others.
+clips has n // k groups of k clips. The clips that are left over form a smaller group, at a random
+place among the other groups of the video.
 
 An epoch permutes the groups of each size among themselves (see `permutation`). An epoch of 2,048
-groups or more is divided into *windows* of about 1,024 to 2,048 groups. All windows have equal
-proportions of sizes, so that the start of a window can be calculated. Within a window, groups of
-one video are spread far apart. A position is looked up in its window alone, in about 250 µs.
+groups or more is divided into *windows* of about 1,024 to 2,048 groups. The proportions of the
+sizes are the same in all windows, so that the start of a window can be calculated. Within a window,
+the groups of one video are spread far apart. Looking up a position takes about 250 µs, because only
+its window is computed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""The minimum of the mean number of groups per window; fewer groups form one window. Larger windows
-spread videos further, but looking up a single clip takes longer."""
+"""Windows have at least this number of groups on average; fewer groups form one window. In larger
+windows, the groups of a video are further apart, but looking up a single clip takes longer."""
 _JITTER: Final = 0.5
-"""The maximum random offset of a group within a window, in mean distances between groups of the
-same video. Without it, the videos would come in the same sequence again and again."""
+"""The maximum random offset of a group within a window, as a fraction of the mean distance between
+groups of the same video. Without the offset, videos would follow each other in the same sequence
+again and again."""
 _HALF: Final = 1 << 32
 
 
@@ -54,10 +56,10 @@ class ClipGroups:
         self._firsts: Positions = np.concatenate([[0], firsts])
 
     def find(self, size_index: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
-        """Return the video and first clip of some groups; `numbers` are indices within one size.
+        """Return the video and the first clip of groups that have the size `sizes[size_index]`.
 
-        The size is `sizes[size_index]`; `key` determines the place of the smaller group within each
-        video.
+        `numbers` are the indices of these groups among all groups of this size. `key` determines
+        the place of the smaller group within each video.
         """
         k = self._k
         if size_index:
@@ -86,7 +88,7 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
 class ClipGrouping(NamedTuple):
     """The groups of up to k clips of a dataset, or of each source of a mixture.
 
-    `ends` has, for each source, the cumulative clip counts of its videos.
+    `ends` has an array for each source: the cumulative clip counts of its videos.
     """
 
     k: int
@@ -167,8 +169,8 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     """Return an order of groups, as indices, in which the groups of one video are far apart.
 
     `starts` has the first clip of each group. The groups are sorted by points on a circle. For a
-    video with m groups, the circle is divided into m equal parts from a random point on, and each
-    group gets a random point in the first half of a part.
+    video with m groups, the circle is divided into m equal parts, starting at a random point, and
+    each group gets a random point in the first half of a part.
     """
     drawn = keyed_hashes(starts, key)
     by_video = np.lexsort((drawn, videos))

@@ -1,9 +1,9 @@
 """Compute the source, and the sample of the source, at each position of an epoch of a mixture.
 
 A mixture combines several datasets, its *sources*, each with a *share*: an integer proportional to
-its part of the positions. Positions form *spans* of 256. The shares give each source's number of
-positions before the start and the end of a span, and a keyed shuffle decides which positions of the
-span each source gets. Both steps take constant time.
+its part of the positions. Positions form *spans* of 256. The shares determine how many positions
+each source has before the start and before the end of a span, and a keyed shuffle decides which
+positions of the span each source gets. Both steps take constant time.
 
 Each position of a source is a *draw* of its next sample. The draws of a source form *rounds*, each
 of which has every sample once, in an order given by the seed, the epoch, the source and the round.
@@ -37,8 +37,8 @@ Exhausted = Literal["stop", "repeat"]
 MAX_SHARE_SUM: Final = 1 << 30
 """The approximate maximum of the sum of all shares: products in `_divide` then fit in 63 bits."""
 SPAN: Final = 256
-"""The number of positions per span. Short, because even a single sample needs its whole span, and
-each rank computes every span."""
+"""The number of positions per span. Spans are short, because even a single sample needs its whole
+span, and each rank computes every span."""
 MAX_SOURCES: Final = 1024
 """With 2,048 sources, the plan of an epoch would not fit in a message to a worker; the files of all
 sources must also be open at the same time."""
@@ -48,10 +48,11 @@ _MAX_POSITIONS: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class MixtureShares:
-    """The share of each source, from 1 up, and the rule that ends an epoch.
+    """The share of each source, at least 1, and the rule that ends an epoch.
 
-    If `exhausted` is "stop", an epoch ends when a source whose turn it is has no sample left. If it
-    is "repeat", an epoch ends when every sample was drawn; some are then drawn more than once.
+    If `exhausted` is "stop", an epoch ends before the first position whose source has no sample
+    left. If it is "repeat", an epoch ends when every sample has been drawn; some samples are then
+    drawn more than once.
     """
 
     shares: tuple[int, ...]
@@ -67,7 +68,7 @@ class MixtureShares:
 
 
 def _divide(n: Any, shares: tuple[int, ...]) -> list[Any]:
-    """Divide n between the two halves of the list of sources."""
+    """Divide n between the two halves of the list of sources, and so on within each half."""
     if len(shares) == 1:
         return [n]
     middle = len(shares) // 2
@@ -205,7 +206,7 @@ class MixtureEpochOrder:
 
 
 def _chunks(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield up to `n_at_once` ascending integers, and the indices of the `numbers` among them.
+    """Yield up to `n_at_once` ascending integers, and the indices of those `numbers` in this range.
 
     The integers are distinct values of `numbers`, or a short range that contains all `numbers`.
     """

@@ -25,8 +25,8 @@ SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
 """The number of positions to compute in one call; a call takes 100 µs plus 15 ns per position."""
 ROUNDS: Final = 6
-"""The number of rounds of the Feistel network. With 4, statistics of rows at a fixed distance
-differ from those of a random permutation; with 5, they do not."""
+"""The number of rounds of the Feistel network. With 4 rounds, statistics of the rows at positions a
+fixed distance apart differ from those of a random permutation; with 5 rounds, they do not."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -92,7 +92,7 @@ class Permutation:
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
     """Return one of n positions; its sample replaces the sample that failed at `position`.
 
-    `attempt` counts earlier replacements that also failed.
+    `attempt` is the number of earlier replacements that also failed.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -103,7 +103,7 @@ def epoch_permutation(n: int, *, seed: int, epoch: int) -> Permutation:
 
 
 def permutations(n: int, keys: _U64) -> Positions:
-    """Return the permutation of 0..n-1 for each key, as (keys, n); n is at most SORTED_MAX."""
+    """Return a permutation of 0..n-1 for each key, as (keys, n); n is at most SORTED_MAX."""
     hashes = (np.arange(n) + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     by_key = _mixed(hashes ^ keys[:, None])
@@ -194,9 +194,10 @@ OF_SAMPLERS = 53
 class SampleGenerators:
     """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
 
-    Positions are counted over all ranks. A batch has the position of its first sample, and uses
-    another random stream. One Philox generator (J. Salmon et al., 2011) is set to the state of each
-    sample, which takes 1 µs; creating a generator takes 13 µs.
+    Positions are counted over all ranks. The generator of a batch is keyed by the position of the
+    batch's first sample, and uses another random stream. One
+    Philox generator (J. Salmon et al., 2011) is set to the state of each sample, which takes 1 µs;
+    creating a generator takes 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:

@@ -18,16 +18,18 @@ Tail = Literal["short", "drop", "pad"]
 class RankPartition:
     """The positions that one rank visits among the positions first..n-1 of an epoch.
 
-    A step has `batch_size` consecutive positions for rank 0, the same number for rank 1, and so on.
-    All ranks together visit each position once, in order, except positions that `tail` drops.
+    In each step, rank 0 visits `batch_size` consecutive positions, rank 1 the next `batch_size`
+    positions, and so on. All ranks together visit each position once, in order, except positions
+    that `tail` drops.
 
     Args:
         n: the number of positions of the epoch.
         first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: the use of the last positions, too few for a step. "short": they are divided among the
-            ranks, with counts that differ by at most one; a rank that gets none has one step less.
-            "drop": no rank visits them. "pad": a step of all ranks, filled up with padding.
+        tail: the use of the last positions if they are too few for a step. "short": they are
+            divided among the ranks, in parts whose sizes differ by at most one; a rank that gets no
+            position has one step fewer. "drop": no rank visits them. "pad": they form a step of all
+            ranks, which is filled up with padding.
     """
 
     n: int
@@ -57,7 +59,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first position of all ranks in a step."""
+        """Return the first position that any rank visits in a step."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _own_range_of_rest(self, start: int) -> tuple[int, int]:
@@ -65,7 +67,10 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def own_range(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of this rank's positions in a step; equal if it has none."""
+        """Return the start and the end of this rank's positions in a step.
+
+        Both are equal if the rank has no position.
+        """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._own_range_of_rest(start)
@@ -82,13 +87,14 @@ class RankPartition:
     def read_range(self, step: int) -> tuple[int, int]:
         """Return the start and the end of the positions that this rank reads for a step.
 
-        If `own_range` is empty, the rank reads one position, to copy the sample there as padding.
+        If `own_range` is empty, the rank reads the first position of the step, whose sample is
+        copied as padding.
         """
         start, stop = self.own_range(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, stop_step: int, every: int = 1) -> Positions:
-        """Return the positions that this rank reads for every `every`-th step below stop_step."""
+        """Return the positions that this rank reads in range(first_step, stop_step, every)."""
         # All steps are complete, except that the last step may be shorter.
         n_whole = (stop_step - 1 - first_step) // every
         start, stop = self.read_range(first_step + n_whole * every)

@@ -2,8 +2,8 @@
 
 A draw with replacement looks up a random number in the cumulative weights. Without replacement,
 rows are sorted by -log(u) / weight with a random u, which is equivalent to drawing from the rows
-that are left (P. Efraimidis and P. Spirakis, 2006). Libraries' logarithms differ between machines;
-`natural_log` only uses operations that IEEE 754 rounds exactly.
+that are left (P. Efraimidis and P. Spirakis, 2006). The logarithms of libraries differ between
+machines, so `natural_log` uses only operations that IEEE 754 rounds exactly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ORDERS: Final[dict[bool | str, type[Order]]] = {
     "blocks": BlockShuffle,
     "shards": ShardShuffle,
 }
-"""The order of each value of the option `shuffle`."""
+"""The `Order` class for each value of the option `shuffle`."""
 Shuffle = bool | str
 """The type of a key of `ORDERS`."""
 _MAX_DRAWS: Final = 1 << 48
@@ -39,12 +39,13 @@ _MAX_DRAWS: Final = 1 << 48
 @refuses({"generator": "the seed of the loader is used", "num_samples": "write n_draws="})
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedSampler:
-    """A `sampler` of a loader that draws the samples of an epoch by their weights.
+    """A value for a loader's option `sampler`, which draws samples according to weights.
 
-    Draws depend only on the loader's seed, the epoch and the position.
+    The probability of each sample is proportional to its weight. Draws depend only on the
+    loader's seed, the epoch and the position.
 
     Args:
-        weights: the relative probability of each sample, from 0 up; the loader checks them.
+        weights: the relative probability of each sample, at least 0; the loader checks the values.
         replacement: True if a sample may be drawn more than once in an epoch.
         n_draws: the number of draws in an epoch; by default the number of samples or, without
             replacement, the number of samples with a weight above 0.
@@ -75,7 +76,11 @@ class WeightedSampler:
 
 
 class Indices(Protocol):
-    """Indices of samples; torch's samplers have no more than these methods of a collection."""
+    """Indices of samples.
+
+    Only these two methods are required, because torch's samplers lack the other methods of a
+    collection.
+    """
 
     def __iter__(self) -> Iterator[int]: ...
 
@@ -84,7 +89,8 @@ class Indices(Protocol):
 
 Sampler = WeightedSampler | Indices | Callable[[int], Indices]
 """Weighted draws; a collection of positions in the view; a torch sampler, iterated for each epoch;
-or a function from the number of an epoch, from 0, to its positions."""
+or a function that takes the number of an epoch, counted from 0, and returns the positions for that
+epoch."""
 
 
 def check_shuffle(name: str, value: Any) -> Shuffle:
@@ -112,7 +118,7 @@ def check_sampler(name: str, sampler: Any) -> Any:
 
 
 def holds_positions(sampler: Any) -> bool:
-    """Return True if a sampler is a container, which has the same positions in every epoch."""
+    """Return True if a sampler is a container, and thus has the same positions in every epoch."""
     if callable(sampler):
         return False
     return isinstance(sampler, Sequence | Set | Mapping) or any(
@@ -132,7 +138,10 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
-    """Raise InvalidArgument unless `function` takes one argument; errors name it `given`."""
+    """Raise InvalidArgument unless `function` takes one argument.
+
+    In the message, the function is called `name`, and its argument `given`.
+    """
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     try:
@@ -160,7 +169,8 @@ _LN_2: Final = 0.6931471805599453
 _SQRT_HALF: Final = 0.7071067811865476
 _AT_ONCE: Final = 1 << 14
 _N_TERMS: Final = 12
-"""The terms of the series in `natural_log`; all further ones are below 2^-60 of the first."""
+"""The number of terms of the series in `natural_log`. Each further term is less than 2^-60 times
+the first."""
 
 
 class WeightedEpochOrder:
@@ -168,12 +178,12 @@ class WeightedEpochOrder:
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # By rounding, a drawn number may become equal to the sum of all weights. The drawn row is
-        # then the last row whose weight is above 0.
+        # Because of rounding, a drawn number may be equal to the sum of all weights. The drawn row
+        # is then the last row whose weight is above 0.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, in any order."""
+        """Return the row at each of `positions`, which need not be sorted."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
         # Sort the numbers before they are looked up in `sums`. The lookup is then twice as fast,
         # because consecutive numbers use the same cache lines.
@@ -185,7 +195,7 @@ class WeightedEpochOrder:
 
 @dataclass(frozen=True)
 class ListedOrder(Order):
-    """The order of a sampler. `table` has the sample at each position of an epoch."""
+    """The order that a sampler determines. `table` has the sample at each position of an epoch."""
 
     name = False
     table: SharedArray
@@ -211,7 +221,7 @@ class ListedOrder(Order):
         return self
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, in any order."""
+        """Return the sample at each of `positions`, which need not be sorted."""
         return self.table.array[positions]
 
     def identity(self, samples: Samples) -> dict[str, Any]:
@@ -228,7 +238,7 @@ class WeightedOrder(ListedOrder):
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
-    """Return n rows in the order in which they are drawn, never one with weight 0."""
+    """Return n rows in the order in which they are drawn; rows with weight 0 are never drawn."""
     rows = np.flatnonzero(weights)
     keys = np.empty(len(rows))
     key = derive_key(21, seed, epoch)

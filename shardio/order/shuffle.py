@@ -1,13 +1,14 @@
 """Block shuffle and shard shuffle: orders for datasets larger than memory, or larger than a cache.
 
-Block shuffle cuts rows into *runs* of a few MiB and permutes them. Every 64 runs of this sequence
-form a *window*, within which rows are permuted: storage reads complete runs, the page cache holds
-one window, and neighbouring samples come from 64 parts of the dataset. A window of 2^k positions is
-permuted by a Feistel network over the k bits of a position (constants: MurmurHash3, A. Appleby, and
-the golden ratio).
+Block shuffle cuts the rows into *runs* of a few MiB and permutes the runs. Each 64 consecutive runs
+of this sequence form a *window*, and the rows within a window are permuted. Therefore, storage
+reads complete runs, the page cache needs to hold only one window, and neighbouring samples come
+from 64 parts of the dataset. A window of 2^k positions is permuted by a Feistel network over the k
+bits of a position (constants: MurmurHash3, A. Appleby, and the golden ratio).
 
-Shard shuffle permutes the shards. Every 8 shards form a window, within which samples are permuted,
-so that an epoch reads a shard in one window only. Memory is proportional to the number of shards.
+Shard shuffle permutes the shards. Each 8 consecutive shards form a window, and the samples within a
+window are permuted, so that an epoch reads each shard in only one window. The memory needed is
+proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The number of Feistel rounds in windows below `_SMALL`, and in others. With one round less, rows
-that are half a window apart were correlated (in windows of 64 and of 1024)."""
+"""The number of Feistel rounds in windows of fewer than `_SMALL` positions, and in larger windows.
+With one round fewer, rows that are half a window apart were correlated (in windows of 64 and of
+1024)."""
 _AT_ONCE: Final = 4096
 """The number of positions computed at a time. With twice as many, each call needs 600 new pages of
-memory, and a fifth of its time goes into them."""
+memory, which take a fifth of its time."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
@@ -114,7 +116,7 @@ class BlockShuffle(Order):
 class WindowedEpochOrder:
     """The order of one epoch of a block shuffle of n rows.
 
-    A *place* is an index in the sequence of permuted runs, before rows in windows are permuted.
+    A *place* is a row's index after the runs, and before the rows within windows, are permuted.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -305,8 +307,8 @@ def clip_shard_ends(ends: Positions, n: int) -> Positions:
 class ShardEpochOrder:
     """The order of one epoch of a shard shuffle of the first n samples of a view.
 
-    `ends` are the shards' cumulative counts. A *place* is an index in the sequence of permuted
-    shards.
+    `ends` are the shards' cumulative counts. A *place* is a sample's index after the shards, and
+    before the samples within windows, are permuted.
     """
 
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:
