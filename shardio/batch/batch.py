@@ -84,9 +84,9 @@ class Batch(Mapping[str, Value_co], Listed):
     A numeric field of fixed shape is one array or tensor for all rows. Any other field (text,
     bytes, JSON, arrays of varying shape, lists of arrays) is a list with an item per row, created
     on first access. A missing value is None in a list and zeros in an array; `present`
-    distinguishes them from real zeros. The name of a nested record gives a dict of its fields. A
-    value stays valid as long as it or the batch is referenced; with reuse=True, only until the next
-    batch.
+    distinguishes missing values from real zeros. The name of a nested record gives a dict of its
+    fields. A value stays valid as long as it or the batch is referenced; with reuse=True, only
+    until the next batch.
     """
 
     _public = "epoch get indices items keys n_rows origins present skipped step to valid values"
@@ -174,7 +174,7 @@ class Batch(Mapping[str, Value_co], Listed):
 
     def __iter__(self) -> Iterator[str]:
         # `images, labels = batch` would silently give names. Only the bytecode of the caller
-        # distinguishes it from a loop over the names.
+        # distinguishes this from a loop over the names.
         caller = sys._getframe(1)
         code, i = caller.f_code.co_code, max(caller.f_lasti, 0)
         if code[i] == _UNPACK and code[i + 1] > 1:
@@ -265,14 +265,14 @@ class Batch(Mapping[str, Value_co], Listed):
         return np.ones(self.n_rows, np.bool_)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
-        """Return a copy of the batch with its torch tensors on `device`, also those in lists.
+        """Return a copy of the batch with its torch tensors on `device`, including those in lists.
 
         Values that are not tensors stay as they are. `non_blocking` is passed to `Tensor.to`.
 
         Raises:
             TypeError: `device` is not a device; or the arrays of the batch are not torch tensors.
         """
-        # Tensor.to takes dtypes and other tensors, too, and would convert labels along with pixels.
+        # Tensor.to also accepts dtypes and other tensors, and would then convert labels, too.
         is_known = isinstance(device, str | int) and not isinstance(device, bool)
         if not is_known and not is_of(device, "torch", "device"):
             raise TypeError(
@@ -363,7 +363,7 @@ class Batch(Mapping[str, Value_co], Listed):
 
 
 def _described(field: Field, n: int) -> str:
-    """Return a text about the n values of a list in a batch: "3 texts"."""
+    """Return a description of the n values of a list in a batch, such as "3 texts"."""
     if field.array is not None:
         return f"{counted(n, 'arrays')} of {field.array.dtype} {field.array.shape}"
     if field.item is not None:
@@ -372,7 +372,7 @@ def _described(field: Field, n: int) -> str:
 
 
 def _moved(value: Any, device: Any, *, non_blocking: bool) -> Any:
-    """Return a value with its torch tensors, also in lists, on another device."""
+    """Return a value with its torch tensors, including those in lists, on another device."""
     if isinstance(value, list):
         return [_moved(each, device, non_blocking=non_blocking) for each in value]
     if is_of(value, "torch", "Tensor"):

@@ -2,13 +2,16 @@
 
     "stack"    one array; all shapes must be equal
     "pad"      one array: each value is padded with zeros to the largest shape of the batch. Another
-               field, `NAME_mask`, has True where the array has values and not padding
+               field, `NAME_mask`, is True where the array has values and not padding
     "ragged"   one array: the values are concatenated along the first axis. Another field,
                `NAME_offsets`, has the start of each value on this axis, and the end of the last
     "list"     a list of arrays
 
 One of these words alone applies to all arrays whose shapes may differ: the arrays of varying shape
 in the dataset, and all arrays, except scalars, that a transform returns.
+
+A *joined field* is a field whose arrays "stack", "pad" or "ragged" joins into one array. Its
+*companion* is the other field, the mask or the offsets.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ _COMPANIONS: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The suffix and dtype of the field that "pad" or "ragged" adds, and a flag: 1 if the field has the
-shape of the joined array, 0 if it has one dimension.
+"""The suffix and dtype of the companion that "pad" or "ragged" adds, and a flag: 1 if the companion
+has the shape of the joined array, 0 if it has one dimension.
 """
 
 
@@ -39,7 +42,7 @@ shape of the joined array, 0 if it has one dimension.
 class CollateRule:
     """The collation rule for one field.
 
-    `sizes` is the shape to which "pad" pads; None in it is the largest size in the batch.
+    `sizes` is the shape to which "pad" pads; None stands for the largest size in the batch.
     """
 
     kind: CollateKind
@@ -49,7 +52,7 @@ class CollateRule:
 class JoinedField(NamedTuple):
     """A field of arrays of varying shape that a batch joins into one array.
 
-    `field` is its type in a single sample; `companion` is the field with the mask or offsets.
+    `field` is its type in a single sample; `companion` is the name of its mask or offsets, or None.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The layout of a batch in a block: the shared memory that a worker fills with a batch.
+"""The layout of a batch in a block of shared memory, which a worker fills.
 
     block: | origins | presence | by field: extents and shapes, or head | fixed fields | heap |
 
@@ -8,9 +8,12 @@
 * A *whole array* is one array for the whole batch, such as a padded array, whose size is not known
   in advance. Its *head* has its offset in the heap, and its shape.
 * An optional field has a *presence* byte for each row: 1 if the row has a value.
-* The *origins* table has each row's sample and status. It names samples in errors, also after a
-  crash, and becomes `batch.indices`, `batch.origins` and `batch.valid`.
-* A *slot* of a field has the offsets of the field's parts in the block.
+* The *origin table* ("origins" above) has the sample and the status of each row. Errors use it to
+  name the sample, even after a worker has crashed. It also becomes `batch.indices`,
+  `batch.origins` and `batch.valid`.
+* A *joined field* consists of arrays of varying shape that a batch joins into one whole array. Its
+  *companion* is the field with the mask or the offsets of these arrays (see `collation`).
+* The *slot* of a field records the offsets of the field's parts in the block.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ class WholeSlot:
 
 
 class JoinSlot(NamedTuple):
-    """The slots of a joined field's array, and of its mask or offsets."""
+    """The slots of a joined field's array and of its companion."""
 
     join: JoinedField
     values: WholeSlot
@@ -120,9 +123,9 @@ class BlockViews(NamedTuple):
 class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block.
 
-    `schema` is the schema of the batch, `samples` the schema of a single sample. With a batch
-    function, the worker first writes samples to memory of its own, with the layout `inner`, then
-    the function's results to the block.
+    `schema` is the schema of the batch, `samples` the schema of a single sample. If there is a
+    batch function, the worker first writes the samples to memory of its own, with the layout
+    `inner`, and then writes the results of the function to the block.
     """
 
     schema: Schema
@@ -206,10 +209,11 @@ class BlockLayout:
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
-        """Fill the rows from `n_read` (at least 1) on with copies of the first `n_read` rows.
+        """Fill row `n_read` and all later rows with copies of the first `n_read` rows.
 
-        Rows from `n_valid` on get the status PADDED. With an inner layout, only the origin table is
-        filled: the batch function's results include padding.
+        `n_read` is at least 1. Row `n_valid` and all later rows get the status PADDED. With an
+        inner layout, only the origin table is filled, because the results of the batch function
+        already include the padding.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
@@ -227,7 +231,7 @@ class BlockLayout:
 def to_channels_first(value: Any) -> Any:
     """Return a view of an array or tensor of pictures, with the channels before height and width.
 
-    A value without one to four channels in its last axis is returned as it is.
+    A value is returned unchanged unless its last axis has one to four channels.
     """
     n = value.ndim
     if n < 3 or not 1 <= value.shape[-1] <= 4:
@@ -251,7 +255,8 @@ def layout_for_samples(
 ) -> BlockLayout:
     """Return the layout for batches whose samples have `schema`, or raise InvalidArgument.
 
-    `stored` has the dataset's fields, for errors; by default those of `schema`.
+    `stored` names the dataset's fields, which an error suggests to load; by default, the fields of
+    `schema`.
     """
     _check_no_streams(schema, list(schema) if stored is None else stored)
     batch, joins = collation.expand(schema)
@@ -273,7 +278,7 @@ def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
     """Return the layout for results of a batch function; `inner` is the layout of its argument.
 
-    `whole` has the fields that are arrays; the others are lists with one value per sample.
+    `whole` names the fields that are arrays; the others are lists with one value per sample.
     """
     made = _assign_offsets(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)

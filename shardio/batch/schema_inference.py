@@ -24,8 +24,9 @@ _SIZES_HINT: Final = (
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     """Infer the schema of one sample; raise SchemaError if no field type fits a value.
 
-    Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array. Text is for
-    str, Bytes for bytes, List for a list of arrays, and Json for dict, other lists, tuple and None.
+    Arrays and scalars of NumPy, bool, int (int64) and float (float64) become an Array, str becomes
+    Text, bytes becomes Bytes, and a list of arrays becomes a List. A dict, another list, a tuple
+    and None become Json.
 
     `source` is the schema before a transform. A field stays optional, or of varying shape, if it is
     so in `source`; a bfloat16 field stays bfloat16 if its values are uint16, and a Json field stays
@@ -117,7 +118,7 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
 def infer_batch(batch: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
     """Infer the schema of a batch function's result; also return the names of its arrays.
 
-    An array or number is for the whole batch; its field has None for every dimension. Any other
+    An array or number is for the whole batch; every dimension of its field is None. Any other
     value must be a list of n_rows values. See `infer_schema` for `source`.
     """
     if not isinstance(batch, Mapping):
@@ -165,7 +166,7 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(batch: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Raise SchemaError unless a batch function's result matches that of the first batch."""
+    """Raise SchemaError unless a batch function's result matches that for the first batch."""
     if not isinstance(batch, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(batch).__name__}")
     if batch.keys() != schema.keys():
@@ -183,7 +184,7 @@ def check_batch(batch: object, n_rows: int, schema: Schema, whole: Iterable[str]
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
     """Raise SchemaError unless a sample matches `schema`.
 
-    `first` names the sample that the schema was inferred from, in messages.
+    Messages use `first` as the name of the sample from which the schema was inferred.
     """
     # Checking for dict first is ten times as fast as checking only for Mapping.
     if not isinstance(sample, dict | Mapping):
