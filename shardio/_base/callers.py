@@ -1,4 +1,4 @@
-"""Checks of what callers pass: signatures, options, names, paths; warnings that name their line."""
+"""Checks of the arguments that callers pass, and warnings that name the caller's line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardio.errors import DatasetNotFound, InvalidArgument, UnsupportedEnvironm
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 MIN_SIMILARITY: Final = 0.75
-"""The similarity, from 0 to 1, at which a known name is suggested for an unknown one."""
+"""The similarity, from 0 to 1, from which a known name is suggested for an unknown one."""
 ANY_OPTION: Final = "*"
 """The key of the advice for all options without a hint of their own."""
 
@@ -57,8 +57,8 @@ def refuse_unknown_options(
 ) -> None:
     """Raise TypeError if an option in `given` is unknown to the function `name`.
 
-    `advice` has hints for options that users know from other libraries; that for ANY_OPTION is used
-    for all options without a hint that are not similar to a known one.
+    `advice` maps options that users know from other libraries to hints. Its hint for ANY_OPTION is
+    used for an option that has no hint and is not similar to a known option.
     """
     known = list(known)
     for option in given:
@@ -78,7 +78,7 @@ def _check_positional(
 ) -> None:
     """Raise TypeError if there are too few or too many positional values.
 
-    The message has the correct call. `advice` is as in `refuse_unknown_options`; in addition, its
+    The message shows the correct call. `advice` is as in `refuse_unknown_options`; in addition, its
     text for a required parameter is used if that parameter is missing, its text for "split" if the
     surplus value is a string, and its text for ANY_OPTION if there are no options to name.
     """
@@ -106,7 +106,7 @@ def _check_positional(
 
 
 def did_you_mean(word: str, known: Iterable[str], folder: str = "") -> str:
-    """Return a question that suggests the known word most similar to `word`; "" without one.
+    """Return a question that suggests the known word most similar to `word`; "" if none is similar.
 
     If the words are names of files, `folder` is the folder of the files.
     """
@@ -138,7 +138,7 @@ def path_as_given(given: str, absolute: str) -> str:
 
 
 def similar_name(path: str | os.PathLike[str]) -> str:
-    """Return the end of a message about a missing path: the similar name in its folder, if any."""
+    """Return the end of a message about a missing path: a similar name in its folder, or ""."""
     folder, name = os.path.split(os.path.normpath(path))
     with contextlib.suppress(OSError):
         if hint := did_you_mean(name, os.listdir(folder or "."), folder):
@@ -147,7 +147,7 @@ def similar_name(path: str | os.PathLike[str]) -> str:
 
 
 def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:
-    """Return a KeyError for a name that is not a field of `place`, with a suggestion or all."""
+    """Return a KeyError for a name that is not a field of `place`; its hint is one name, or all."""
     known = list(known)
     hint = did_you_mean(name, known) or f"its fields are {listed(known, 300)}"
     return KeyError(f"{place}: no field {name!r}; {hint}")
@@ -156,8 +156,8 @@ def unknown_field(place: str, name: str, known: Iterable[str]) -> KeyError:
 def row_index(name: str, index: Any, several: str) -> int:
     """Return the index of a sample as an int.
 
-    Raises TypeError for another value: `name` is the indexed object, `several` the call that takes
-    several indices.
+    Raises TypeError if `index` is not an integer. The message names the indexed object, `name`, and
+    the call that takes several indices, `several`.
     """
     try:
         return operator.index(index)
@@ -183,7 +183,7 @@ def missing_attribute(thing: object, name: str, advice: Mapping[str, str]) -> An
 
 
 def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Callable], _Callable]:
-    """Return a decorator for a function or a class, to refuse unknown options with a hint.
+    """Return a decorator that makes a function or a class refuse unknown options with a hint.
 
     `advice` is as in `refuse_unknown_options`; `name` is the name of the function in errors.
     """
@@ -197,7 +197,7 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
 
         @functools.wraps(called)
         def checked(*args: Any, **options: Any) -> Any:
-            # The traceback of a caller's mistake ends in the caller's line.
+            # Make the traceback of a caller's mistake end at the caller's line.
             try:
                 if options or len(args) != n_places:  # otherwise there is nothing to check
                     refuse_unknown_options(shown, options, known, advice)

@@ -85,7 +85,7 @@ _Value = TypeVar("_Value")
 
 
 class cached_property(Generic[_Value]):  # lower case: a decorator, like `property`
-    """A property, computed once and kept in `__dict__`.
+    """A property whose value is computed once and kept in `__dict__`.
 
     If two threads compute the value at once, the later value is kept.
 

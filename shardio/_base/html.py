@@ -68,7 +68,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], n_rows: int) 
     """Return a table of the first rows, and the number of the others; "" without any rows.
 
     `n_rows` is the number of all rows; at most 20 are read from `rows`. A cell is a text, a number
-    or a list of numbers, which are aligned right. Columns of empty texts are left out.
+    or a list of numbers. Columns with numbers are aligned right; columns of empty texts are left
+    out.
     """
     if not n_rows:
         return ""
@@ -97,7 +98,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], n_rows: int) 
 def listing(label: str, items: Iterable[object], n_items: int) -> str:
     """Return a line with the first items, and the number of the others; "" without any items.
 
-    `n_items` is the number of all items; `items` is read as far as there is room.
+    `n_items` is the number of all items; `items` is read only while there is room.
     """
     if not n_items:
         return ""

@@ -26,7 +26,7 @@ Part = tuple[str, str]
 """A piece of a progress line, and its rich style."""
 
 _EVERY_S: Final = 0.1
-"""The shortest time between two states on a terminal or in a notebook."""
+"""The shortest time between two displayed states on a terminal or in a notebook."""
 _N_PLAIN_LINES: Final = 10
 """The number of plain lines from start to end."""
 _NOTEBOOK_COLUMNS: Final = 100
@@ -44,7 +44,7 @@ class ProgressState:
 
     Attributes:
         title: the name of the operation, such as "converting".
-        done, total: numbers of `unit`; `total` is 0 if it is unknown.
+        done, total: the finished work and all work, in `unit`; `total` is 0 if it is unknown.
         counts: the progress as text, such as "3 of 10 files".
         rate: the speed as text; by default, a rewritten line shows the mean speed.
         faults: the number of faults as text, such as "1 broken"; "" for none.
@@ -164,7 +164,7 @@ def display_kind(file: TextIO) -> Literal["terminal", "notebook", "plain"]:
 def line_parts(
     state: ProgressState, elapsed_s: float, n_before: int, width: int, encoding: str = "utf-8"
 ) -> list[Part]:
-    """Return the parts of a line of at most `width` columns, gaps of two columns included.
+    """Return the parts of a line of at most `width` columns, including gaps of two columns.
 
     `n_before` is the value of `state.done` when the display began, `elapsed_s` seconds ago. If
     there is not enough room, the name is shortened first; then whole parts are left out.
@@ -204,7 +204,7 @@ def _texts(state: ProgressState, speed: float) -> dict[str, str]:
 
 
 def keep_end(text: str, width: int, encoding: str = "utf-8") -> str:
-    """Return the end of `text` in at most `width` columns of a terminal, after an ellipsis.
+    """Return `text`, shortened to an ellipsis and its end if it has more than `width` columns.
 
     The characters of some scripts take two columns.
     """
@@ -236,8 +236,9 @@ def shows_progress(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for a function with the option `progress`: True displays the progress.
 
-    The function passes its state to a callable `progress`; `describe` returns the `ProgressState`
-    of such a state. With True, the decorator passes a callable that displays each of them.
+    The function calls `progress` with states of its own, which `describe` converts to
+    `ProgressState`. If the caller passes True, the decorator replaces it with a callable that
+    displays each state.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -281,7 +282,7 @@ def _clock(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters escaped: names of files are untrusted."""
+    """Return the text with control characters escaped, because names of files are untrusted."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

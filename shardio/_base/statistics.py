@@ -24,8 +24,9 @@ class LoadingStats:
 
     `filling_s`, summed over workers, is the sum of `reading_s` (copying stored values),
     `checking_s` (hashes), `decoding_s` (compressed records and media), and `transforming_s`
-    (transform, batch_transform and a collate function). One in seven checked or decompressed
-    records is timed, and counts seven times. Without workers, `filling_s` is part of `waiting_s`.
+    (transform, batch_transform and a collate function). Only one in seven checked or
+    decompressed records is timed, and its time is multiplied by seven. Without workers, `filling_s`
+    is part of `waiting_s`.
 
     `ready_s` is the time that filled batches waited for the loop, summed over batches.
     """
@@ -217,8 +218,9 @@ CHECK, DECODE, TRANSFORM = range(3)
 """Indexes into `PHASE_TIMES.sums_ns`."""
 
 TIMED_EVERY: Final = 7
-"""Only one record in seven is timed, and counts seven times: reading the clock twice takes as long
-as hashing a short record. With 8, only one clip of every video of 8 clips would be timed."""
+"""Only one record in seven is timed, and its time is multiplied by seven, because reading the clock
+twice takes as long as hashing a short record. With 8 instead of 7, only one clip of every video of
+8 clips would be timed."""
 
 now_ns = perf_counter_ns
 """The clock of all timers; its readings can be compared between processes."""

@@ -122,16 +122,17 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 class EpochSampler:
-    """The order of the samples in new epochs, which have all samples that the dataset has now.
+    """The order of the samples in new epochs.
 
-    An epoch that is resumed from a state may have begun when the dataset had fewer samples.
+    A new epoch has all samples that the dataset has now. An epoch that is resumed from a state may
+    have begun when the dataset had fewer samples.
     """
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
         self.view, self.samples, self.seed = view, samples_of(view), options.seed
         self._options, self._sampler = options, options.sampler
         self._draw: Callable[..., Positions] | None = None
-        """A function that draws samples by weights without replacement; None for other orders."""
+        """A function that draws weighted samples without replacement; None for other orders."""
         self._origin: dict[str, Any] = {}
         """The values that determine weighted draws, for the state of the loader."""
         self._latest: tuple[int, ListedOrder] | None = None
@@ -284,7 +285,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The index of the latest epoch; of the next one if none was begun since `load_state`."""
+        """The index of the latest epoch; of the next one if none has begun since `load_state`."""
         if self.latest is not None:
             return self.latest.plan.epoch
         return self._next.epoch if isinstance(self._next, EpochPlan) else self._next

@@ -30,7 +30,7 @@ _EVERY_BLOCK: Final = -1
 
 
 class BatchLoader(Closing):
-    """A loader of batches; refuses what it lacks of other libraries' loaders, with a hint."""
+    """A loader of batches, which gives a hint for each attribute of other libraries' loaders."""
 
     if not TYPE_CHECKING:  # for type checkers, a loader would have every attribute
 

@@ -45,7 +45,7 @@ Layout = Literal["HWC", "CHW"]
 _ON_ERROR: Final = get_args(OnError)
 _MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
-"""The longest timeout. The kernel counts a timeout in milliseconds, as a number of 31 bits."""
+"""The longest timeout. The kernel stores a timeout in milliseconds, as a number of 31 bits."""
 
 TORCH_ADVICE: Final = {
     "batch_sampler": "pass the order of samples as sampler=, and batch_size",
@@ -396,7 +396,7 @@ def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any
 
 
 def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
-    """Return clips if a video is decoded, otherwise rows."""
+    """Return the view of clips if a video is decoded, otherwise the view of rows."""
     if not videos:
         return RowView(dataset)
     if len(videos) > 1:
@@ -471,7 +471,7 @@ def _functions_for(
     """Return the transforms of samples and batches, and True if axes are permuted on delivery.
 
     Tensors of pictures have the channels first, unlike arrays. If the last function returns
-    tensors, only layout="HWC" permutes their axes, and the worker does it.
+    tensors, the axes are permuted only with layout="HWC", in the worker.
     """
     transform, batch_transform, layout = options.transform, options.batch_transform, options.layout
     if isinstance(batch_transform, OnTensors):

@@ -22,8 +22,8 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 class RemotePrefetch:
     """A downloader of the shards of a loader's latest iteration, ahead of their use.
 
-    Does nothing if the dataset is a folder. `order` is the order of every epoch; None if
-    orders differ. Raises InvalidArgument if the cache is too small for an epoch.
+    Does nothing if the dataset is a folder. `order` is the order of every epoch; None if epochs
+    have different orders. Raises InvalidArgument if the cache is too small for an epoch.
     """
 
     def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:

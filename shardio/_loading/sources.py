@@ -171,6 +171,6 @@ class PipelineSource:
 
 
 def _is_iterable(value: Any) -> bool:
-    # Python iterates an object that has only __getitem__ by the indices 0, 1, …. Look at the type:
-    # a class that defines __iter__ also has the attribute, but only its instances are iterable.
+    # Python iterates over an object that has only __getitem__ with the indices 0, 1, …. Look at the
+    # type of the value: if the value is a class, its attribute __iter__ is for its instances.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
