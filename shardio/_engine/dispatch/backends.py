@@ -198,8 +198,8 @@ class WorkerBackend:
     ) -> None:
         """Send the shared files to the workers; `fds` are indexed by MARKS, COUNTERS and so on.
 
-        From index STACKS on, there is one file per worker. The caller keeps `fds` open. `tables`
-        are the result of `share_view`.
+        STACKS is the index of the first worker's file; one file for each other worker follows. The
+        caller keeps `fds` open. `tables` are the result of `share_view`.
         """
         self._lineage, self._fds, self._tables = view.dataset.lineage.encode(), tuple(fds), tables
         memory = mmap.mmap(fds[REPLIES], 0)

@@ -33,7 +33,7 @@ class InFlightRows:
 
     text: str
     rows: dict[int, list[int]] = field(default_factory=dict)
-    """The index of each shard -> the rows of the samples in this shard."""
+    """The rows of the samples in each shard, by the index of the shard."""
     field: str | None = None
     """The field that the worker was reading; None if it was not reading exactly one field."""
     batch_rows: tuple[tuple[int, int], ...] = ()
@@ -88,7 +88,7 @@ def clear_claims(layout: BlockLayout, block: Block) -> None:
 def crash_error(
     how: str, by_signal: int | None, claims: InFlightRows, where: str, dataset: Dataset
 ) -> WorkerDied | ShardChanged:
-    """Return the error of a batch whose worker has crashed; `where` ends the message.
+    """Return the error of a batch whose worker has crashed; `where` is the end of the message.
 
     SIGBUS means that the storage could not provide a page of a mapped file. The error is then
     ShardChanged if a file that the worker was reading was truncated; all files are checked if no

@@ -100,7 +100,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign the tasks of an iteration, then of the next, while workers and blocks are free."""
+        """Assign tasks of an iteration, then of the next one, while workers and blocks are free."""
         schedule = iteration.schedule
         if not schedule.has_nearly_idle_worker:
             return

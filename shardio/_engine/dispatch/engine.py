@@ -101,7 +101,7 @@ class SchemaProbe:
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
-        """Wait for the schemas; return None after `timeout_s`, worker starts excluded.
+        """Wait for the schemas; return None after `timeout_s`, not counting the starts of workers.
 
         If user code fails or a worker crashes, raise an error that names the sample; the next call
         tries again.
@@ -148,7 +148,7 @@ class SchemaProbe:
             del result  # breaks the reference cycle error -> traceback -> this frame -> error
 
     def _advance(self) -> bool:
-        """Advance to the next candidate; after the last, return False and begin with the first."""
+        """Advance to the next candidate; after the last, go back to the first and return False."""
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
@@ -296,7 +296,8 @@ class Engine:
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
         """Start an iteration, or take over the one that was begun ahead (see `iterations`).
 
-        `successor` is the plan of the next iteration, which idle workers begin ahead; or None.
+        `successor` is the plan of the next iteration, which idle workers begin ahead; None if they
+        must not.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
@@ -309,7 +310,7 @@ class Engine:
             self._iterations.set_successor(
                 iteration, successor if self._backend.begins_ahead else None
             )
-            # The caller gets no iteration that it could cancel.
+            # If this fails, the caller gets no iteration that it could cancel.
             with undo_on_error(self.cancel, iteration):
                 dispatcher.assign_tasks(iteration)
             return iteration

@@ -132,7 +132,7 @@ class IterationTable:
         return iteration
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the successor of an iteration; return None if slots or idle workers are lacking."""
+        """Begin the successor of an iteration; return None if it cannot be begun now."""
         plan, is_busy = before.successor, not before.schedule.is_fully_assigned
         if plan is None or is_busy or not self._free_slots or self.n_live > 1:
             return None
@@ -212,7 +212,7 @@ class IterationTable:
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
-        """Return the figures of an iteration so far, before its slot is used again."""
+        """Return the figures of an iteration so far; its slot must not have been used again."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self.counters.sums(iteration.slot)

@@ -51,7 +51,8 @@ class GeneratorLock:
     def acquire(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
         """Acquire the lock for the calling thread, in the order of the calls.
 
-        Return False if `is_unwanted()` returns True meanwhile; `wake` makes waiting threads check.
+        Return False if `is_unwanted()` returns True meanwhile; `wake` makes waiting threads call
+        this function.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -131,7 +132,7 @@ class _SharedState:
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
         self.maps: dict[int, BlockMap] = {}
-        """The inode of a block's file -> the memory map of this block."""
+        """The memory map of each block, by the inode of the block's file."""
         self._lock = threading.Lock()
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -206,11 +207,11 @@ class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
     `close` lets no further user function start, waits up to GRACE_S until the threads have handled
-    their current messages, and abandons the other threads.
+    their current messages, and abandons the threads that have not.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
-        import numpy.random  # noqa: F401  # NumPy imports it on first use, when files may be short
+        import numpy.random  # noqa: F401  # on first use, too many files may be open
 
         self._batch_spec = batch_spec
         self._owner_pid = this_process.pid

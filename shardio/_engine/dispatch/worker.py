@@ -55,8 +55,8 @@ MARKS, COUNTERS, REPLIES, STACKS, TABLES = range(5)
 
 MARKS has one byte for each hashed piece of a shard file; the byte is 1 once the piece is
 verified. COUNTERS is the file of a `CounterTable`, REPLIES has the reply buffers, and STACKS the
-stacks that the worker dumps on request. From index TABLES on, there is one file for each table of
-the dataset's view.
+stacks that the worker dumps on request. TABLES and later indices are those of the tables of the
+dataset's view, one file for each table.
 """
 
 
@@ -100,7 +100,7 @@ class Task(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """The reply to a task, after which the block has `n_rows` rows and `heap_bytes` in its heap.
+    """The reply to a task; the block now has `n_rows` rows, and `heap_bytes` bytes in its heap.
 
     A worker sends the fields up to `n_rows`, and then the payload.
     """
@@ -142,9 +142,9 @@ class ReplyBuffer:
     """The replies to quick tasks that a worker holds back for a moment, to send several at once.
 
     If the worker crashes, the main process reads the replies from the shared buffer. Otherwise, a
-    finished task would be repeated, and could fail: a new worker cannot open a file that has been
-    truncated. `memory` maps a file with one page per worker; the first word of a page is the number
-    of replies.
+    finished task would be repeated, and could then fail, for example because a new worker cannot
+    open a file that has been truncated. `memory` maps a file with one page per
+    worker; the first word of a page is the number of replies.
     """
 
     def __init__(self, memory: mmap.mmap, worker: int) -> None:
@@ -187,7 +187,7 @@ class TaskRunner:
         self.layout: BlockLayout | None = None
         self.plans: dict[int, EpochPlan] = {}
         self.to_skip: SamplesToSkip | None = None
-        """The samples that the next task skips; None if no SKIP_SAMPLES precedes the next task."""
+        """The samples that the next task skips; None if no SKIP_SAMPLES has preceded this task."""
 
     def start(self, filler: Filler, counters_fd: int, worker: int) -> None:
         self.filler = filler

@@ -44,8 +44,8 @@ class BatchSpec:
         make_view: a function that creates the view from the dataset and the view's tables.
         tables: the dtype and the length of each table (an array of numbers) of the view.
         n_selected: the number of selected rows; None if the dataset is not a selection.
-        channels_first: the fields that have pictures, which batches deliver with the channels
-            before height and width; None for the order in which they are written.
+        channels_first: the fields of pictures if batches deliver the channels before height and
+            width; None if batches deliver the axes in the order in which they are written.
     """
 
     source: DatasetSource | MixtureSpec
@@ -167,7 +167,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
-    """Recreate a view from the arrays of `share_view`; take ownership of `fds`, their files."""
+    """Recreate a view from the files of the arrays of `share_view`; take ownership of `fds`."""
     left = list(fds)
     if batch_spec.n_selected is not None:
         selection = SharedArray.from_fd(left.pop(0), "<i8", batch_spec.n_selected)

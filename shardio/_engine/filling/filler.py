@@ -199,7 +199,7 @@ SamplesToSkip = Mapping[int, Mapping[int, str]]
 
 
 def may_skip(error: BaseException) -> bool:
-    """Return True if the sample causes `error`, and not a lack of memory or a changed file."""
+    """Return True if `error` is caused by the sample, not by lack of memory or a changed file."""
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
     # An OSError can only occur if files are not mapped. In a mapped file, EIO crashes the worker.
@@ -238,7 +238,7 @@ class RowByRowFiller:
         fill = functools.partial(self._fill_rows, plan, step, to_skip or {}, found)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, fill)
         start, stop = plan.partition.own_range(step)
-        # Rows from `stop - start` on pad the batch; samples that were skipped there do not count.
+        # Row `stop - start` and later rows are padding; samples skipped there do not count.
         skips = tuple(each for each in found if each.row < stop - start)
         states = layout.origins(memory.bytes)["status"]
         for each in skips:

@@ -40,7 +40,7 @@ def block_bytes(
 ) -> int:
     """Return the number of bytes of a new block; `memory_bytes` is the budget for all blocks.
 
-    The size of the heap is estimated from values of the first shard, but at least `heap_bytes`.
+    The size of the heap is estimated from values of the first shard; it is at least `heap_bytes`.
     """
     heap = _expected_heap(layout, batch_spec, view)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _padded_by_user_bytes(layout)))

@@ -1,10 +1,11 @@
 """User functions: run the transform of samples, and build batches in several stages.
 
 A batch is built in up to three stages: the rows, arrays of the values of all rows, and the results
-of user functions of batches. The last stage writes into the block; every earlier one writes into a
-scratch block, private memory that is usually reused. Transforms of torchvision, which return arrays
-unchanged, without a word, raise errors if user functions call them with arrays of pictures. Nothing
-here imports torch.
+of user functions of batches. The last stage writes into the block; each earlier stage writes into a
+scratch block, which is private memory and usually reused.
+
+Transforms of torchvision silently return arrays unchanged. This module makes them raise an error if
+user functions call them with arrays of pictures. It does not import torch.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _DEPTH: Final = 2
 """The maximum nesting of lists: a field of a batch may be a list of lists."""
 _V2: Final = "torchvision.transforms.v2"
 _TAKE_ARRAYS: Final = ("Lambda", "ToImage", "ToPILImage", "ToTensor")
-"""Transforms that do not leave arrays as they are."""
+"""The names of the transforms that do not return arrays unchanged."""
 
 
 def to_plain(made: Any) -> Any:
@@ -142,7 +143,10 @@ class UserCalls:
         key: int,
         locate: Callable[[], str],
     ) -> Any:
-        """Return the result of `function`; errors name it `what`, and the samples `locate()`."""
+        """Return the result of `function`.
+
+        Errors call the function `what`, and describe the samples with `locate()`.
+        """
         start_ns = now_ns()
         try:
             made = self._call(key, function, arguments)
@@ -173,7 +177,7 @@ def _error_of(what: str, error: BaseException, location: str) -> TransformError:
 
 
 def _frames_outside(folder: str, frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame on whose code is not in the folder."""
+    """Return the part of a traceback that starts at the first frame with code outside a folder."""
     while frames and frames.tb_frame.f_code.co_filename.startswith(f"{folder}/"):
         frames = frames.tb_next
     return frames
@@ -402,7 +406,7 @@ def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 def refuse_pictures_as_arrays() -> Iterator[None]:
     """Make transforms of torchvision raise TypeError if they are called with arrays of pictures.
 
-    They would return them unchanged.
+    Otherwise, these transforms would return the arrays unchanged.
     """
     if _V2 not in sys.modules:
         yield
