@@ -179,9 +179,10 @@ LOCAL: Final = Engine()
 class Cluster(Closing):
     """A connection to a Ray cluster for the time of a `with` block.
 
-    Jobs that are running at its end are cancelled. If the program is connected already, the earlier
-    connection is used, and stays open. The path `shared_path` must exist on every machine. Up to
-    `n_at_once` jobs are submitted at a time, by default two for each CPU of the cluster.
+    Jobs that are running at the end of the block are cancelled. If the program is connected
+    already, the earlier connection is used, and stays open. The path `shared_path` must exist on
+    every machine. Up to `n_at_once` jobs are submitted at a time, by default two for each CPU of
+    the cluster.
     """
 
     def __init__(
@@ -220,14 +221,14 @@ class Cluster(Closing):
     ) -> Iterator[tuple[int, R]]:
         """Run jobs in any order; yield the index and result of each job as it finishes.
 
-        `function` is sent to each process once, by cloudpickle. `next_job` returns an index and a
-        value, or None; it is called whenever there is room for a job. `name_of(i)` describes job i.
-        Raises the exception of a job, or WorkerDied if Ray cannot finish a job, for example because
-        too many processes crashed while they ran this job.
+        `function` is sent to each process once, serialized with cloudpickle. `next_job` returns an
+        index and a value, or None; it is called whenever there is room for a job. `name_of(i)`
+        describes job i. Raises the exception of a job, or WorkerDied if Ray cannot finish a job,
+        for example because too many processes crashed while they ran this job.
         """
         self._check_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
-        # Keep the reference in a list: Ray would replace a bare reference by the function, and
+        # Keep the reference in a list: Ray would replace a bare reference with the function, and
         # unpickle the function for each job.
         function_ref = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, function_ref, self._shared_path, __version__)
@@ -272,7 +273,7 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self) -> None:
-        """Submit all running jobs again: any may be lost. The first result of each job counts."""
+        """Submit all running jobs again, as any may be lost. The first result of a job counts."""
         self._dead_node_ids |= self._dead_nodes()
         max_losses = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():

@@ -72,7 +72,10 @@ class BlockMap:
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
-        """Map the file again if it has outgrown the map; `n_bytes` is its size (None: fstat)."""
+        """Map the file again if it has outgrown the map.
+
+        `n_bytes` is the known size of the file; None reads it with fstat.
+        """
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 

@@ -41,7 +41,7 @@ def generator_states() -> States:
 
 
 def restore_generators(states: States) -> None:
-    """Restore the states; if torch was imported since then, seed or reset its generator."""
+    """Restore the states; if torch has been imported since, seed or reset its generator."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch, state = _torch_generator(), states[2]

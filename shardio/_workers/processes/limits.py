@@ -1,4 +1,4 @@
-"""The limits on CPUs and memory of this process.
+"""The limits on the CPUs and the memory of this process.
 
 The control group of this process and each ancestor of the group may have a limit. Both versions of
 the kernel's interface are read, at /sys/fs/cgroup, where every distribution mounts them. `root` is

@@ -71,10 +71,10 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptabl
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
     Python discards every exception that is raised during garbage collection. If Ctrl-C arrives
-    during a call by the garbage collection, the signal is sent again after the call.
+    while the garbage collector calls the finalizer, the signal is sent again after the call.
 
     `is_at_exit` is bound as a default, because the interpreter clears the globals of modules before
-    it collects the last objects; such a call does nothing, as in the base class.
+    it collects the last objects. A call at that time does nothing, as in the base class.
     """
 
     __slots__ = ()
@@ -159,7 +159,7 @@ def raise_if_too_many_files(error: OSError) -> None:
 
 
 def check_files(n_files: int) -> None:
-    """Raise UnsupportedEnvironment unless n_files can be opened; ZeroMQ would abort instead."""
+    """Raise UnsupportedEnvironment unless n_files can be opened; ZeroMQ would abort the process."""
     with interrupts_held(), translate_open_file_errors(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

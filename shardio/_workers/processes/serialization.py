@@ -78,7 +78,7 @@ def pack_failure(error: BaseException, name: str) -> bytes:
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """Return the exception in `failure`; its note has `where` and the traceback."""
+    """Return the exception in `failure`, with a note that contains `where` and the traceback."""
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
     add_note(error, f"in {where}:\n\n{text}")
@@ -114,7 +114,7 @@ _repr.maxstring = _repr.maxother = 120
 
 
 def truncate_middle(text: str, limit: int) -> str:
-    """Return a text; replace its middle by an ellipsis if it exceeds `limit` characters."""
+    """Return a text; replace its middle with an ellipsis if it exceeds `limit` characters."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}\n[…]\n{text[-half:]}"
 
@@ -193,7 +193,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 def _reduce_array(min_bytes: int, array: Any) -> Any:
-    """Reduce an array to shape, dtype and memory, in half of the time that NumPy takes."""
+    """Reduce an array to shape, dtype and memory, in half the time that NumPy takes."""
     if type(array) is np.memmap:  # send an ordinary array with the values of the memory map
         array = array.view(np.ndarray)
     dtype, flags = array.dtype, array.flags

@@ -118,7 +118,7 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
 
 @contextlib.contextmanager
 def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
-    """Yield a new memory file; then seal it against shrinking, or close it if the body raises."""
+    """Yield a new memory file; then seal it against shrinking, or close it after an exception."""
     fd = memory_file()
     with undo_on_error(os.close, fd):
         with translate_file_size_errors(n_bytes, what):

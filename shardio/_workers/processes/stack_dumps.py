@@ -59,7 +59,7 @@ class StepFiles(Closing):
 
 
 def map_steps(fd: int) -> Steps:
-    """Map the step file: for each worker, its current step plus 1 and part plus 1, or 0."""
+    """Map the step file: for each worker, its current step plus 1 and part plus 1; 0 for none."""
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 
 
@@ -81,7 +81,7 @@ def timeout_error(
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
 ) -> BatchTimeout:
-    """Return the error for a late `what`, such as a batch; `path` is the dataset or function.
+    """Return the error for a late batch or item, `what`, of the dataset or function `path`.
 
     `workers` has the name and the stacks of each worker; `tasks_of(i)` describes the unanswered
     tasks of worker i.

@@ -59,7 +59,7 @@ class Channel:
             self._socket.send(message)
 
     def recv(self) -> tuple[bytes, tuple[int, ...]] | None:
-        """Wait for a message; return None if the pool was closed. The caller owns descriptors."""
+        """Wait for a message; return None if the pool was closed. The caller owns the fds."""
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(*RECEIVE)
         except ConnectionResetError:
@@ -127,10 +127,10 @@ def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
 
 
 Start = Literal["zygote", "spawn"]
-"""The start method: a fork of the zygote; with "spawn", the fork executes Python anew."""
+"""The start method: a fork of the zygote, which executes a new interpreter with "spawn"."""
 
 FORK, EXECUTE = range(2)
-"""The action by which the zygote starts a worker: fork, or fork and execute an interpreter."""
+"""The action that starts a worker: the zygote forks, or forks and executes an interpreter."""
 
 Target = Callable[[Channel], object]
 
@@ -142,14 +142,14 @@ def preload(names: tuple[str, ...]) -> None:
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # Exempt the present objects from garbage collection: it would write to all of them, and the
-    # kernel would then copy their pages. Do not collect garbage before this call: only 500 of
-    # 36,000 objects are garbage, and finding them takes 12 ms.
+    # Exempt the present objects from garbage collection. A collection would write to all of them,
+    # and the kernel would then copy their pages. Do not collect garbage before this call: only 500
+    # of 36,000 objects are garbage, and finding them takes 12 ms.
     gc.freeze()
 
 
 def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Replace the program of this fork of the zygote by a new interpreter."""
+    """Replace the program of this fork of the zygote with a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, True)
     code = (

@@ -68,7 +68,7 @@ class CrashLoop:
 class WorkerPool(Closing):
     """A pool of `n_workers` processes that each run `target(channel)`; `close` ends them.
 
-    `target` is pickled by cloudpickle. Every worker has duplicates of `fds` in `channel.fds`.
+    `target` is serialized with cloudpickle. Every worker has duplicates of `fds` in `channel.fds`.
     `preload` names modules that the zygote imports before it forks workers. Messages may be sent
     before the workers run. `send`, `wait` and `restart` must not run in two threads at once. A pool
     is also closed when it is garbage-collected, or when the interpreter exits.

@@ -23,7 +23,7 @@ in both directions, the zygote kills the remaining workers. When the main proces
 reason, the zygote exits, and the kernel kills the workers.
 
 The main process has one zygote for all its pools. `acquire` and `release` may be called in any
-thread; a finalizer may call `release` even while one of the two is running in the same thread.
+thread; a finalizer may call `release` even while one of these calls is running in the same thread.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             names = " ".join(preload).encode()
-            # An error means that the zygote has exited. The caller notices this by the pidfd.
+            # An error means that the zygote has exited. The caller notices this through the pidfd.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self._control, [names or b" "], [theirs.fileno()])
         return ours
@@ -378,7 +378,8 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     environ = dict(os.environ)
     for name in _SINGLE_THREAD:
         environ.setdefault(name, "1")
-    # Copy both to descriptors from 10 up: a DUP2 below would overwrite a source that is 3 or 4.
+    # Copy both to descriptors of at least 10. If a source were 3 or 4, a DUP2 below could overwrite
+    # this source.
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
     try:
         return os.posix_spawn(
@@ -390,7 +391,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Block SIGINT until the zygote ignores it: else, Ctrl-C during imports would kill it.
+            # Block SIGINT until the zygote ignores it, because Ctrl-C during imports would kill it.
             setsigmask=[signal.SIGINT],
         )
     finally:

@@ -3,8 +3,9 @@
 A call is a header of 32 bytes and a pickled item; an answer is a header of 32 bytes and a small
 result. A larger result is written to a block of shared memory, whose index the call contains.
 
-Results of a generator are requested chunk by chunk: a list, or a `FailedCall` if the generator has
-raised. Each result is pickled before the generator resumes and may write to the same array again.
+The results of a generator are requested in chunks. A chunk is a list of results, or a `FailedCall`
+if the generator has raised. Each result is pickled before the generator resumes and
+may write to the same array again.
 """
 
 from __future__ import annotations

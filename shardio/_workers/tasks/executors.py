@@ -347,8 +347,8 @@ class ProcessExecutor(StageExecutor):
                 task_pool.resume(job.results)
                 continue
             try:
-                # To request more results of a generator, this index of its item is passed to
-                # `resume`.
+                # If the function is a generator, `resume` takes this index of the item to request
+                # more results.
                 job.results = task_pool.put(job.item)
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item
@@ -370,7 +370,7 @@ class ProcessExecutor(StageExecutor):
 
 
 class _ReportingBudget(ErrorBudget):
-    """An error budget that leaves failures to the pipeline, which skips the item or raises."""
+    """An error budget that reports failures to the pipeline, which skips the item or fails."""
 
     def __init__(self, report: Callable[[int, BaseException], None]) -> None:
         super().__init__(0)

@@ -71,7 +71,7 @@ class PipelineRunner(Closing):
     `n_buffered` results wait for the loop. `max_skips` items may fail; None raises all errors. To
     resume an earlier iteration, pass the source without its first `n_items_before` items; the first
     stage then omits the first `n_passed_over` results of the first remaining item. The runner's
-    threads are daemons, never joined.
+    threads are daemons, and are never joined.
     """
 
     def __init__(
@@ -242,10 +242,10 @@ class PipelineRunner(Closing):
             self._pass_on(self._index_of[stage])
 
     def _finish_ready(self, stage: Stage, last_step: int) -> None:
-        """Accept the results of all jobs up to a step whose threads have called `finish`.
+        """Accept the results of all jobs up to `last_step` for which `finish` was called.
 
-        The thread of an earlier job may have its result, but wait for the lock: results that are
-        ready together are delivered in the order of the inputs.
+        The call for an earlier job may still wait for the lock. Thus, results that are ready
+        together are delivered in the order of the inputs.
         """
         for job in [*stage.running.values()]:  # by step
             if job.ready is not None and job.step <= last_step:

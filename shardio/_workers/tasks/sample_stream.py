@@ -1,4 +1,4 @@
-"""One iteration of a dataset by several workers, each of which iterates the whole dataset.
+"""One iteration over a dataset by several workers; each worker iterates over all of it.
 
         main                                             worker
   A  Receiver, WorkerPool(send_all, dataset) ──────────▶ loads dataset and ZeroMQ, connects

@@ -47,7 +47,7 @@ class Schedule:
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
         # Worker i is nearly idle at a load of up to `_nearly_idle_loads[i]`. A step of worker i
-        # goes to another one if the load of i exceeds the least load by more than `_max_leads[i]`.
+        # goes to another worker if the load of i exceeds the least load by over `_max_leads[i]`.
         self._nearly_idle_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_nearly_idle = n_workers
         self._ready: dict[int, int] = {}
@@ -103,7 +103,7 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Add the tasks that each worker still has of the previous iteration to its load."""
+        """Add to the load of each worker its unfinished tasks of the previous iteration."""
         self._n_previous_tasks = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
@@ -209,7 +209,9 @@ class Schedule:
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """Return the first step to become ready, and its block, or None; never mix with `deliver`.
+        """Return the first step to become ready, and its block, or None.
+
+        One iteration must not use both this method and `deliver`.
 
         If no step is ready and one has failed, raise its error; the iteration is then over.
         """

@@ -114,7 +114,7 @@ class TaskPool(Closing):
         in_order: True to take values in the order of their items; False, as they become ready.
         memory_bytes: the budget for the blocks of all values, and the limit for one value; by
             default half of the available memory.
-        max_skips: the number of items that may fail and be skipped; None raises the first failure.
+        max_skips: the number of failing items that may be skipped; None to raise the first failure.
         on_crash: a function `f(part, exit)` that returns the value of an item on which a worker has
             crashed; `part` is the index from `note_part`, or None. By default, the item is tried
             again.
@@ -214,7 +214,7 @@ class TaskPool(Closing):
         """Return the index and value of a finished item, or None, without waiting.
 
         Raise the error of an item that may not be skipped (after two crashes on it, WorkerDied);
-        the error or its note names the item. The pool is then over.
+        the error or its note names the item. The pool has then ended.
         """
         self._send_waiting()
         if self._chunks:

@@ -129,8 +129,8 @@ class ValueBlocks(Closing):
 
     A block is idle, in use or leased. It is in use from `take` until `give_back` or `hand_over`,
     and leased while user code refers to content that was handed over. While more than `n_enough`
-    blocks are in use, the workers have enough, and `hand_over` leases without copying; None sets no
-    such number.
+    blocks are in use, the workers have enough, and `hand_over` leases without copying. If
+    `n_enough` is None, there is no such number.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
@@ -188,7 +188,7 @@ class ValueBlocks(Closing):
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
         """Return a lease of the first n_bytes of a block, or a copy if the workers need the block.
 
-        Pass `is_spare` if they do not: the result is then a lease.
+        Pass `is_spare=True` if they do not need it; the result is then a lease.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._max_blocks):

@@ -1,6 +1,6 @@
 """Samples over ZeroMQ: the sockets, the messages, and the worker that sends them.
 
-A worker iterates a whole dataset and sends its samples in messages:
+A worker iterates over a whole dataset and sends its samples in messages:
 
     head     kind, index of the worker, index of the first sample   2 x uint32, uint64
     payload  one or more samples as packed by `values`; or, for a large sample, the index of a block
@@ -38,7 +38,7 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, pack_value
 from shardio.errors import InvalidArgument, TransformError, import_extra
 
-OWN_FILES: Final = 16  # more than a ZeroMQ context and a socket without connections open
+OWN_FILES: Final = 16  # more files than a ZeroMQ context and an unconnected socket open
 _SOCKET_NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # in a name from `tempfile`
 _MAX_PATH_BYTES: Final = 107  # the kernel's maximum for the path of a socket
@@ -168,7 +168,7 @@ def send_all(
     may_skip: bool,  # noqa: FBT001  # `functools.partial` binds it by position
     channel: Channel,
 ) -> None:
-    """Iterate the dataset in a worker and send its samples, at most `max_bytes` in flight.
+    """Iterate over the dataset in a worker; send its samples, at most `max_bytes` in flight.
 
     With `may_skip`, continue after a sample that failed. The descriptors of the channel are the
     stack files of all workers, followed by the `path_fd` of the receiver.
@@ -199,7 +199,7 @@ class SampleSender(Closing):
     """A sender of the samples of one worker; borrows the socket and the channel.
 
     Small samples that follow each other quickly are held, and sent in one message. A thread sends
-    them after a short time, because the dataset may be busy with the next sample for long.
+    them after a short time, because the next sample of the dataset may take long.
     """
 
     def __init__(self, socket: Any, channel: Channel, max_bytes: int, *, may_skip: bool) -> None:
@@ -227,7 +227,7 @@ class SampleSender(Closing):
             self._send(MessageKind.END)
 
     def await_goodbye(self) -> None:
-        """Wait until the main process has received all messages: an exit could lose some."""
+        """Wait until the main process has all messages; an earlier exit could lose some of them."""
         while self._receive_command() != Command.GOODBYE:
             pass
 
