@@ -150,7 +150,7 @@ class DatasetConflict(ShardioError, FileExistsError):
 
 
 class InvalidArgument(ShardioError, ValueError):
-    """An option or argument is invalid; the message says which values are valid."""
+    """An option or argument is invalid; the message states the valid values."""
 
 
 class SchemaError(ShardioError, ValueError):
@@ -166,7 +166,7 @@ class WorkerDied(ShardioError, RuntimeError):
 
 
 class TooManySkipped(ShardioError, RuntimeError):
-    """More samples failed in an epoch than `max_skips` allows; the message names the last one."""
+    """More samples of an epoch failed than `max_skips` allows; the message names the last ones."""
 
 
 class BatchTimeout(ShardioError, TimeoutError):

@@ -41,7 +41,7 @@ class Loader(ABC):
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **options: Any) -> Self:
-            """Refuse a path to this interface; otherwise do what the next class does."""
+            """Create a loader; raise InvalidArgument if `Loader` itself is called with a path."""
             if cls is Loader and args:
                 refuse_path("loader", args[0], _EXPECTED)
             new = super().__new__
@@ -122,7 +122,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             BatchTimeout: the item was not loaded within `timeout_s`.
             WorkerDied: two workers crashed while they loaded the item.
             ClosedError: the iteration was closed before its end.
-            InvalidArgument: another thread, or the source of items, is inside this call.
+            InvalidArgument: another thread, or the source of items, is already inside this call.
         """
         with self._single_caller:
             if self._is_over:
@@ -283,8 +283,7 @@ class SharedMemoryShim(Loader):
     Args:
         loader: the wrapped loader, whose methods are called.
         smm: a SharedMemoryManager or None; ignored.
-        memory_pool_block_count: the value of this argument of `load_with_workers`, if the caller
-            gives none.
+        memory_pool_block_count: the default for this argument of `load_with_workers`.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -341,7 +340,7 @@ def load_with_workers(
     """Load items in worker processes; return an iterator over the results of `post_process`.
 
     Args:
-        loader: the loader; it is pickled once, by cloudpickle.
+        loader: the loader; it is serialized once, with cloudpickle.
         items: an iterable, which may be endless.
         num_worker: the number of processes; with 0, items are loaded in this process. By default
             the number of CPUs available to this process.

@@ -73,11 +73,12 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
             MiB), and then the samples within each window of 64 runs. "shards" permutes the shards,
             and then the samples within each window of 8 shards. False keeps the order of the
             dataset.
-        seed: the seed of the order and of the transform's generators, from 0 up.
+        seed: the seed of the order and of the transform's generators, at least 0.
         sampler: the indices of the samples of an epoch in their order, with or without repetitions.
             Pass a sequence of indices; a torch sampler, which is iterated for each epoch with the
             global generators seeded; or a function `f(epoch)` that always returns the same indices
-            for the same epoch. A `shardio.WeightedSampler` draws samples by their weights.
+            for the same epoch. With a `shardio.WeightedSampler`, the probability of each
+            sample is proportional to its weight.
         num_workers: the number of worker processes; by default the number of CPUs that this process
             may use. With 0, this process does all the work, and the batches are the same.
         transform: a function `f(sample)` or `f(sample, rng)`, which gets a sample as a dict of
@@ -282,7 +283,8 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
 
         The shape of an array is that of one sample if all samples have the same shape or the batch
         has a list of arrays; otherwise (collate="pad", "ragged" or a function) that of the batch.
-        With functions, this property waits until a worker has computed the first sample.
+        If there are user functions, this property waits until a worker has computed the first
+        sample.
         """
         return self._engine.layout().delivered_schema
 

@@ -1,4 +1,4 @@
-"""MultiLoader: worker processes that each iterate a whole dataset and send samples over ZeroMQ."""
+"""MultiLoader: workers that each iterate over a whole dataset and send samples over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _MAX_WORKERS: Final = 250
 class MultiLoader(Closing):
     """A loader that yields the samples of several worker processes in the order of their arrival.
 
-    Each worker iterates the whole dataset. Thus n workers yield every sample n times, unless the
-    dataset skips the samples of the other workers (see `worker_info`). The samples of one worker
-    arrive in the order of the dataset. A sample of 64 KiB or more arrives in a block of shared
-    memory, which is not reused as long as the caller refers to an array in it. If the caller holds
-    all blocks that `memory_bytes` or the limit of open files allows, samples are copied; a
+    Each worker iterates over the whole dataset. Thus n workers yield every sample n times, unless
+    the dataset skips the samples of the other workers (see `worker_info`). The samples of one
+    worker arrive in the order of the dataset. A sample of 64 KiB or more arrives in a block of
+    shared memory, which is not reused as long as the caller refers to an array in it. If the caller
+    holds all blocks that `memory_bytes` or the limit of open files allows, samples are copied; a
     RuntimeWarning reports the first copy. References in a forked child do not keep a block: before
     a fork, copy the arrays that the child will read.
 
@@ -57,10 +57,11 @@ class MultiLoader(Closing):
         timeout_s: the maximum time to wait for a sample; None for no limit. After this time,
             BatchTimeout is raised; its message shows the stacks of every worker.
         start_method: "zygote" or "spawn", as for `ShardLoader`.
-        on_error: "raise" the exception of the dataset, or "skip" the sample and continue with the
-            same iterator. A generator cannot continue after an exception: its worker then ends with
-            a warning. A crash of a worker always raises WorkerDied.
-        max_skips: the number of samples of an iteration that may be skipped, from 0 up.
+        on_error: "raise" to raise the exception of the dataset, or "skip" to skip the sample and
+            continue with the same iterator. A generator cannot continue after an
+            exception: its worker then ends with a warning. A crash of a worker always raises
+            WorkerDied.
+        max_skips: with "skip", the number of samples of an iteration that may be skipped.
 
     Raises:
         InvalidArgument: an argument is invalid; the message lists the accepted values.
@@ -117,7 +118,7 @@ class MultiLoader(Closing):
         return fragment("MultiLoader", "", facts, table(header, rows, len(self.skipped)))
 
     def __iter__(self) -> Iterator[Any]:
-        """Start workers that iterate the dataset."""
+        """Start workers that iterate over the dataset."""
         if not self.nokill:
             self.kill()
         self._error_budget = ErrorBudget(self._max_skips)

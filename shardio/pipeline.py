@@ -137,7 +137,7 @@ def _make_step(
     name: str | None = None,
     thread_group: str = "threads",
 ) -> PipeStep:
-    """Return a step that calls `function`; check the options. Errors name it `argument`."""
+    """Return a step that calls `function`; check the options. Errors name the `argument`."""
     call = user_call(argument, function)
     if not isinstance(name, str | None):
         raise InvalidArgument(f"name must be a string; found {short_repr(name)}")
@@ -385,7 +385,7 @@ class DataLoader(PipelineIterations):
         """Make the next iteration start at the position in `state`, a result of `state_dict`.
 
         Raises:
-            InvalidArgument: as in `state_dict`, or `state` is invalid or of another source.
+            InvalidArgument: as in `state_dict`, or `state` is invalid or belongs to another source.
         """
         self._check_order()
         self._start_position = self._position = self._pipeline_source.position_from_state(state)
