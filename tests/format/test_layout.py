@@ -100,14 +100,16 @@ def test_a_header_names_the_first_and_the_last_byte_that_it_accounts_for() -> No
         ({"table_size": SECTION.size + 1}, 6 * PAGE),
         ({"table_size": 86 * SECTION.size}, 7 * PAGE),
         ({"table_offset": 3 * PAGE}, 5 * PAGE),
+        ({"table_offset": 4 * PAGE + 64, "file_size": 6 * PAGE + 64}, 6 * PAGE + 64),
     ],
 )
 def test_a_table_must_end_where_the_last_page_begins(changes: dict[str, Any], ends_at: int) -> None:
+    header = dataclasses.replace(SOUND, **changes)
     with pytest.raises(ShardCorrupt, match="section table does not end") as caught:
-        check_header_fits(dataclasses.replace(SOUND, **changes), 6 * PAGE, "a.shard")
+        check_header_fits(header, header.file_size, "a.shard")
     error = caught.value
     assert (error.code, error.path, error.section) == ("table_place", "a.shard", "header")
-    assert (error.expected, error.found) == (6 * PAGE, ends_at)
+    assert (error.expected, error.found) == (header.file_size, ends_at)
 
 
 def test_the_smallest_and_the_largest_table_fit() -> None:
@@ -186,6 +188,14 @@ def test_each_entry_of_a_table_that_breaks_a_rule_is_located() -> None:
     long = refused_table([first, Section(Kind.SCHEMA, 1, 0, 2 * PAGE, PAGE + 1, 1, 0, 0)], 5)
     assert (long.code, long.offset) == ("size", entry)
     assert (long.expected, long.found) == (3 * PAGE, 4 * PAGE)
+    table = bytearray(pack_table([first, dataclasses.replace(first, field=1, offset=2 * PAGE)]))
+    table[SECTION.size + 6] = 1
+    size, id_ = len(table), content_id(bytes(table))
+    header = Header(0, 5 * PAGE, 3 * PAGE, size, hash_bytes(bytes(table)), id_)
+    with pytest.raises(ShardCorrupt, match="a reserved number is not zero") as caught:
+        unpack_table(bytes(table), header, "a.shard")
+    assert (caught.value.code, caught.value.offset) == ("reserved", entry)
+    assert (caught.value.expected, caught.value.found) == (0, 1)
     rest = refused_table([first], 5)
     assert (rest.code, rest.offset) == ("hole", 3 * PAGE)
     assert (rest.expected, rest.found) == (3 * PAGE, 2 * PAGE)

@@ -51,7 +51,7 @@ def test_packets_are_contiguous_with_size_and_flags(sizes: list[int], flag: int,
 def test_no_packets_tile_no_bytes() -> None:
     none = pack_packets([], 0, 0, 0)
     assert packets_error(none, 0) is None
-    assert "no packet" in str(packets_error(none, 1))
+    assert packets_error(none, 1) == "1 bytes of packets, and no packet"
 
 
 def line(**changes: int) -> Any:
@@ -107,7 +107,10 @@ REFUSED: dict[str, tuple[Callable[[EncodedStream], dict[str, Any]], str]] = {
     "packets of another dtype": (lambda s: {"packets": np.zeros(3)}, "expected packets of dtype"),
     "data that is too short": (lambda s: {"data": s.data[:-1]}, "back to back"),
     "frames that are not there": (lambda s: {"n_frames": 99}, "n_frames is 99, and 11 packets"),
-    "a number of frames that is none": (lambda s: {"n_frames": 1.5}, "must be an integer"),
+    "a number of frames that is none": (
+        lambda s: {"n_frames": 1.5},
+        "n_frames must be an integer; found 1.5",
+    ),
     "no width": (lambda s: {"width": 0}, "width must be 1 to"),
     "a time base of 0": (lambda s: {"time_base": Fraction(0)}, "numerator must be 1 to"),
     "a time base too fine": (lambda s: {"time_base": Fraction(1, 1 << 32)}, "denominator must be"),
@@ -163,7 +166,8 @@ def test_media_come_back_from_a_schema_and_have_no_codec_to_choose(kind: Any) ->
     for schema in (Schema({"m": kind()}), Schema({"m": kind(optional=True)})):
         assert Schema.from_json(schema.to_json()) == schema
     packed = Schema({"m": kind()}).to_json().replace(b'"codec":0', b'"codec":1')
-    with pytest.raises(SchemaError, match=f"field 'm': {kind.__name__} is never compressed"):
+    said = f"field 'm': {kind.__name__} is never compressed; found zstd$"
+    with pytest.raises(SchemaError, match=said):
         Schema.from_json(packed)
     with pytest.raises(TypeError):
         kind("zstd")

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardio import Array, Schema, Text
-from shardio.errors import ShardCorrupt, ShardIncomplete
-from shardio.format.layout import PAGE
-from shardio.shard.opening import open_sections
+from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+from shardio.format.layout import PAGE, Header, Kind, Required, Section
+from shardio.format.sections import plan_sections
+from shardio.shard.opening import check_sections, open_sections
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 
@@ -99,3 +101,45 @@ def test_a_schema_that_was_changed_is_refused_with_both_hashes(tmp_path: Path) -
     assert error.offset == at
     assert error.expected != error.found
     assert len(str(error.found)) == 16
+
+
+def checked(required: Required, sections: list[Section], n_samples: int = 3) -> Exception:
+    """Return the error for a shard of one text field, 3 samples and these sections."""
+    header = Header(n_samples, 0, 0, 0, 0, bytes(16), int(required))
+    with pytest.raises((ShardCorrupt, ShardUnsupported)) as caught:
+        check_sections(header, Schema({"t": Text()}), {s.key: s for s in sections}, "a.shard")
+    return caught.value
+
+
+def test_sections_that_do_not_match_the_schema_are_named_with_both_sizes() -> None:
+    sound = [
+        Section(*spec.key, PAGE, spec.n_items * spec.stride, spec.n_items, spec.stride, 0)
+        for spec in plan_sections(Schema({"t": Text()}), 3)
+    ]
+    check_sections(
+        Header(3, 0, 0, 0, 0, bytes(16)), Schema({"t": Text()}), {s.key: s for s in sound}, ""
+    )
+    index = next(each for each in sound if each.name == "index")
+    rest = [each for each in sound if each is not index]
+    missing = checked(Required(0), rest)
+    assert str(missing) == "a.shard: section index is missing"
+    short = checked(Required(0), [replace(index, count=2), *rest])
+    assert isinstance(short, ShardCorrupt)
+    assert (short.code, short.path, short.section) == ("section", "a.shard", "index")
+    assert (short.expected, short.found) == ((3, 32), (2, 32))
+    cut = checked(Required(0), [replace(index, size=95), *rest])
+    assert isinstance(cut, ShardCorrupt)
+    assert (cut.what, cut.expected, cut.found) == ("wrong size", 96, 95)
+    needy = checked(Required.LISTS, sound)
+    assert isinstance(needy, ShardCorrupt)
+    assert (needy.code, needy.path, needy.section) == ("feature", "a.shard", "header")
+    assert (needy.expected, needy.found) == (str(Required(0)), str(Required.LISTS))
+    many = checked(Required(0), sound, (1 << 48) + 1)
+    assert isinstance(many, ShardCorrupt)
+    assert (many.code, many.expected, many.found) == ("count", 1 << 48, (1 << 48) + 1)
+    foreign = checked(Required(0), [*sound, Section(Kind.COLUMN, 9, 0, PAGE, 0, 0, 0, 0)])
+    assert isinstance(foreign, ShardCorrupt)
+    assert (foreign.section, foreign.found) == ("column", (Kind.COLUMN, 9, 0))
+    later = checked(Required(0), [*sound, Section(77, 0, 0, 5 * PAGE, 0, 0, 0, 0)])
+    assert isinstance(later, ShardUnsupported)
+    assert f"a.shard: has a section of kind 77 at byte {5 * PAGE}" in str(later)
