@@ -64,3 +64,26 @@ def test_no_docstring_opens_with_a_clause(tree: str) -> None:
 @pytest.mark.parametrize("form", ['"""{}"""', 'def f():\n    """{}"""', 'x = 1\n"""{}"""'])
 def test_opening_found_in_every_docstring(form: str, docstring: str, is_banned: object) -> None:
     assert bool(banned(form.format(docstring))) is is_banned
+
+
+def misplaced(changelog: str) -> list[str]:
+    """Return the lines of a changelog that are no entries, or stand behind a table."""
+    unreleased = changelog.partition("\n## Unreleased\n")[2].partition("\n## ")[0]
+    entry = re.compile(r"\* (Add|Change|Fix|Remove) .*[.:)]")
+    found = [line for line in unreleased.splitlines() if line and not entry.fullmatch(line)]
+    return found + re.findall(r"^\|.*\n\s*(\*.*)", changelog, re.MULTILINE)
+
+
+def test_entries_of_the_changelog_are_in_their_places() -> None:
+    """Lines of an older changelog come back when branches are merged: take that of main then."""
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert misplaced(changelog) == []
+    headings = re.findall(r"^##+ .*", changelog, re.MULTILINE)
+    assert len(headings) == len({*headings})
+
+
+def test_misplaced_entries_are_found() -> None:
+    text = "# Changes\n\n## Unreleased\n\n* Add x.\n* A loader is y.\n\n## 1\n\n| a |\n|---|\n"
+    assert misplaced(text) == ["* A loader is y."]
+    text += "\n* Fix z.\n"
+    assert misplaced(text) == ["* A loader is y.", "* Fix z."]
