@@ -48,8 +48,8 @@ class Sound:
     """The format to which a loader decodes fields of type `Audio`.
 
     The value of a field NAME is an array of (samples, channels). An additional field NAME_span,
-    int64 (2,), has the range of the samples that are audio. Samples outside of this range are
-    silence.
+    int64 (2,), holds the range of the samples that come from the audio. Samples outside this range
+    are silence.
 
     Args:
         rate: the sample rate in Hz to resample to; None keeps the stored rate, which must be the
@@ -58,8 +58,8 @@ class Sound:
             be the same in all rows.
         seconds: the length of the array in seconds: an integer, a `Fraction`, a string such as
             "0.64" or a float. None means the length of the clip if samples are clips of videos,
-            otherwise the length of the audio. Audio that is shorter is padded with silence. `where`
-            selects a part of audio that is longer.
+            otherwise the length of the audio. Shorter audio is padded with silence; of longer
+            audio, only the part that `where` selects is returned.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
         where: `"first"` for the first `seconds` of the audio; `"random"` for a part whose start is
             drawn uniformly. Each time that the audio occurs in an epoch, a new start is drawn.
@@ -187,7 +187,7 @@ class AudioDecoder(Closing):
         rate: int,
         channels: int | None = None,
     ) -> tuple[Samples, tuple[int, int]]:
-        """Decode `n_samples` samples from the time `begin` on; outside the stream, return silence.
+        """Decode `n_samples` samples, beginning at `begin`; samples outside the stream are silence.
 
         Args:
             stream: an audio stream.

@@ -1,9 +1,9 @@
 """Demux audio into packets, and compute the exact time of every packet's samples.
 
-A container rounds the time of each packet to a tick, which may be a millisecond long. Consecutive
-packets follow each other without a gap, so each rounded time gives a range for the start of the
-stream. The intersection of all ranges is short, mostly one value. If a packet is later than the end
-of the previous packet, the gap is silence.
+A container rounds the time of each packet to a tick, which may be a millisecond long. As long as
+packets follow each other without a gap, each rounded time gives a range for the start of the
+stream. The intersection of these ranges is short, mostly a single value. If a packet begins later
+than the previous packet ends, there is a gap, which is silence.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAX_RATE: Final = 1 << 24
 _MAX_PARAMETER: Final = 1 << 62
 
 _MAX_JITTER_S: Final = Fraction(1, 10)
-"""A packet that is late by fewer seconds than this follows without a gap, as in FFmpeg."""
+"""A packet that is late by less than this, in seconds, counts as gapless, as in FFmpeg."""
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -78,11 +78,11 @@ def packet_times(
 
 @dataclass(slots=True)
 class _PacketRun:
-    """Consecutive packets without a gap between them, from packet `first` on.
+    """A run of packets without gaps between them; `first` is the index of its first packet.
 
     The time of a packet, minus the duration of all earlier samples, is the start of the stream. As
-    times are rounded to ticks, the start is only known to lie between `low` and `high`. Their unit
-    is 1 / (2 * `unit`) sample. A tick of the container is `tick` / `unit` samples.
+    times are rounded to ticks, the start is only known to lie between `low` and `high`, in units of
+    1 / (2 * `unit`) sample. A tick of the container is `tick` / `unit` samples.
     """
 
     first: int
@@ -169,7 +169,7 @@ def begin_of(stream: EncodedStream) -> Fraction:
 
 
 def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
-    """Return the index, after resampling to `rate`, of the sample nearest to a time in seconds."""
+    """Return the sample nearest to `time`, in seconds, as an index after resampling to `rate`."""
     since = time - Fraction(first_sample_time(stream), sample_rate(stream))
     return math.floor(since * rate + Fraction(1, 2))
 
@@ -227,7 +227,7 @@ class SampleIndex:
         n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
-        """The index of the first sample that a packet has, and the index after the last one."""
+        """The index of the first sample in any packet, and the index after the last such sample."""
 
     def packets(self, start: int, stop: int) -> range:
         """Return the packets with samples `start` to `stop`, and perhaps one packet more."""

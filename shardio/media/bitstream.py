@@ -17,7 +17,7 @@ import numpy.typing as npt
 _START_CODE = b"\0\0\1"
 _START_CODES = (_START_CODE, b"\0" + _START_CODE)
 _LENGTH_SIZE_OFFSETS = {"h264": 4, "hevc": 21}
-"""The offset in the extradata of a byte whose lower two bits are the size of a length field - 1."""
+"""The extradata offset of a byte: its lower two bits are the size of a length field minus 1."""
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
@@ -60,7 +60,7 @@ def disposable_packets(
     # A packet may be referred to by packets of its own layer and of all higher layers.
     highest = np.maximum(layers, ~layers).max(initial=0)
     found: npt.NDArray[np.bool_] = layers == highest
-    # Decoders output packed pictures one packet late: no packet of such a stream is disposable.
+    # Decoders output packed pictures one packet late, so no packet of such a stream is disposable.
     return found & (_PACKED_PICTURES not in layers)
 
 
@@ -231,8 +231,9 @@ def _layer_mpeg(
 ) -> int:
     """Return 0 if all pictures in a packet of MPEG video are B pictures (type `kind`), else ~0.
 
-    Return `_PACKED_PICTURES` for an MPEG-4 packet with several pictures. `code` ends a picture's
-    start code; `skip` bytes later, a byte has the type of the picture from bit `shift` on.
+    Return `_PACKED_PICTURES` for an MPEG-4 packet with several pictures. `code` is the last byte of
+    a picture's start code. `skip` bytes later comes the byte that contains the type of the picture,
+    above its `shift` lowest bits.
     """
     starts, at = [], data.find(_START_CODE + code, begin, stop)
     while at >= 0 and at + 4 + skip < stop:

@@ -121,7 +121,10 @@ def _correct_times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Remove the flag KEY if a keyframe is hidden, or decoding from it does not give `shown`."""
+    """Remove the flag KEY if a keyframe is hidden, or if decoding from it does not give `shown`.
+
+    `shown` maps the index of each packet to the digest of its frame, from decoding all packets.
+    """
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0

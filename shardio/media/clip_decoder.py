@@ -44,7 +44,7 @@ _MAX_DECODERS = 8  # an open decoder holds the memory of a few frames
 
 @dataclass(slots=True)
 class DecodeRun:
-    """Consecutive packets that are decoded in one go: from the keyframe `first` to before `stop`.
+    """Packets to decode in one go: from the keyframe `first` up to, but not including, `stop`.
 
     `wanted` maps the packet of each requested frame to its positions in the list of requests.
     """
@@ -81,7 +81,7 @@ class FrameTable:
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _keyframes_needed(self) -> npt.NDArray[np.int64]:
-        """Return each frame's last keyframe that is neither decoded nor shown after the frame.
+        """Return, for each frame, the last keyframe that is neither decoded nor shown after it.
 
         A *leading picture* is decoded after a keyframe K but shown before K. Decoding the picture
         needs packets before K, so decoding starts at an earlier keyframe.
@@ -140,12 +140,15 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int) -> int | None:
-        """Return the keyframe `steps` before `first`, or else the first; None if there is none."""
+        """Return the keyframe `steps` keyframes before packet `first`, or the first of all.
+
+        Return None if no keyframe is before `first`.
+        """
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Let frames that start at a keyframe after `key`, and up to `first`, start at `key`."""
+        """Start at `key` for all frames that start at a later keyframe, `first` at the latest."""
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 

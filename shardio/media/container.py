@@ -1,6 +1,6 @@
 """Recognise media files by name and first bytes, detect truncation, and open containers.
 
-A file that is shorter than its container declares is an error. FFmpeg may only try a fixed list of
+A file that is shorter than its container declares is an error. FFmpeg may try only a fixed list of
 demuxers; otherwise it could read a text file as media, or open the addresses in a playlist.
 """
 
@@ -142,7 +142,7 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return how many bytes the file lacks of the declared `filesize`; 0 in live recordings."""
+    """Return by how many bytes the file is shorter than its `filesize`; 0 for live recordings."""
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:

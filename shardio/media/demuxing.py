@@ -322,7 +322,7 @@ class SpanReader(Closing):
             back = max(start, 2 * back - first - self._ticks_per_second)
 
     def _read(self, back: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read packets from the keyframe at or before `back` to the last shown before `stop`."""
+        """Read from the keyframe at or before `back` to the last packet shown before `stop`."""
         packets: list[Packet[VideoStream]] = []
         n_needed = 0
         self._container.seek(back, stream=self._av_stream, backward=True)

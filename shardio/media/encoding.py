@@ -134,8 +134,8 @@ class StreamEncoder:
             raise InvalidArgument(f"codec is one of {', '.join(_ENCODERS)}; found {codec!r}")
         if min(width, height) < 16 or (width | height) & 1 or gop < 1 or not 0 <= crf <= 63:
             raise InvalidArgument(
-                f"{width}x{height} pixels, gop {gop}, crf {crf}; expected even sides from 16 on, "
-                f"a gop of 1 or more, a crf from 0 to 63"
+                f"{width}x{height} pixels, gop {gop}, crf {crf}; expected even sides of at least "
+                f"16, a gop of at least 1, a crf from 0 to 63"
             )
         self._size, self._time_base, self._codec_name = (width, height), time_base, codec
         self._codec = self._open_codec(gop, crf)
@@ -277,8 +277,8 @@ class JpegEncoder:
     def __init__(self, width: int, height: int, time_base: Fraction, *, quality: int = 90) -> None:
         if quality not in range(1, 101) or min(width, height) < 1:
             raise InvalidArgument(
-                f"{width}x{height} pixels, quality {quality!r}; expected sides from 1 on, a "
-                "quality from 1 to 100"
+                f"{width}x{height} pixels, quality {quality!r}; expected sides of at "
+                "least 1, a quality from 1 to 100"
             )
         self._size, self._time_base, self._quality = (width, height), time_base, quality
         self._packets: list[bytes] = []

@@ -154,8 +154,9 @@ class VideoFile(Closing):
     def _compute_times(self, interval: Fraction) -> list[int]:
         """Decode the file a second time; return the time of every frame up to the first error.
 
-        Frames before the first known time are timed backwards from it, so they must be counted
-        first, by a decoder. Keeping their pictures meanwhile would take too much memory.
+        The times of frames before the first known time are computed backwards from this time, so
+        these frames must be decoded and counted first. Keeping their pictures meanwhile would take
+        too much memory.
         """
         import av
 

@@ -62,7 +62,7 @@ class MuxedStream:
     data: bytes
     suffix: str
 
-    def __len__(self) -> int:  # exports limit their memory by this size
+    def __len__(self) -> int:  # exports use this size to limit their memory
         return len(self.data)
 
 

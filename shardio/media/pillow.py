@@ -1,8 +1,8 @@
 """Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB; resample pixels.
 
-Only the formats in `FORMATS` are tried. EPS is not among them, because Pillow runs Ghostscript for
-it, nor JPEG 2000, because Pillow decodes a truncated file to black without an error. Pillow checks
-only some checksums of a PNG; this module checks all.
+Only the formats in `FORMATS` are tried. EPS is not among them, because Pillow runs Ghostscript to
+decode it. Neither is JPEG 2000, because Pillow decodes a truncated file to black without an error.
+Pillow checks only some checksums of a PNG; this module checks all.
 """
 
 from __future__ import annotations

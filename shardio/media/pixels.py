@@ -179,7 +179,7 @@ class FrameConverter:
         """Return a function that scales frames and makes them RGB; also return a tuple of channels.
 
         The function accepts all frames with the format of `frame`, and returns planes. The tuple
-        has the channel of each plane; it is empty for a single plane with interleaved channels.
+        lists the channel of each plane; it is empty for a single plane with interleaved channels.
         """
         if self._has_alpha(frame):
 
@@ -262,6 +262,6 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
 
 
 def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Pixels:
-    """Return a view of a plane: `height` rows of `n_bytes` bytes from `top` and `left` on."""
+    """Return a view of a plane: `height` rows of `n_bytes` bytes, beginning at `top` and `left`."""
     stride = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * stride + left, (stride, 1))

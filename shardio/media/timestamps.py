@@ -60,7 +60,10 @@ def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return a frame's exact ticks: `interval` if `duration` is 0, None or `interval` rounded."""
+    """Return the exact duration of a frame, in ticks.
+
+    This is `interval` if `duration` is 0, None or less than a tick from `interval`.
+    """
     if not duration or abs(duration - interval) < 1:
         return interval
     return Fraction(duration)
@@ -130,7 +133,7 @@ class MonotonicTimestamps:
 
 
 def frame_durations(times: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return each frame's ticks to the next frame; the last frame is as long as its predecessor."""
+    """Return the ticks from each frame to the next; the last is as long as its predecessor."""
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = found[-2] if len(found) > 1 else 1
     return found

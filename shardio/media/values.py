@@ -55,8 +55,8 @@ class StoredImage(EncodedImage):
     def to_pil(self) -> PilImage:
         """Return the decoded image as an RGB image of Pillow.
 
-        Raises MediaError and UnsupportedEnvironment as `decode` does; the latter also without
-        Pillow.
+        Raises MediaError and UnsupportedEnvironment as `decode` does, and UnsupportedEnvironment if
+        Pillow is not installed.
         """
         return _pil_image(self.decode())
 
@@ -77,7 +77,7 @@ class StoredImage(EncodedImage):
     def __repr__(self) -> str:
         return f"StoredImage({format_shape(self.shape)}, {len(self):,} bytes)"
 
-    def __str__(self) -> str:  # that of `bytes` is all of the file
+    def __str__(self) -> str:  # the method of `bytes` would return the whole file
         return repr(self)
 
     def _repr_html_(self) -> str:
@@ -100,7 +100,7 @@ class StoredVideo(EncodedStream):
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # for type checkers, a video would have every attribute
+    if not TYPE_CHECKING:  # otherwise, a video has every attribute for type checkers
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, _VIDEO_ADVICE)
