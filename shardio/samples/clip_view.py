@@ -155,7 +155,7 @@ class ClipView(DividedView):
         return ClipGrouping(self.clip.per_video or 1, ends)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the positions of samples in an unshuffled epoch; random clips depend on them."""
+        """Return the positions of samples in an unshuffled epoch, on which random clips depend."""
         if "random" not in (self.clip.where, self.clip.crop):
             return numbers
         position, ends = self.dataset.first_position, self.source_ends

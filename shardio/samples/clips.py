@@ -118,7 +118,7 @@ class Clip:
 
     @property
     def span(self) -> int:
-        """The number of frames of the video from a clip's first to its last, inclusive."""
+        """The number of frames of the video from the clip's first frame to its last, inclusive."""
         return (self.frames - 1) * self.stride + 1
 
     @property
@@ -173,7 +173,7 @@ class Events(NamedTuple):
 class Clips:
     """The clips of some videos, by index, in the order of the videos.
 
-    `n_frames` has the number of frames of each video, at the rate of `fps` if given, and 0 for a
+    `n_frames` is the number of frames of each video, at the rate `fps` if given, and 0 for a
     missing video.
     """
 
@@ -203,10 +203,14 @@ class Clips:
     ) -> _Numbers:
         """Return the start code of each clip, which `video_index.clip_frames` interprets.
 
-        Clips with `around`: the index of the event. Clips with neither `around` nor `fps`: the
-        first frame. Clips with `fps` and where="all": the code divided by `fps` is the time in
-        seconds from the video's first frame to the clip. Clips with `fps` and another `where`: of n
-        possible first frames, the clip starts at frame n * code // `start_code_divisor`.
+        The meaning of the code depends on the options of the clips:
+
+        * With `around`, it is the index of the event.
+        * With neither `around` nor `fps`, it is the index of the clip's first frame.
+        * With `fps` and where="all", the clip starts code / `fps` seconds after the video's first
+          frame.
+        * With `fps` and another `where`: if n frames are possible first frames of a clip, the clip
+          starts at the one with index n * code // `start_code_divisor` among them.
 
         `draws` are 64 random bits for each clip, used only for where="random".
         """

@@ -1,8 +1,9 @@
 """Compute the byte ranges of a dataset's files that are touched when some samples are read.
 
-All files are treated as if they were concatenated: every byte has one offset. Index entries are not
-verified. They are read by descriptor, because reading the map of a truncated file kills the
-process. The ranges of clips are estimated, as if all frames had the same size.
+All files are treated as if they were concatenated, so one offset identifies a byte of any file.
+Index entries are not verified. They are read through file descriptors, because reading a truncated
+file through its memory map kills the process. The ranges of clips are estimated, as if all frames
+had the same size.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def merge_ranges(ranges: Ranges, grain: int) -> Ranges:
 
 
 def blocks_of(ranges: Ranges, size: int) -> Rows:
-    """Return the indices of the blocks of `size` bytes that the ranges overlap, in order."""
+    """Return the indices of all blocks of `size` bytes that overlap a range, ascending."""
     filled = ranges.ends > ranges.starts
     firsts, lasts = ranges.starts[filled] // size, (ranges.ends[filled] - 1) // size
     counts = lasts - firsts + 1
@@ -72,8 +73,8 @@ def blocks_of(ranges: Ranges, size: int) -> Rows:
 
 
 GAP_BYTES: Final = 4 << 20
-"""Each file begins at a multiple of this size, after a gap of at least this size: a range that is
-rounded to smaller multiples never overlaps another file."""
+"""Each file begins at a multiple of this size, after a gap of at least this size, so that a range
+that is rounded to smaller multiples never overlaps another file."""
 
 
 class ShardFileNumbers:
@@ -142,7 +143,7 @@ class ShardFileNumbers:
 class _Section:
     """The sections of one kind, one for each shard, in the files that store the field `name`.
 
-    `starts` has the offset of each shard's file in the concatenation.
+    `starts` lists the offset of each shard's file in the concatenation.
     """
 
     def __init__(self, dataset: Dataset, kind: Kind, name: str, starts: Rows) -> None:

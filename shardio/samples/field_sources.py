@@ -56,9 +56,10 @@ class Keys(NamedTuple):
 class IndexChunk:
     """The samples of a view at the indices `numbers`; the arrays are read-only.
 
-    `rows` has each sample's row in the dataset, `shards` the shard with this row. `origins`,
-    (samples, 3), are entries for a block's origin table (see `batch.layout`); each entry says that
-    no field is being read yet. `stream_tokens` is passed to `PackedWindows.parts` as `n_tokens`.
+    `rows` lists the row of each sample in the dataset, `shards` the shard that contains the row.
+    `origins`, (samples, 3), are entries for a block's origin table (see `batch.layout`); each entry
+    says that no field is being read yet. `stream_tokens` is passed to `PackedWindows.parts` as
+    `n_tokens`.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class IndexChunk:
 class BatchRows(NamedTuple):
     """The rows of one batch in a block, and the samples to write there: `part` of `chunk`.
 
-    `states` has each sample's status and the field that is being read; `n_rows` includes padding.
+    `states` holds the status of each sample and the field being read; `n_rows` includes padding.
     """
 
     layout: BlockLayout
@@ -137,9 +138,10 @@ class BatchRows(NamedTuple):
     def reserve_values(
         self, slot: VaryingSlot, n_bytes: Rows, used: int, first: int = 0
     ) -> tuple[list[int], int]:
-        """Reserve `n_bytes` in the heap for each value of a field, from row `first` on.
+        """Reserve space in the heap for the values of a field in row `first` and later rows.
 
-        `used` is the number of heap bytes in use. Return each value's offset, and the new `used`.
+        `n_bytes` is the size of each value, and `used` the number of heap bytes in use. Return the
+        offset of each value, and the new `used`.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment
@@ -162,7 +164,7 @@ class FieldSource(Closing):
     is_stored: ClassVar[bool] = False
     """True if `SampleReader` reads the stored value, together with those of other fields."""
     is_converted: ClassVar[bool] = False
-    """True if samples have the result of `convert` instead of the value that was read."""
+    """True if samples contain the result of `convert` instead of the value that was read."""
 
     def __init__(self, dataset: Dataset, name: str, names: tuple[str, ...] = ()) -> None:
         self._dataset, self.name, self.names = dataset, name, names or (name,)
@@ -353,7 +355,7 @@ class SampleReader(Closing):
     def fill(self, batch: BatchRows) -> int:
         """Write all samples of a batch; return the number of heap bytes in use.
 
-        After an error, which names the sample, `batch.states` has the field that was being read.
+        Errors name the sample; after an error, `batch.states` names the field that was being read.
         """
         layout, states, sources, claims = batch.layout, batch.states, self._by_name, self._claims
         n_read, present = len(states), dict[str, Present]()

@@ -149,9 +149,9 @@ class OpenDataset(Dataset):
             length: the number of tokens of a window.
             targets: True to add `tokens_targets`: for every token the next token of the stream,
                 even if it is in the next window. The starts of windows are always `length` apart.
-            apart: True to add two int32 fields that separate documents. `tokens_segments` has the
-                document of each token, counted in the window from 1, and 0 in padding.
-                `tokens_positions` has the number of earlier tokens of the same document in the
+            apart: True to add two int32 fields that separate documents. `tokens_segments` is the
+                number of each token's document, counted from 1 in the window, and 0 in padding.
+                `tokens_positions` is the number of earlier tokens of the same document in the
                 window.
             eot: an end-of-text token to append to every document, even to an empty document; the
                 token counts as part of the document.
@@ -184,12 +184,12 @@ class OpenDataset(Dataset):
     ) -> StepView:
         """Return a view whose samples are the time steps of the rows, such as robot episodes.
 
-        A row has arrays whose first axis is the steps, and videos. A sample has, for each field
-        `name` in `offsets`, the values or frames at some offsets from its step, (offsets, …), and
-        `name_mask`, bool (offsets,). If an offset is before the first or after the last step, the
-        value is that of the first or the last step, and the mask is False. Offsets in seconds may
-        be up to half a step before the first or after the last step. Fields with one value for the
-        whole row are delivered too.
+        A row contains arrays whose first axis is the steps, and videos. For each field `name` in
+        `offsets`, a sample contains the values or frames at these offsets from its step,
+        (offsets, …), and `name_mask`, bool (offsets,). If an offset leads to a place before the
+        first or after the last step, the value is that of the first or the last step, and the mask
+        is False. Offsets in seconds may lead up to half a step before the first or after the last
+        step. Fields with one value for the whole row are delivered too.
 
         Args:
             offsets: a dict from fields to offsets: whole numbers of steps such as range(50), or

@@ -132,7 +132,7 @@ class WindowParts(NamedTuple):
         return WindowParts._make((*(column[selection] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, parts: slice) -> WindowParts:
-        """Return the parts of the windows `first` to `last` - 1, which are the slice `parts`."""
+        """Return the parts of the windows `first` to `last` - 1; the slice `parts` selects them."""
         found = self.select(parts)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -171,7 +171,7 @@ class PackedWindows:
         return int(self._window_ends[-1])
 
     def count(self, n_tokens: npt.ArrayLike) -> _Numbers:
-        """Return the number of windows of each stream; `n_tokens` has the length of each."""
+        """Return the number of windows of each stream, given its number of tokens."""
         pack, found = self.pack, np.asarray(n_tokens, np.int64)
         inputs = np.maximum(found - pack.targets, 0)
         return (inputs if pack.rest == "drop" else inputs + pack.length - 1) // pack.length
@@ -204,7 +204,7 @@ class PackedWindows:
     def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
         """Return the parts of the windows with the indices `numbers`.
 
-        `n_tokens` has the length of each source's stream at the start of the epoch, without tokens
+        `n_tokens` is the length of each source's stream at the start of the epoch, without tokens
         appended later; None takes the current lengths.
         """
         begins, sources = self._begins(numbers)

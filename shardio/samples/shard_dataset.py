@@ -238,7 +238,7 @@ class ShardDataset(OpenDataset):
 
 
 def dataset_path(given: Any, others: str = "") -> str:
-    """Return the path or URL of a dataset; errors name other valid values, `others`, too."""
+    """Return the path or URL of a dataset; errors name `others`, the other valid values, too."""
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:
         return path

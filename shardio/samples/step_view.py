@@ -42,7 +42,7 @@ _MAX_CACHED_BYTES: Final = _CACHE_BYTES // 32
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The options of `dataset.windows`, checked; `clip` has the rate of steps and the size."""
+    """The options of `dataset.windows`, checked; `clip` holds the rate of steps and the size."""
 
     offsets: Mapping[str, Offsets]
     times: str | None
@@ -111,7 +111,7 @@ def _checked_offsets(schema: Schema, name: Any, given: Any) -> Offsets:
 
 
 class StepTable:
-    """The steps of all rows: `n_steps` of each row, and the times of all steps in seconds.
+    """The number of steps of each row, and the times of all steps in seconds.
 
     The times of a row are NaN if those in the field `steps.times` are damaged or do not ascend.
     """
@@ -154,7 +154,10 @@ class StepTable:
 
 
 def nearest(times: Floats, wanted: Floats) -> Rows:
-    """Return the index of the nearest of ascending times, the earlier of two equally near ones."""
+    """Return the index of the nearest of the ascending `times`; if two are equally near, the first.
+
+    There is one index for each element of `wanted`.
+    """
     after = np.searchsorted(times, wanted).clip(min(1, len(times) - 1), len(times) - 1)
     before = np.maximum(after - 1, 0)
     found: Rows = np.where(wanted - times[before] <= times[after] - wanted, before, after)
@@ -162,7 +165,7 @@ def nearest(times: Floats, wanted: Floats) -> Rows:
 
 
 class ArrayCache:
-    """A cache of arrays by field, shard and row: up to `_CACHE_BYTES`, least recently used first.
+    """An LRU cache of arrays by field, shard and row, of up to `_CACHE_BYTES`.
 
     In a shuffled epoch, steps of the same array are read again and again, and decompressing the
     array takes longer than all else: 130 µs for 1,000 steps of 14 floats.

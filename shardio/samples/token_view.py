@@ -292,8 +292,9 @@ class TokenSource(FieldSource):
     ) -> None:
         """Write the windows `numbers[part]`; the parts of later windows may be computed too.
 
-        `outs` has an array for every field of a window, (windows, length). `numbers` must not
-        change while this object exists, nor `n_tokens` for the same `numbers`.
+        `outs` holds an array for every field of a window, (windows, length). `numbers` must not
+        change while this object exists; calls with the same `numbers` must pass the same
+        `n_tokens`.
         """
         pack, name = self._pack, self.name
         first, last, _ = part.indices(len(numbers))

@@ -1,7 +1,9 @@
-"""Frame times, events and lengths of videos, read from a shard's index, to compute clips.
+"""Compute the frames of clips from the frame times and lengths of videos, and from events.
 
-Times are whole ticks of a stream's time base, or exact fractions of a tick. A frame is *on show*
-from its time until the time of the next frame; the last frame, until the end of the video.
+An *event* is a moment in a video, around which there is a clip: a value of the field `around` of
+`dataset.clips`, in seconds from the first frame, or the number of a frame. Times are whole ticks of
+a stream's time base, or exact fractions of a tick. A frame is *shown* from its own time until the
+time of the next frame; the last frame is shown until the end of the video.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class FrameTimes:
 
     @cached_property
     def pts(self) -> Numbers:
-        """The times of all frames in ticks, ascending; of equal times, only the last is shown."""
+        """The times of all frames in ticks, ascending.
+
+        If several frames have the same time, only the last of them is shown.
+        """
         found: Numbers = np.sort(self._visible_packets["pts"])
         n_frames = self.stream.n_frames
         if len(found) != n_frames or not n_frames:
@@ -62,15 +67,15 @@ class FrameTimes:
 
     @cached_property
     def _visible_frames(self) -> Numbers:
-        """The frames that are on show at some time."""
+        """The indices of the frames that are shown: the last frame of each time."""
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))
 
     def ticks_from_start(self, frame: int) -> int:
-        """Return the ticks from the first frame to the given one."""
+        """Return the number of ticks from the first frame to `frame`."""
         return int(self.pts[frame]) - int(self.pts[0])
 
     def frames_at(self, first: Fraction, every: Fraction, n: int) -> Numbers:
-        """Return the frames on show at `first` + i * `every` ticks after frame 0, for i below n."""
+        """Return the frames shown `first` + i * `every` ticks after the first frame, for i < n."""
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
         start, step, parts = start * step_parts, step * parts, parts * step_parts
@@ -79,19 +84,20 @@ class FrameTimes:
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
     def clamp(self, first: Fraction, reach: Fraction) -> Fraction:
-        """Move the time `first` into the video, so that more than `reach` ticks follow.
+        """Return `first`, moved so that it is in the video and more than `reach` ticks follow.
 
-        A time that is too late becomes the last whole tick that is early enough. The video must be
-        longer than `reach`.
+        A time before the first frame becomes 0. A time that is too late becomes the last whole tick
+        that is early enough. The video must be longer than `reach`.
         """
         if first < 0:
             return Fraction(0)
         return first if first + reach < self.length else Fraction(self._latest(reach))
 
     def start_at_fraction(self, numerator: int, denominator: int, reach: Fraction) -> Fraction:
-        """Return the time of a frame at which more than `reach` ticks of the video are left.
+        """Return the time of a shown frame that is followed by more than `reach` ticks of video.
 
-        Of the n frames for which this holds, choose frame n * numerator // denominator.
+        If there are n such frames, the one with index n * numerator // denominator among them is
+        chosen. The time is in ticks after the first frame.
         """
         latest = min(int(self.pts[0]) + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._visible_frames], latest, "right"))
@@ -108,10 +114,10 @@ def n_times(
     denominators: npt.NDArray[np.uint32],
     fps: Fraction,
 ) -> Numbers:
-    """Return how many of the times 0, 1 / fps, 2 / fps, … precede the end of each video.
+    """Return, for each video, how many of the times 0, 1 / fps, 2 / fps, … are before its end.
 
-    `lengths` are in ticks of the time bases; numerator and denominator of `fps` are below 2^31.
-    Results are capped at 2^63 - 1.
+    `lengths` are in ticks; `numerators` and `denominators` are those of the seconds per tick.
+    Numerator and denominator of `fps` are below 2^31. Results are capped at 2^63 - 1.
     """
     dividends = numerators.astype(np.int64) * fps.numerator
     divisors = denominators.astype(np.int64) * fps.denominator
@@ -196,10 +202,10 @@ _MAX_DURATION: Final = (1 << 64) - 1
 
 
 class VideoIndex:
-    """The index data of the videos in some rows of a shard, for cutting clips.
+    """The index data of the videos in some rows of a shard, from which clips are computed.
 
-    `streams` are the videos' rows of the stream table. `n_frames` counts the frames of each video
-    or, with `fps`, the times 0, 1 / fps, … before its end.
+    `streams` are the rows of the stream table for these videos. `n_frames` is, for each video, the
+    number of frames or, with `fps`, the number of the times 0, 1 / fps, … before the end.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
@@ -242,10 +248,11 @@ class VideoIndex:
     def events(self, reader: ShardReader, name: str) -> tuple[Rows, Values]:
         """Return the event count of each video, and all events in the order of the videos.
 
-        Videos without a value have no events. `reader` is the file with the events' field.
+        Videos without a value have no events. `reader` reads the file that stores the field `name`
+        of the events.
 
         Raises:
-            InvalidArgument: an event is outside of its video.
+            InvalidArgument: an event is outside its video.
         """
         counts, values = self._read_events(reader, name)
         owners = np.repeat(np.arange(len(self._rows)), counts)
@@ -259,14 +266,14 @@ class VideoIndex:
             video, value = int(owners[i]), values[i].item()
             if not (n := int(self.streams["n_frames"][video])):
                 continue  # the video is missing
-            event, length = f"at frame {value}", f"{n} frames"
+            event, length = f"at frame {value}", f"has {n} frames"
             if is_time:
                 seconds = float(self._seconds(video))
-                event, length = f"at {value} s", f"{seconds:.6g} s from its first frame on"
+                event, length = f"at {value} s", f"ends {seconds:.6g} s after its first frame"
             raise InvalidArgument(
                 f"{reader.path}, field {name!r}, sample {int(self._rows[video])}: an event {event} "
-                f"is outside of the video, which has {length}; correct it, or leave the sample out "
-                "with dataset.select"
+                f"is outside the video, which {length}; correct it, or leave the sample out with "
+                "dataset.select"
             )
         return counts, values
 
@@ -286,7 +293,7 @@ class VideoIndex:
         return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
 
     def _find_outside(self, values: Values, owners: Rows) -> Rows:
-        """Return the indices of events, in seconds, that are outside of their videos."""
+        """Return the indices of the `values`, events in seconds, that are outside their videos."""
         ticks = self.streams["numerator"] / np.maximum(self.streams["denominator"], 1)
         is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _SURELY_BELOW)
         wrong = [

@@ -82,7 +82,7 @@ the dataset or view.
 
 
 def refuse_sum(*_: object) -> NoReturn:
-    """Raise TypeError for the sum of datasets or views, which torch and NumPy have."""
+    """Raise TypeError for a sum of datasets or views, because torch and NumPy define such sums."""
     raise TypeError(
         "datasets have no sum: shardio.mix([a, b], weights=[1, 1]) draws from several, and "
         "shardio.maintenance.merge(out, a, b) writes one of their samples; "
@@ -265,7 +265,7 @@ class SampleView(Sequence[dict[str, Any]], Listed):
         return self.with_dataset(self.dataset.subset(name))
 
     def sources_of(self, indices: Any) -> Rows:
-        """Return, for each index of a sample, the index of the mixture's source that has it.
+        """Return, for each index of a sample, the index of the mixture's source that contains it.
 
         Raises:
             InvalidArgument: an index is invalid.
@@ -412,7 +412,7 @@ class DividedView(SampleView):
 
 
 def sums_at(ends: Rows, n_rows: Rows) -> Rows:
-    """Return the number of samples in the first n rows, for each n; `ends` are cumulative."""
+    """Return the number of samples in the first n rows, for each n; `ends` accumulate counts."""
     found: Rows = np.concatenate([[0], ends])[n_rows]
     return found
 

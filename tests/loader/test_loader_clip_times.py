@@ -320,11 +320,11 @@ def test_functions_of_the_user_get_the_times_beside_the_clip(folder: str) -> Non
 @pytest.mark.parametrize(
     ("field", "event", "words"),
     [
-        (Array("float64"), 2.0, "an event at 2.0 s is outside of the video, which has 2 s"),
+        (Array("float64"), 2.0, "an event at 2.0 s is outside the video, which ends 2 s after its"),
         (Array("float32"), -0.1, "an event at -0.1"),
         (Array("float64"), float("nan"), "an event at nan s"),
         (Array("float64"), float("inf"), "an event at inf s"),
-        (Array("int64"), 50, "an event at frame 50 is outside of the video, which has 50 frames"),
+        (Array("int64"), 50, "an event at frame 50 is outside the video, which has 50 frames"),
         (Array("int8"), -1, "an event at frame -1"),
         (Array("uint64"), (1 << 64) - 1, "an event at frame 18446744073709551615"),
     ],
