@@ -208,10 +208,10 @@ _RED, _GREEN, _BLUE = 0.299, 0.587, 0.114  # the weights of BT.601 in luma
 
 
 def yuv420_to_rgb(frames: Tensor, *, dtype: Levels = "uint8") -> Tensor:
-    """Convert frames of YUV 4:2:0, as clips with `pixels="yuv420"` have them, to RGB.
+    """Convert frames of YUV 4:2:0, such as those of clips with `pixels="yuv420"`, to RGB.
 
     The result of (..., H, W, 3) is lazy, so the function can be used in a TinyJit. Colours outside
-    of RGB are clipped. A chroma sample of 2 x 2 pixels lies in their left column, halfway between
+    RGB are clipped. A chroma sample of 2 x 2 pixels lies in their left column, halfway between
     the rows, as in H.264. Chroma is interpolated linearly, and repeated at the edges.
 
     Args:
@@ -245,13 +245,13 @@ def _yuv_to_rgb(y: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _double_width(chroma: Tensor) -> Tensor:
-    """Double the columns: keep each sample, and insert the mean of it and the next."""
+    """Double the columns: after each sample, insert the mean of this sample and the next one."""
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
     return Tensor.stack(chroma, (chroma + after) * 0.5, dim=-1).flatten(-2)
 
 
 def _double_height(chroma: Tensor) -> Tensor:
-    """Double the rows: replace each sample by two, a quarter of a row above and below it."""
+    """Double the rows: replace each sample with two, a quarter of a row above and below it."""
     before = chroma[..., :1, :].cat(chroma[..., :-1, :], dim=-2)
     after = chroma[..., 1:, :].cat(chroma[..., -1:, :], dim=-2)
     near = chroma * 0.75

@@ -1,14 +1,15 @@
-"""Create tensors fast, by tinygrad's internals, which are tested before they are used.
+"""Create tensors quickly with tinygrad's internals, which are tested before they are used.
 
-A view shares the memory of a block on the CPU device. tinygrad's `Buffer` keeps the owner of the
-memory alive; slices of the tensor and unrealized results refer to the same `Buffer`. The public
-`Tensor.from_blob` takes more than ten times as long: 160 µs.
+A *view* is a tensor on the CPU device that shares the memory of a block. tinygrad's `Buffer` keeps
+the owner of this memory alive; slices of the view and unrealized results refer to the same
+`Buffer`. The public `Tensor.from_blob` takes more than ten times as long: 160 µs.
 
-A copy is made by the allocator's `_copyin`. The public `Tensor(array).to(device).realize()` takes
-milliseconds, because it builds and runs a schedule.
+A *copy* is a tensor with memory of its own on any device, which the allocator's `_copyin` fills.
+The public `Tensor(array).to(device).realize()` takes milliseconds, because it builds and runs a
+schedule.
 
-A *template* is the small graph that tinygrad builds and checks for a tensor; its buffer has no
-memory. Tensors of one shape and dtype share a template; each gets its own buffer.
+A *template* is an empty tensor without memory. tinygrad builds and checks its graph once, and all
+tensors of the same shape and dtype are derived from it; each of them gets its own buffer.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ class TensorTemplates:
     def _node_copier(self, leaf: Any) -> Callable[[], Any]:
         """Return a function that copies the graph node `leaf`; each copy gets a new number.
 
-        tinygrad treats two nodes with the same number as one buffer. Its own `UOp.from_buffer`
-        numbers a node by the address of the Buffer object, which another object may get while the
-        node still exists.
+        tinygrad treats two nodes with the same number as one buffer. Its own `UOp.from_buffer` uses
+        the address of the Buffer object as the number. If that Buffer is released while the node
+        still exists, another Buffer may get the same address.
         """
         uop = self._uop
         if not hasattr(leaf.arg, "slot"):  # before tinygrad 0.14
@@ -116,20 +117,21 @@ class DeviceCopies:
         self._graphs = TensorTemplates(device)
 
     def new(self, array: Ndarray, dtype: DType) -> Tensor:
-        """Return a new tensor with the values of a C-contiguous, not empty array."""
+        """Return a new tensor with the values of a non-empty, C-contiguous array."""
         buffer: Any = self._graphs.Buffer(self._device, math.prod(array.shape), dtype).allocate()
         self._fill(buffer, array)
         return self._graphs.tensor(array.shape, dtype, buffer)
 
     def refill(self, tensor: Tensor, array: Ndarray) -> None:
-        """Overwrite a tensor that `new` has returned with the values of an array of its shape.
+        """Overwrite a tensor returned by `new` with the values of an array of the same shape.
 
         Work that was queued before the call still reads the old values.
         """
         self._fill(tensor.uop.base.buffer, array)
 
     def _fill(self, buffer: Any, array: Ndarray) -> None:
-        # A memoryview of float16 or of 0 dimensions cannot be cast; an array can be viewed.
+        # View the array as bytes before taking its memoryview: a memoryview of float16, or of an
+        # array of 0 dimensions, cannot be cast to bytes.
         buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
 
 
@@ -155,8 +157,8 @@ def _is_realized_on(device: str, tensor: Tensor) -> bool:
 class GraphViews:
     """A factory of views."""
 
-    # The maximum number of cached results of `_external`, more than a loader's blocks need: one for
-    # each field of each block. A result stays valid if other memory gets the same address.
+    # The maximum number of cached results of `_external`. A loader needs fewer: one for each field
+    # of each block. A result stays valid if other memory gets the same address.
     MAX_CACHED = 1024
 
     def __init__(self, device: str) -> None:
@@ -166,7 +168,7 @@ class GraphViews:
         self._cached: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
-        """Return a tensor over the memory at `address`, which keeps `owner` alive."""
+        """Return a tensor over the memory at `address`; the tensor keeps `owner` alive."""
         size = math.prod(shape)
         n_bytes = size * dtype.itemsize
         external = self._cached.get((address, n_bytes)) or self._external(address, n_bytes)
@@ -175,7 +177,7 @@ class GraphViews:
         return self._graphs.tensor(shape, dtype, buffer)
 
     def _external(self, address: int, n_bytes: int) -> tuple[Any, Any]:
-        """Return a Buffer's arguments for external memory, and cache them, as they take 2 µs."""
+        """Return the arguments with which a Buffer uses external memory; cache them: 2 µs."""
         spec = self._graphs.BufferSpec(external_ptr=address)
         # Do not use the method `alloc`, which caches an entry for each address forever.
         found = self._allocator._alloc(n_bytes, spec), spec
@@ -190,7 +192,7 @@ def find_view(device: str) -> GraphViews | None:
 
     A view must keep its owner alive exactly while the memory is needed.
     """
-    memory = np.zeros((2, 3), np.float32)  # it need not be aligned, because no kernel reads it
+    memory = np.zeros((2, 3), np.float32)  # need not be aligned, because no kernel reads it
     is_gone = weakref.ref(memory)
     try:
         view = GraphViews(device)
@@ -205,7 +207,8 @@ def find_view(device: str) -> GraphViews | None:
         return None
 
 
-# The names in the code of `synchronize` of tinygrad 0.14's CPU device, and of its base class.
+# The names in the code of two methods `synchronize` in tinygrad 0.14: that of the CPU device, and
+# that of its base class.
 _KNOWN_SYNCHRONIZE: Final = [
     {"workers", "_wait_signal", "super", "synchronize"},
     {"HCQ_RUNTIME_DEV", "value", "device", "Device", "synchronize", "signal", "_buf", "cpu_view"}
@@ -216,8 +219,9 @@ _KNOWN_SYNCHRONIZE: Final = [
 def find_synchronize(name: str) -> Callable[[], object]:
     """Return a function that waits until a device has finished all queued work.
 
-    With HCQ2=1, tinygrad 0.14's CPU device has worker threads with queues. Its `synchronize` takes
-    4 µs even if there are none. A `synchronize` with other code is called in every case.
+    With HCQ2=1, the CPU device of tinygrad 0.14 has worker threads with queues. `synchronize` takes
+    4 µs even if there are no such threads, so it is called only if there are. If the code of
+    `synchronize` is not that of this version, it is always called.
     """
     device: Any = Device[name]
     synchronize: Callable[[], object] = device.synchronize

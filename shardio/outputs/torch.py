@@ -1,7 +1,7 @@
 """Convert arrays to torch tensors, in batches and for transforms.
 
-In a batch, tensors are shared memory on the CPU, and copies on other devices. A tensor on the CPU,
-a view of it, or a NumPy array made from it keeps the block of memory alive.
+On the CPU, the tensors of a batch share the memory of its block; on other devices, they are copies.
+A tensor on the CPU, a view of it, or a NumPy array made from it keeps the block alive.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TorchAdapter:
         return TorchAdapter, (str(self._device),)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor, which keeps the array alive on the CPU; a copy elsewhere."""
+        """Return an array as a tensor: a copy or, on the CPU, a view that keeps the array alive."""
         tensor = self._cpu_tensor(array, dtype)
         return tensor if self.aliases else tensor.to(self._device)
 
@@ -142,7 +142,7 @@ class OnTensors:
         return made
 
     def for_batches(self, pictures: frozenset[str], *, channels_first: bool) -> Self:
-        """Return a copy for batches, in which the fields `pictures` have pictures or clips.
+        """Return a copy for batches, in which the fields `pictures` contain pictures or clips.
 
         `channels_first` is True if these fields have the shape (rows, …, 3, height, width).
         """
@@ -233,7 +233,7 @@ def _one_thread() -> Iterator[None]:
 
 @functools.cache
 def _packages() -> tuple[Any, Any]:
-    """Return the modules torch and torchvision.tv_tensors, or None for the latter."""
+    """Return the modules torch and torchvision.tv_tensors; None for the second if it is missing."""
     torch = import_extra("a transform of tensors needs torch", "torch", "torch")
     try:
         return torch, importlib.import_module("torchvision.tv_tensors")
@@ -244,7 +244,7 @@ def _packages() -> tuple[Any, Any]:
 def _as_array(value: Any, is_picture: bool) -> Any:  # noqa: FBT001
     """Return a tensor as an array, with the channels of pictures last; other values as they are.
 
-    A tensor that is not an array of NumPy stays a tensor, which the loader converts or refuses.
+    A tensor that NumPy cannot represent stays a tensor, which the loader converts or refuses.
     """
     if isinstance(value, list):
         return [_as_array(each, is_picture) for each in value]
