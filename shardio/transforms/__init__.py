@@ -3,7 +3,7 @@
     transform = Compose(RandomResizedCrop(112), HorizontalFlip(), Normalize(mean, std))
     loader = shardio.ShardLoader("out/", batch_size=32, transform=transform)
 
-A picture is a uint8 array of shape (height, width, 3), a clip one of (frames, height, width, 3).
+A picture is a uint8 array of (height, width, 3); a clip is one of (frames, height, width, 3).
 A transform draws its parameters once per sample, from a generator seeded for the sample.
 """
 

@@ -151,8 +151,7 @@ class RandomRotation(RandomTransform):
         degrees: the bounds of the angle, which is uniform; a number x means from -x to x. Positive
             angles are counterclockwise.
         interpolation: "nearest" to copy the nearest pixel, or "bilinear", which is smoother.
-        fill: the level of pixels from outside of the picture; three numbers, or one for all
-            channels.
+        fill: the level of pixels from outside the picture; three numbers, or one for all channels.
         fields: the names of the fields to change; by default all pictures and clips.
 
     Raises:

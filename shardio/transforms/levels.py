@@ -35,7 +35,7 @@ as a whole would take almost twice the time."""
 
 
 class ColorJitter(RandomTransform):
-    """Random changes of brightness, contrast, saturation and hue, as by torchvision's ColorJitter.
+    """Random changes of brightness, contrast, saturation and hue, as in torchvision's ColorJitter.
 
     For a number x, the factor of brightness, contrast or saturation is drawn uniformly from
     max(0, 1 - x) to 1 + x. The shift of the hue is drawn from -x to x, where 1 is a full turn. A
@@ -109,7 +109,7 @@ class RandomGrayscale(RandomTransform):
 
 
 class ToFloat(FixedTransform):
-    """Conversion of levels to floats from 0 to 1: level / 255. Normalize includes it.
+    """Conversion of levels to floats from 0 to 1: level / 255. Normalize includes this step.
 
     Args:
         dtype: the dtype of the result.
@@ -191,8 +191,8 @@ class Normalize(FixedTransform):
                 statistics of several fields are combined.
 
         Raises:
-            InvalidArgument: no field has pictures; or statistics are missing: the message has the
-                command that computes them.
+            InvalidArgument: no field has pictures; or statistics are missing, and the message names
+                the command that computes them.
         """
         names = None if fields is None else names_of(fields)
         mean, std = _channel_statistics(getattr(dataset, "dataset", dataset), names)
@@ -312,6 +312,6 @@ def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
 def _factor_bounds(name: str, given: float | Sequence[float]) -> tuple[float, float]:
     if isinstance(given, int | float | np.integer | np.floating):
         if not given >= 0:
-            raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
+            raise InvalidArgument(f"{name} must be at least 0, or two bounds; found {given!r}")
         given = (max(0.0, 1 - float(given)), 1 + float(given))
     return check_bounds(name, given, minimum=0.0, maximum=1e6)
