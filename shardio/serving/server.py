@@ -1,10 +1,12 @@
 """The server: one socket for all clients, a session for each client, and a gatekeeper.
 
-    main thread    socket ──▶ sessions (accept)    threads of sessions ──▶ outgoing ──▶ socket
-                   gatekeeper                                  (an event wakes the main thread)
+    messages of clients    socket ──▶ main thread ──▶ session.accept
+    messages to clients    thread of a session ──▶ outgoing ──▶ main thread ──▶ socket
+    keys of clients        ZeroMQ ──▶ main thread ──▶ gatekeeper.answer ──▶ ZeroMQ
 
-The main thread is the thread that calls `run`. It alone uses the socket. `stop` may be called from
-any thread and from signal handlers. While `run` runs, only other threads may call `close`.
+The main thread is the thread that calls `run`; an event wakes it when a message is outgoing. Only
+the main thread uses the socket. `stop` may be called from any thread and from signal handlers.
+While `run` runs, only other threads may call `close`.
 """
 
 from __future__ import annotations
@@ -106,8 +108,9 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 class Server(Closing):
     """A server of batches, made by `make_server`. Owns its socket and all sessions.
 
-    `served` names the functions that the server applies to samples and batches; clients compare it
-    after a reconnection. Without `keys`, only this machine is served.
+    `served` maps "transform" and "batch_transform" to the names of the functions that the server
+    applies. A client that connects again checks that the names are still the same. Without `keys`,
+    only this machine is served.
     """
 
     def __init__(
@@ -204,7 +207,7 @@ class Server(Closing):
                 os.eventfd_write(self._wakeup_fd, 1)
 
     def _post(self, session: Session, frames: Frames) -> None:
-        """Queue a message for the client of a session, in the session's thread."""
+        """Queue a message for the client of a session. The session's thread calls this."""
         self._outgoing.append((session, frames))
         self._wake_up()
 
@@ -360,8 +363,8 @@ def make_server(
         max_clients: the maximum number of clients at the same time.
 
     Raises:
-        InvalidArgument: an option is invalid, or the address is open to other machines without
-            keys.
+        InvalidArgument: an option is invalid, or other machines can reach the address and there are
+            no keys.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
     # Check the options here, because the errors of a client's loader are only sent to the client.

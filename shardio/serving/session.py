@@ -27,7 +27,7 @@ from shardio.serving.client.protocol import (
 )
 
 MAX_UNTAKEN_BYTES: Final = 256 << 20
-"""No batch is sent while this many bytes wait in ZeroMQ, or for the client's loop to take them."""
+"""A batch is only sent while fewer bytes wait in ZeroMQ, and fewer wait for the client's loop."""
 MAX_AHEAD: Final = 1 << 10
 """The maximum number of sent batches that the client's loop has not taken."""
 _MAX_INBOX: Final = 16
