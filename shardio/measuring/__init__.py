@@ -1,6 +1,6 @@
 """Measurements of a dataset on this machine: how fast it loads, and what limits the speed.
 
-`stored` measures a dataset that was just converted; `machine` has the limits of the machine.
+`stored` measures a dataset that was just converted; `machine` finds the limits of the machine.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ _N_COPY_TIMES: Final = 3  # the number of measurements of copying; the fastest c
 class LoadingRun:
     """The figures for one number of workers.
 
-    `first` has the statistics of the first reading, and `warm` has the sums over all warm readings.
+    `first` contains the statistics of the first reading, `warm` the sums over all warm readings.
     `first_main_cpu_s` and `main_cpu_s` are the CPU times of the iterating thread in the first and
     in the warm readings. `limit_bytes_per_s` is the speed at which memory is copied with one thread
     per worker.
@@ -411,7 +411,7 @@ def measure_loading(
 def _counts_to_try(
     n_workers: Sequence[int] | None, n_cpus: int, options: Mapping[str, Any]
 ) -> list[int]:
-    """Return the distinct numbers of workers; `options` are the caller's other options."""
+    """Return the distinct numbers of workers to try; `options` are the caller's other options."""
     if "num_workers" in options or isinstance(n_workers, int):
         found: Any = n_workers
         if "num_workers" in options:
@@ -470,7 +470,7 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float = math.inf) -> 
 def _trace(
     dataset: OpenDataset | SampleView, batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Trace:
-    """Return a trace of warm readings, by a separate loader because tracing slows it down."""
+    """Return a trace of warm readings, with another loader, because tracing slows a loader down."""
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         _iterate(loader, len(loader), 1.0)
