@@ -46,7 +46,7 @@ def open_media(source: Input, *, has_suffix: bool) -> Iterator[IO[bytes]]:
 def read_up_to(read: Callable[[int], bytes], n_bytes: int) -> bytes:
     """Return the next `n_bytes` that `read` returns, or fewer at the end.
 
-    They are read in pieces: a wrong size in a damaged file then allocates little.
+    The bytes are read in pieces, so that a wrong size in a damaged file allocates little memory.
     """
     data = read(min(n_bytes, _PIECE_BYTES))
     if len(data) == n_bytes:  # the usual case

@@ -70,7 +70,7 @@ class InputProbe:
         self._inputs, self._reason = inputs, ""
 
     def files(self) -> Iterator[Input]:
-        """Yield the regular files: opening a pipe could block."""
+        """Yield only the regular files, because opening a pipe could block."""
         return (one for one in self._inputs if os.path.isfile(one.path))
 
     @contextmanager

@@ -146,7 +146,7 @@ class InferringConverter(Converter):
     """A base of converters with an option `fields`: specs by name, or None to infer them.
 
     Samples also have additional fields, except those whose names `fields` declares. `keeps_order`
-    is True if the fields of a dataset have the order of `fields`, and not that of their names.
+    is True if the fields of a dataset are in the order of `fields`, instead of sorted by name.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(
@@ -156,7 +156,7 @@ class InferringConverter(Converter):
     keeps_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Validate the fields, and sort them by name, unless the files have an order."""
+        """Validate the fields; sort them by name unless `keeps_order`."""
         if self.fields is None:
             return
         for name, field in parse_schema(self.fields).items():
@@ -186,7 +186,7 @@ class InferringConverter(Converter):
     def schema(self) -> Schema:
         """Return the fields of a sample."""
         if self.fields is None:
-            raise InvalidArgument("fields are unknown: pass them, or infer them by fitted()")
+            raise InvalidArgument("fields are unknown: pass them, or infer them with fitted()")
         return schema_of(self.ordered(self.fields))
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:

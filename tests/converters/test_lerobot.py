@@ -217,7 +217,7 @@ def test_a_broken_episode_is_named(harm: Harm, reason: str, arm: Path, tmp_path:
 def test_an_episode_that_comes_again_is_refused(arm: Path, tmp_path: Path) -> None:
     change_table(arm / DATA, lambda table: pa.concat_tables([table, table.slice(0, 7)]))
     (broken,) = convert(arm, tmp_path / "out").broken
-    assert broken.reason.startswith("episode 0: unexpected at row 28: it has earlier rows")
+    assert broken.reason.startswith("episode 0: unexpected at row 28: the episode has earlier rows")
 
 
 def cut(name: str) -> Harm:

@@ -26,7 +26,7 @@ from shardio_converters.arrays.array_samples import ArraySamples, NamedArray, ch
 from shardio_converters.files import damage
 from shardio_converters.parsing import unique_names
 
-# What `zipfile` raises for damaged archives, besides OSError
+# The exceptions, besides OSError, that `zipfile` raises for damaged archives
 ZIP_DAMAGE: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
@@ -42,10 +42,10 @@ def _stored(
     is_fortran: bool,  # noqa: FBT001
     begin: Callable[[], IO[bytes] | FileSlice],
 ) -> NamedArray:
-    """Return an array of consecutive numbers; `begin` returns a file positioned at the first one.
+    """Return an array of consecutive numbers; `begin` opens the file at the first number.
 
     `dtype` is the dtype in the file, with its byte order. In Fortran order, the numbers of a row
-    are scattered: the whole array is then read at once.
+    are scattered, so the whole array is read at once.
     """
 
     def whole() -> npt.NDArray[Any]:
@@ -145,7 +145,7 @@ _NPY_DAMAGE: Final = (
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> NamedArray:
-    """Return the array of a .npy of `n_bytes`; `data` may be its header if no value is read."""
+    """Return the array of a .npy of `n_bytes`; `data` may be its header if values are not read."""
     file = io.BytesIO(data)
     header = _read_header(file, name)
     start = file.tell()

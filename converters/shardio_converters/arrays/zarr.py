@@ -184,7 +184,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> NamedArray
 
 
 def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
-    """Check the lengths of Blosc chunks: the decoder would read beyond the end of a short chunk."""
+    """Check the lengths of Blosc chunks, because the decoder would read beyond a short chunk."""
     last = (about.get("codecs") or [None])[-1] or {}
     if "blosc" not in (last.get("id"), last.get("name")):
         return

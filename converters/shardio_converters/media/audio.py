@@ -70,8 +70,8 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 class AudioTrack:
     """The first audio track of a video file, if `is_wanted`.
 
-    `stream` is None if there is no track, or a damaged one. After damage, `failure` is the error;
-    samples then have no audio, and are discarded unless `keep_partial` is set.
+    `stream` is None if there is no track, or if the track is damaged. In the second case, `failure`
+    is the error, and the samples have no audio and are discarded unless `keep_partial` is set.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:
@@ -88,7 +88,7 @@ class AudioTrack:
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a clip that lasts `seconds` from `begin` on."""
+        """Return the field `audio` of a clip that begins at `begin` and lasts `seconds`."""
         if not self._is_wanted:
             return {}
         stream = self.stream

@@ -24,7 +24,7 @@ class Images(Converter):
     """A converter that makes one sample from each image; every image is decoded once.
 
     With `size`, the short side is scaled to `size` pixels, and the central square is stored. The
-    field `image` has the file (store `original`), a JPEG (`jpeg`), or the pixels in RGB (`raw`).
+    field `image` holds the file (store `original`), a JPEG (`jpeg`), or RGB pixels (`raw`).
     """
 
     kind: ClassVar[str] = "images"
@@ -97,7 +97,7 @@ class Images(Converter):
 
 
 def _read(source: Input) -> bytes | None:
-    """Return a file's bytes; None if neither its suffix nor its first bytes are of an image."""
+    """Return a file's bytes; None if neither its suffix nor its first bytes are an image's."""
     has_suffix = media.has_image_suffix(source.name)
     with open_media(source, has_suffix=has_suffix) as file:
         head = file.read(_HEAD_BYTES)

@@ -31,7 +31,7 @@ from shardio_converters.media.audio import AudioTrack, is_media, with_audio_fact
 from shardio_converters.options import check_choice, check_flag, check_number
 
 STORES: Final = ("raw", "jpeg", "h264", "packets")
-# The default crf and the largest of each codec
+# The default and the largest crf of each codec
 CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
 JPEG_QUALITY: Final = 90
 GOP: Final = 16
@@ -154,8 +154,9 @@ class Videos(Converter):
     (`h264`), a JPEG per frame (`jpeg`), or the unchanged packets of the file (`packets`). The
     default view of the dataset has the clips that `raw` would store.
 
-    With `audio`, samples have the unchanged packets of the first audio track, on the clock of the
-    video; a clip has all packets that are needed to decode the audio of its time span.
+    With `audio`, samples contain the unchanged packets of the first audio track, whose times count
+    from the same zero as those of the video; a clip contains all packets that are needed to decode
+    the audio of its time span.
     """
 
     kind: ClassVar[str] = "videos"
@@ -305,7 +306,7 @@ class Videos(Converter):
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
         """Return the sum and the number of squared differences between stored and original pixels.
 
-        Only the file's first frames are compared. None if frames are stored without loss.
+        Only the file's first frames are compared. Return None if frames are stored without loss.
         """
         if self.store in ("raw", "packets"):
             return None

@@ -32,7 +32,7 @@ _TOO_EARLY: Final = "the message ends within a field"
 def read_example(record: bytes) -> dict[bytes, Values]:
     """Return the features of a tf.train.Example by name; features without a list are omitted.
 
-    As in protobuf, unknown fields are skipped, and of equally named features, the last is used.
+    As in protobuf, unknown fields are skipped; if features have the same name, the last is used.
     """
     found: dict[bytes, Values] = {}
     try:
@@ -100,7 +100,7 @@ def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
-    """Parse a feature; append its list to `values`, or return it alone if the kind differs."""
+    """Parse a feature; return its list, appended to `values` if the kind of values is the same."""
     for number, wire, first, stop in _fields(data, start, end):
         if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
             continue

@@ -1,8 +1,8 @@
 """MosaicML's MDS shards, read without the streaming package and without pickle.
 
 A shard consists of the number n of its samples, n + 1 offsets (of the samples and of the end), a
-JSON text about the columns, and the samples. A sample has the sizes of the columns of varying size,
-then the values of all columns. The number, offsets and sizes are little-endian u32.
+JSON text about the columns, and the samples. A sample consists of the sizes of those columns whose
+size varies, then the values of all columns. The number, offsets and sizes are little-endian u32.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Piece = bytes | memoryview
 
 @dataclass(frozen=True)
 class MdsColumn:
-    """A column of a shard; `n_bytes` is the size of a value if fixed.
+    """A column of a shard; `n_bytes` is the size of each value, or None if the size varies.
 
     Raises MediaError if a dataset cannot store the column, and ValueError for an invalid
     description.

@@ -25,7 +25,7 @@ _BLOCK: Final = 512
 # Name, size, checksum, type, magic and prefix
 _HEADER: Final = Struct("100s 24x 12s 12x 8s s 100x 8s 80x 155s 12x")
 _CHECKSUM: Final = slice(148, 156)  # these bytes count as spaces in the checksum
-_USTAR: Final = b"ustar\0"  # the magic of POSIX; headers of GNU tar have another one and no prefix
+_USTAR: Final = b"ustar\0"  # the magic of POSIX; GNU tar writes another one, and no prefix
 _REGULAR: Final = (b"0", b"\0", b"7")
 _FOLDER: Final = b"5"
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"

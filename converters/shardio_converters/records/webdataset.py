@@ -128,12 +128,12 @@ def _checked(array: NamedArray) -> DtypeShape:
 
 
 def _hint(field: str) -> str:
-    return f'store it unchanged, by a --schema of all fields that has "{field}": "bytes"'
+    return f'store it unchanged with a --schema of all fields that contains "{field}": "bytes"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebDataset(InferringConverter):
-    """A converter that makes a sample of consecutive tar members that share a key.
+    """A converter that makes one sample from consecutive tar members that share a key.
 
     By default, fields are inferred from suffixes and from the headers of arrays: dimensions with
     differing sizes become variable; fields that some samples lack become optional.

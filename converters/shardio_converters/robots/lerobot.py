@@ -1,4 +1,4 @@
-"""The converter of LeRobot datasets: a sample has the rows and camera videos of an episode."""
+"""The converter of LeRobot datasets: a sample is an episode, with its rows and camera videos."""
 
 from __future__ import annotations
 
@@ -279,8 +279,8 @@ class LeRobot(InferringConverter):
                     episode = expected.pop(frames.number, None)
                     if episode is None:
                         raise MediaError(
-                            f"unexpected at row {frames.first_row:,}: it has earlier rows, or the "
-                            "list of episodes places it in another file or in none"
+                            f"unexpected at row {frames.first_row:,}: the episode has earlier "
+                            "rows, or the list of episodes places it in another file or in none"
                         )
                     _refuse_other_frames(frames, episode.length, robot_set.tasks)
                     yield frames.number, self._sample(source, robot_set, frames, episode, cameras)

@@ -161,7 +161,7 @@ class Episode:
 class RobotSet:
     """The metadata of a LeRobot dataset of version 3; file names are relative to its folder.
 
-    `specs` has the field spec of each feature, which is `video` for cameras. The list of episodes
+    `specs` maps each feature to its field spec, which is `video` for cameras. The list of episodes
     is a table, stored in the files `tables`: `columns` are its columns, and `rows` maps each data
     file to the indices of its episodes in this table. `video_path` is a template of file names.
     """
@@ -277,7 +277,7 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
 
 
 def _rows_of(template: str, columns: Columns) -> dict[str, list[int]]:
-    """Return the indices of episodes by the name of the data file that has them."""
+    """Return the indices of episodes by the name of the data file that contains them."""
     found: dict[str, list[int]] = {}
     for row, place in enumerate(zip(*(columns[key].tolist() for key in DATA_PLACE), strict=True)):
         found.setdefault(_format_path(template, *place), []).append(row)

@@ -40,7 +40,7 @@ class Arrow(InferringConverter):
     )
     """Convert this column or feature; repeatable (default: all)."""
     units: Mapping[str, str] | None = field(default=None, metadata={"flag": None})
-    """Units of the columns of times, stored as integers; not a command-line option."""
+    """Units of the columns with times, stored as integers; not a command-line option."""
     classes: Sequence[str] | None = field(default=None, metadata={"flag": None})
     """Class names for the numbers in a column `label`; not a command-line option."""
 

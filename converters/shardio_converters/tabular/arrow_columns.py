@@ -35,8 +35,8 @@ _LISTS: Final = (
 class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
-    `top` is the column in the table, and `path` has the index of a member for each level of
-    structs. `spec` is the field spec. Times are stored as integers of `unit`, which is "" for other
+    `top` is the column in the table, and `path` lists the index of a member for each level of
+    structs. `spec` is the field spec. Times are stored as integers in `unit`, which is "" for other
     columns.
     """
 
@@ -204,7 +204,7 @@ def _is_bytes(type_: pa.DataType) -> bool:
 
 
 def _dtype_of(type_: pa.DataType) -> str | None:
-    """Return the dtype of numbers, or of the integers as which times are stored."""
+    """Return the dtype of numbers; for times, the dtype of the integers that store them."""
     if _is_time(type_):
         return f"int{type_.bit_width}"
     if types.is_boolean(type_) or types.is_integer(type_) or types.is_floating(type_):

@@ -35,7 +35,7 @@ _TABLE_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, Rec
 
 @dataclass(frozen=True)
 class OpenTable:
-    """An open table; `batches(columns=None)` yields all rows in order, and is called once."""
+    """An open table; `batches(columns=None)`, to be called once only, yields all rows in order."""
 
     schema: pa.Schema
     batches: Callable[..., Iterator[pa.RecordBatch]]

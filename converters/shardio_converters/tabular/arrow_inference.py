@@ -141,7 +141,7 @@ FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]], tuple[str, 
 """A column of a data frame: its name, its field, a function of (start, stop) that returns the
 values of these rows, and its class names."""
 ReadRows = Callable[[str, int, int], pa.Table]
-"""A function that returns a column, given by name, of the rows from `start` to `stop`."""
+"""A function of (name, start, stop) that returns a column of these rows as a table."""
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:
@@ -155,10 +155,11 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
 def frame_columns(table: pa.Table, read: ReadRows | None = None) -> Iterator[FrameColumn]:
     """Yield the columns of a table; members of structs have dotted names.
 
-    Values come from `read`, if it is given: its rows may be fewer than those of the table, or have
-    another order.
-    Lists of times are refused, as units would be lost. Lists of arrays of several dimensions and
-    varying shapes become JSON, because their rows may be ragged.
+    If `read` is given, the values come from `read`: its rows may be fewer than those of the table,
+    or in another order. The fields are still inferred from the table.
+
+    Lists of times are refused, because their units would be lost. Lists of arrays of several
+    dimensions and varying shapes become JSON, because their rows may be ragged.
     """
     features = features_of(table.schema)
     for place, (name, type_) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):

@@ -122,7 +122,7 @@ def values_of(
 ) -> Iterable[Any]:
     """Return the values of a field for some rows; None if an optional value is missing.
 
-    `column` has the cells or JSON values, and `lines` has the line number of each row.
+    `column` holds the cells or JSON values, and `lines` the line number of each row.
     """
     make = partial(_of_cells if is_csv else _of_values, field)
     try:
