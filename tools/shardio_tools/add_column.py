@@ -1,9 +1,9 @@
 """Add a field to every sample of a dataset.
 
-The values come from a file, in the order of the samples: .npy (an array with one row per sample),
-.jsonl (one JSON value per line) or .csv (the column named like the field), or from a function in a
-Python file. Existing files are not changed: the new field is stored in additional shards, and the
-dataset gets a new generation.
+The values come from a file or from a function in a Python file. A file holds the values in the
+order of the samples: .npy (an array with one row per sample), .jsonl (one JSON value per line) or
+.csv (the column with the name of the field). Existing files are not changed: the new field is
+stored in additional shards, and the dataset gets a new generation.
 
 Examples:
     shardio add-column out/ score --from scores.npy
@@ -86,9 +86,9 @@ def parse_field(text: str) -> Kind:
 
 def _not_a_field(text: str) -> str:
     return (
-        f"{text!r} is not a field type: expected a dtype with dimensions such as float32[3] or "
-        "uint8[any,2], the same after 'list of', or text, bytes or json; optionally followed by "
-        "zstd or zstd_dictionary, and optional, after commas"
+        f"{text!r} is not a field type: expected a dtype with dimensions, such as float32[3] or "
+        "'list of uint8[any,2]', or else text, bytes or json; ',zstd' or ',zstd_dictionary' and "
+        "',optional' may follow"
     )
 
 
@@ -134,7 +134,7 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         raise InvalidArgument(f"{path}: expected an array with one row per sample")
     if field is not None:
         return field, array
-    try:  # the name of a dtype omits the byte order, which writing converts
+    try:  # the name leaves out the byte order; the writer converts values to its own
         return Array(array.dtype.name, array.shape[1:]), array
     except SchemaError as error:
         raise SchemaError(f"{path}: {error}") from error
@@ -204,12 +204,12 @@ def _from_text(field: Kind) -> Callable[[str], Any] | None:
 
 
 def _parse_float(text: str) -> float:
-    """Return the nearest float64; raise ValueError for a finite number outside of its range."""
+    """Return the nearest float64; raise ValueError for a finite number outside its range."""
     value = float(_check_ascii_digits(text))
     is_zero = not text.lower().partition("e")[0].strip("+-0. ")
     is_infinite = "n" in text.lower()
     if (value == 0 and not is_zero) or (math.isinf(value) and not is_infinite):
-        raise ValueError(f"{_quote(text)} is outside of the range of float64; store it as text")
+        raise ValueError(f"{_quote(text)} is outside the range of float64; store it as text")
     return value
 
 
@@ -247,7 +247,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--function",
         metavar="FILE.py:NAME",
-        help="function that computes the values from a sample, or from lists of samples",
+        help=(
+            "function that returns the value for a sample or, with --batch-size, the values "
+            "for a list of samples"
+        ),
     )
     add(
         "--field",

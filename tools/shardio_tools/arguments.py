@@ -25,7 +25,7 @@ def add_output_arguments(
 
 
 def add_shard_bytes_argument(add: Callable[..., Any], what: str = "new shard") -> None:
-    """Add --shard-bytes, the size of each `what`; `add` is a parser's `add_argument`."""
+    """Add --shard-bytes, the target size of a `what`; `add` is a parser's `add_argument`."""
     add(
         "--shard-bytes",
         type=int,
@@ -38,7 +38,12 @@ def add_shard_bytes_argument(add: Callable[..., Any], what: str = "new shard") -
 def add_rewrite_arguments(add: Callable[..., Any]) -> None:
     """Add the options of commands that rewrite datasets; `add` is a parser's `add_argument`."""
     add_shard_bytes_argument(add)
-    add("--workers", type=int, metavar="N", help="processes that verify (default: as for verify)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that verify the shards (default: as for shardio verify)",
+    )
     add_output_arguments(add)
 
 
@@ -61,13 +66,13 @@ def add_engine_arguments(add: Callable[..., Any], workers: str) -> None:
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of the execution backend; silence the log lines of Ray."""
     if options.engine == "ray":
-        # The pattern matches every line. Otherwise, Ray prints the logs of lost machines here.
+        # Ray does not print lines that match: without this, it prints the logs of lost machines.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     return {"engine": options.engine, "address": options.address}
 
 
 _TAKES_URLS = {("inspect", "path"), ("serve", "path"), ("convert", "out")}
-"""Commands and their arguments that may be the URL of a dataset."""
+"""Pairs of a command and its argument that may be the URL of a dataset."""
 _ADDRESS_OPTIONS = ("address", "bind")
 """Options whose values are network addresses, which look like URLs."""
 

@@ -97,7 +97,8 @@ def _describe(report: LoadingReport, n_clips: int | None) -> Iterator[Element]:
     yield Table(rows, head, ">>>>>>>>")
     yield (
         f"{unit} and GB/s: read from memory; first: {unit} of the first reading; limit: GB/s of "
-        "copying memory; waiting: time that the loop waits for batches; ready: batches ahead of it"
+        "copying memory; waiting: share of time that the loop waits for a batch; ready: batches "
+        "that are ready for the loop, on average"
     )
     if report.cached_share is not None:
         yield f"the page cache held {report.cached_share:.0%} of the files at the start"

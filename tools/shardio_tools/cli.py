@@ -52,7 +52,7 @@ DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class Commands(Mapping[str, ModuleType]):
-    """The modules of commands by the names of the commands; a module is imported on access."""
+    """The modules of the commands, by name of command; a module is imported on access."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -87,7 +87,7 @@ def main(
     """Run a command line, by default this process's arguments; return the exit code.
 
     If the report could not be printed, the exit code is ENVIRONMENT instead of 0 or 1. `on_loaded`
-    is called after the command's modules were imported, before the command runs.
+    is called once the command's modules are imported, before the command runs.
 
     Raises:
         SystemExit: from argparse: 0 after --help, 2 for invalid arguments.
@@ -299,7 +299,7 @@ def exit_code(error: shardio.ShardioError) -> int:
 
 
 def _system_error(error: OSError, options: argparse.Namespace) -> str:
-    """Return a message that names the file or, without one, OUT, PATH or the command."""
+    """Return a message that names the error's file; without a file, OUT, PATH or the command."""
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
         return f"{_as_given(os.fsdecode(error.filename), options)}: {reason}"

@@ -40,21 +40,21 @@ from shardio_tools.output import (
 )
 
 _MAIN_OPTIONS: Final = ("--size", "--store")
-"""Options of converters that the help lists among the first."""
+"""Options of converters that the help lists with the main options, not in a group of a kind."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
     """Add the arguments of the command and the options of converters to the command's parser.
 
-    The options of a third-party converter are added only if `arguments` names it by --kind.
+    The options of a third-party converter are added only if `arguments` selects it with --kind.
     """
     add = parser.add_argument
     add(
         "src",
         metavar="SRC",
         help=(
-            "a folder of videos, images, audio, arrays or other datasets; one file; or a "
-            "quoted pattern of these"
+            "a folder of videos, images, audio, arrays or other data; a single file; or a "
+            "pattern, in quotes, that matches files or folders"
         ),
     )
     add(
@@ -80,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
         help="start again; a dataset in OUT is replaced once the new one is complete",
     )
     _add_subsets(parser.add_argument_group("subsets"))
-    _add_ends(parser.add_argument_group("new, broken and interrupted files"))
-    add = parser.add_argument_group("size of files, and machines").add_argument
+    _add_ends(parser.add_argument_group("appending, resuming and broken files"))
+    add = parser.add_argument_group("shard size, processes and machines").add_argument
     add_shard_bytes_argument(add)
     add_engine_arguments(add, "processes (default: one per usable CPU)")
     add_output_arguments(parser.add_argument_group("output").add_argument, "print problems only")
@@ -112,9 +112,9 @@ def _add_subsets(group: argparse._ArgumentGroup) -> None:
         "--split-folders",
         action=argparse.BooleanOptionalAction,
         help=(
-            "folders named train, val, test and the like are subsets, and not part of a class; "
-            "without such folders, tables, records and tars with such names (train.csv) "
-            "(default: if two or more lie side by side)"
+            "make each folder named train, val, test or similar a subset, and not a part of a "
+            "class; if there are no such folders, make subsets of tables, records and tars with "
+            "such names, as in train.csv (default: if two or more lie side by side)"
         ),
     )
 
@@ -136,7 +136,7 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
     add(
         "--keep-partial",
         action="store_true",
-        help="keep the samples before the damage of a broken file",
+        help="keep those samples of a broken file that come before the damage",
     )
 
 
@@ -185,6 +185,6 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
     except (shardio.ShardioError, OSError) as error:
         given = given_options(options)
         is_unchecked = given.get("store") == "packets" and not given.get("check")
-        hint = "; --check finds such files, and leaves them out" if is_unchecked else ""
+        hint = "; with --check, shardio leaves such files out" if is_unchecked else ""
         print_error(f"the result was not measured: {escaped(str(error))}{hint}")
         return None

@@ -17,7 +17,7 @@ from shardio_tools.output import OUTCOMES, escaped, format_count, format_duratio
 from shardio_tools.screen import Cell, Done, Element, Heading, Next, Role, Table, facts
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
-"""The word for a sample of each kind. For other kinds, reports list the fields of a sample."""
+"""The word for a sample, by kind. For all other kinds, reports list the fields of a sample."""
 _ROLES: Final[dict[str, Role]] = {
     "broken": "bad",
     "modified": "bad",
@@ -58,7 +58,7 @@ def report_as_json(report: shardio.ConversionReport, stored: StoredReport | None
 
 
 def no_samples_line(report: shardio.ConversionReport) -> str:
-    """Return the line of a report for a conversion without a sample."""
+    """Return the closing line for a conversion that found no sample."""
     n_files = format_count(len(report.inputs), "file")
     place = escaped(str(report.dataset))
     counts = (
@@ -71,7 +71,7 @@ def no_samples_line(report: shardio.ConversionReport) -> str:
 def describe_report(
     report: shardio.ConversionReport, stored: StoredReport | None, options: argparse.Namespace
 ) -> Iterator[Element]:
-    """Yield the elements of the report; `stored` has the measurements of the result, if any."""
+    """Yield the elements of the report; `stored` is None if the result was not measured."""
     appends = options.append
     if report.n_samples or not appends:
         yield from _describe_classes(report, options)
@@ -86,7 +86,7 @@ def describe_report(
         yield Heading("Result")
         yield facts(rows)
     if report.stopped:
-        published = "; what comes before it is published" if report.generation else ""
+        published = "; the files before it are published" if report.generation else ""
         yield Cell(f"stopped at the first broken file{published}", "bad")
     if report.stats_dropped:
         yield Cell("the previous statistics were dropped; run shardio stats again", "warning")
@@ -118,7 +118,7 @@ def _sample_noun(report: shardio.ConversionReport) -> str:
 
 
 def _n_clips(report: shardio.ConversionReport) -> int:
-    """Return the number of samples or, for videos that are viewed as clips, of clips."""
+    """Return the number of clips if videos are viewed as clips, else the number of samples."""
     if not _is_view_of_clips(report):
         return report.n_samples
     return sum(int(source.detail.get("clips", 0)) for source in report.inputs if source.n_samples)
@@ -137,7 +137,7 @@ def _samples_by_class(report: shardio.ConversionReport) -> dict[str, int]:
 
 
 def _notes(report: shardio.ConversionReport, stored: StoredReport | None) -> Iterator[list[str]]:
-    """Yield rows about the samples: their fields, size, quality, speed, sound, lost frames."""
+    """Yield rows about the samples: fields, dropped frames, audio, size, quality, speed."""
     if report.generation and report.kind not in MEDIA:
         with shardio.open(report.dataset) as dataset:
             kinds = schema_facts(dataset.schema).items()
@@ -209,7 +209,7 @@ def _describe_classes(
 
 
 def outcome_text(kind: str | None, outcome: str) -> str:
-    """Return text for the outcome of an input that a converter of this kind read."""
+    """Return a text for the outcome of an input that was read by a converter of this kind."""
     if outcome == "unsupported":
         known = BUILT_IN.get(kind or "")
         return known.unsupported if known else "of another kind"

@@ -28,7 +28,7 @@ from shardio_tools.output import utf8_name
 PREFIX = "converter."
 """The prefix of the options' names in the parsed arguments."""
 _MAX_NAMED = 3
-"""The maximum number of kinds in the title of a group; options of more kinds share one group."""
+"""The maximum number of kinds in the title of a group; all options of more kinds share a group."""
 _METAVARS = {int: "N", float: "X"}
 
 
@@ -55,8 +55,8 @@ def add_converter_options(
 ) -> None:
     """Add the options of shardio's converters and of the converter `kind` to a parser.
 
-    There is a group for all options that the same kinds have. The flags in `main` are not added to
-    a group, but to the parser's own options.
+    Options that the same kinds have form a group. The flags in `main` are added to the parser's own
+    options instead of a group.
     """
     options: dict[str, ConverterOption] = {}
     kinds = [*BUILT_IN] if kind in (None, *BUILT_IN) else [str(kind), *BUILT_IN]
@@ -149,7 +149,7 @@ def _parsing(type_: Any, choices: Sequence[str] | None) -> dict[str, Any] | None
 
 @lru_cache(maxsize=64)
 def _docstrings(converter: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class and its bases, as help texts."""
+    """Return the docstrings below the fields of a class and of its bases, as help texts."""
     found: dict[str, str] = {}
     for base in reversed(converter.__bases__):
         found |= _docstrings(base)

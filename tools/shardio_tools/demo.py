@@ -1,10 +1,10 @@
 """Draw videos, convert them, and train a network in a minute.
 
-Draws small videos of moving shapes, or takes yours: a folder with one folder of videos per class.
-The videos are converted; a contact sheet shows samples of them; three quarters of the videos train
-a small network, and the others test it. OUT has the videos, the dataset, the sheet and the report;
-running the demo again replaces them. The network runs on tinygrad or, where tinygrad has no device
-(on the CPU it needs clang), on NumPy.
+The demo draws small videos of moving shapes, or takes yours: a folder with one folder of videos per
+class. It converts the videos, draws a contact sheet of some samples, trains a small network with
+three quarters of the videos, and tests the network with the others. OUT holds the videos, the
+dataset, the sheet and the report; the next run of the demo replaces them. The network runs on
+tinygrad or, where tinygrad has no device (on the CPU it needs clang), on NumPy.
 
 Examples:
     shardio demo
@@ -56,10 +56,10 @@ MIN_VIDEOS: Final = 4
 FEW_VIDEOS: Final = 4
 """The report warns of classes with fewer videos."""
 N_VIDEOS: Final = 8
-"""The number of videos that are drawn of each class."""
+"""The number of videos that are drawn for each class."""
 MAX_EPOCHS: Final = 8
 MIN_GAIN: Final = 0.1
-"""The accuracy above that of a constant guess at which the network counts as trained."""
+"""The network counts as trained if its accuracy exceeds that of a constant guess by this much."""
 BATCH_SIZE: Final = 16
 PARTS: Final = {"train": 0.75, "test": 0.25}
 PICTURE_SIDE: Final = 14
@@ -237,7 +237,7 @@ class TinygradNetwork:
         nn, tensor = lib.nn, lib.Tensor
         tensor.manual_seed(0)
         self.name = f"tinygrad, device {lib.Device.DEFAULT}"
-        # tinygrad has the context variable TRAINING since 0.14; before, it had Tensor.train.
+        # Since 0.14, tinygrad has the context variable TRAINING; before, it had Tensor.train.
         old = getattr(tensor, "train", None)
         self._training: Callable[[], Any] = old or (lambda: lib.Context(TRAINING=1))
         first, second = nn.Linear(n_inputs, N_HIDDEN), nn.Linear(N_HIDDEN, n_classes)
@@ -329,7 +329,7 @@ class NumpyNetwork:
 
 
 def tinygrad_problem() -> str | None:
-    """Return the error of computing with tinygrad on this machine; None if it works."""
+    """Return the error of a computation with tinygrad on this machine; None if it works."""
     try:
         from tinygrad.tensor import Tensor
 

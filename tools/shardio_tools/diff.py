@@ -1,8 +1,8 @@
 """Compare two datasets, or two shards.
 
 Fields, classes and samples are compared. Samples are compared by the hashes stored in the shards.
-If both sides have equally many samples, samples with the same index are compared; otherwise, the
-order of samples is ignored. Exit code 1 means that there are differences.
+If both sides have the same number of samples, samples with the same index are compared; otherwise,
+the order of samples is ignored. Exit code 1 means that there are differences.
 
 Examples:
     shardio diff old/ new/

@@ -59,7 +59,7 @@ PROBES: Final = {
 }
 """Programs that print the devices that a framework sees; each is run in another process."""
 _PROBE_S: Final = 60.0
-"""The maximum duration of such a program."""
+"""The maximum duration of one of PROBES, in seconds."""
 _FAILS: Final = "fails: "
 _JAX_PLUGINS: Final = ("jax-cuda13-plugin", "jax-cuda12-plugin", "jax-rocm7-plugin")
 _LOW_FILES: Final = 1024
@@ -83,7 +83,7 @@ LABEL_WIDTH: Final = 13
 
 @dataclass
 class Package:
-    """A package that shardio needs: the version found, or None, and the versions that it needs."""
+    """A package that shardio needs: its name, the versions that fit, and the version found."""
 
     name: str
     needs: str
@@ -169,9 +169,10 @@ def diagnose() -> Diagnosis:
 
 
 def required_packages() -> tuple[list[Package], dict[str, list[Package]]]:
-    """Return the packages that shardio's metadata requires: always, and for each extra.
+    """Return the packages that shardio always requires, and those that each extra requires.
 
-    Both are empty if shardio was not installed, but runs from a folder.
+    Both come from the metadata of the installed package, and are empty if shardio is not installed
+    but runs from a folder.
     """
     core: list[Package] = []
     extras: dict[str, list[Package]] = {name: [] for name in EXTRAS}
@@ -301,12 +302,12 @@ def _advice(found: Diagnosis) -> Iterator[str]:
         yield "few memory maps are allowed: as root, `sysctl -w vm.max_map_count=262144`"
     if found.shared_memory is not None and found.shared_memory[0] < _LOW_SHM:
         yield (
-            "/dev/shm is small; shardio does not use it, but DataLoader of torch does: start the "
+            "/dev/shm is small; shardio does not use it, but torch's DataLoader does: start the "
             "container with --shm-size=8g"
         )
     for name in (name for name, text in found.gpus.items() if _FAILS in text):
         if name != "tinygrad" or shutil.which("clang"):
-            yield f"{name} does not work here, and output={name!r} neither: see its line above"
+            yield f"{name} and output={name!r} do not work here: see the line of {name} above"
             continue
         yield (
             "tinygrad has no device here: on the CPU it needs clang (apt-get install "

@@ -8,8 +8,8 @@ import signal
 def main() -> int:
     """Load the command line and run it with this process's arguments; return the exit code.
 
-    SIGINT has its default action while modules are loaded, for 0.3 s: Ctrl-C would otherwise print
-    a traceback. If the parent process ignores SIGINT, it stays ignored.
+    While modules are loaded, which takes 0.3 s, SIGINT has its default action, because Ctrl-C would
+    otherwise print a traceback. If SIGINT is ignored at the start, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -70,7 +70,7 @@ def _width() -> int:
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """A formatter with a short usage line, which wraps paragraphs and keeps indented lines."""
+    """A formatter that prints a short usage line, wraps paragraphs and keeps indented lines."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, max_help_position=_HELP_COLUMN, width=_width(), **options)

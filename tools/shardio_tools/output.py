@@ -66,7 +66,7 @@ def print_screen(elements: Iterable[Element]) -> None:
 
 
 def print_error(text: str, role: Role = "bad") -> None:
-    """Flush the report, then print an error on standard error, on a terminal in several lines."""
+    """Flush the report, then print an error on standard error; wrap it if that is a terminal."""
     flush()
     name, text = "shardio:", fitted(f"shardio: {text}", sys.stderr)
     line = painted(name, role, sys.stderr) + text.removeprefix(name)
@@ -84,7 +84,7 @@ def flush() -> None:
 
 
 def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
-    """Write; ignore any OSError except BrokenPipeError: a command works without its output."""
+    """Write; ignore any OSError but BrokenPipeError, because a command works without its output."""
     global _is_report_lost
     try:
         write()
@@ -134,7 +134,7 @@ def _finite(value: Any) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Return `text` with line breaks and control characters escaped, as names are untrusted."""
+    """Return `text` with line breaks and control characters escaped: names are untrusted."""
     return printable(decode_names(text))
 
 
@@ -243,7 +243,7 @@ def print_report(
 def generation_text(
     report: MaintenanceReport | SplitReport | StatsReport, options: argparse.Namespace
 ) -> str:
-    """Return a text with the generation that an operation published, and its dataset as given."""
+    """Return a text that names the published generation, and the dataset's path as given."""
     given = vars(options)
     place: str = given["out"] if "out" in given else given["path"]
     return f"generation {report.generation}: {escaped(place)}"

@@ -23,8 +23,8 @@ RATE = 24
 HEIGHT, WIDTH = 120, 160
 
 Picture = npt.NDArray[np.uint8]
-# Maps a time, in lengths of a clip, to three numbers: how far the shape is to the right of the
-# centre and how far below the centre, both in picture heights, and the scale of the shape.
+# Maps a time, 0 at the start of the clip and 1 at its end, to three numbers: the distances of the
+# shape from the centre, to the right and down, in picture heights; and the scale of the shape.
 Motion = Callable[[float], tuple[float, float, float]]
 
 

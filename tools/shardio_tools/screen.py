@@ -1,8 +1,8 @@
 """The visual style of all commands: headings, tables, colours, the closing line, the next steps.
 
-A command describes its report as a sequence of elements. On a terminal, `rendered` fits them to
-its width and colours them by meaning; with NO_COLOR they have no colour. In a pipe, in a file and
-on a dumb terminal, they are plain text of any width, without the next steps.
+A command describes its report as a sequence of elements. On a terminal, `rendered` fits the
+elements to the width of the terminal and, unless NO_COLOR is set, colours them by meaning. In a
+pipe, in a file and on a dumb terminal, they are plain text of any width, without the next steps.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Table:
     """Rows of cells, below column titles if there are any.
 
     `align` has one character per column: "<" left, ">" right, "." at the decimal point; further
-    columns are aligned left. With `rest`, a text about where to find all rows, at most MAX_LISTED
-    rows are shown.
+    columns are aligned left. If there is a text `rest`, which says where to find all rows, at most
+    MAX_LISTED rows are shown.
     """
 
     rows: Sequence[Sequence[str]]
@@ -127,14 +127,14 @@ def painted(text: str, role: Role, stream: TextIO) -> str:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Return a line as lines of whole words that fit `stream` if it is a terminal."""
+    """Break a line between words so that it fits the width of `stream`, if this is a terminal."""
     if "\n" in text or display_kind(stream) != "terminal":
         return text
     return "\n".join(_wrapped(text, console_of(stream).width))
 
 
 def console_of(stream: TextIO) -> Console:
-    """Return a console of rich that interprets no text."""
+    """Return a console of rich that prints text as it is: no markup, emoji or highlighting."""
     from rich.console import Console
 
     return Console(file=stream, highlight=False, markup=False, emoji=False)
@@ -167,7 +167,7 @@ def _plain_rows(table: Table, encoding: str) -> Iterator[str]:
 
 
 def _visible_rows(table: Table) -> tuple[list[Sequence[str]], int]:
-    """Return the rows to show, with decimal points below one another, and how many are left out."""
+    """Return the rows to show, with aligned decimal points, and the number of rows left out."""
     limit = MAX_LISTED if table.rest else len(table.rows)
     columns = [list(column) for column in zip(*table.rows[:limit], strict=True)]
     for i, column in enumerate(columns):
@@ -177,7 +177,7 @@ def _visible_rows(table: Table) -> tuple[list[Sequence[str]], int]:
 
 
 def _align_points(cells: Sequence[str]) -> list[str]:
-    """Pad numbers on the right, so that aligning them right puts the points below one another."""
+    """Pad numbers on the right, so that their points line up in a column that is aligned right."""
     lengths = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
     longest = max(lengths, default=0)
     return [

@@ -1,9 +1,9 @@
 """Decode a dataset for loaders on other machines.
 
 Another machine connects with shardio.connect("tcp://host:port", …). The server has a loader for
-each such client, with the client's options. Ctrl-C or SIGTERM ends the server. Without --keys only
-this machine is served; `--make-keys DIR` creates the keys of a server, and a folder with the keys
-of a client, to be copied to the client.
+each such client, with the client's options. Ctrl-C or SIGTERM ends the server. Without --keys, only
+this machine is served. `--make-keys DIR` creates the keys of the server in DIR, and in it a folder
+with the keys of a client: copy this folder to the client.
 
 Examples:
     shardio serve out/                            # to programs on this machine

@@ -1,7 +1,7 @@
 """Compute mean, deviation and range of fields; count each class.
 
-The result is stored in the next generation of the dataset. `shardio inspect` shows it, and
-dataset.stats has it in Python.
+The result is stored in the next generation of the dataset. `shardio inspect` shows the result, and
+dataset.stats returns it in Python.
 
 Examples:
     shardio stats out/ --decode
@@ -72,7 +72,7 @@ def describe_classes(found: Any, rest: str) -> Iterator[Element]:
 
 
 def _has_pixels(values: Mapping[str, Any]) -> bool:
-    """Return True if a field has the statistics of pictures of three channels, from 0 to 255."""
+    """Return True if a field has statistics of pictures: three channels, levels from 0 to 255."""
     channels = values.get("channels")
     return bool(values.get("pictures") and values.get("count")) and isinstance(channels, Mapping)
 

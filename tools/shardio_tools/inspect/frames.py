@@ -121,7 +121,7 @@ def _as_bytes(data: Any) -> bytes:
 def _from_video(
     stream: shardio.EncodedStream, numbers: Sequence[int], size: Size
 ) -> Iterator[Frame]:
-    """Decode frames of a video, each alone if that fails; yield an error for a damaged frame."""
+    """Decode frames together or, if that fails, one by one; yield an error for a damaged frame."""
     out = np.empty((len(numbers), *size, 3), np.uint8)
     with ClipDecoder() as decoder:
         try:
@@ -154,7 +154,7 @@ def _from_items(items: Sequence[Any], numbers: Sequence[int], size: Size) -> Ite
 def _as_rgb(pixels: npt.NDArray[Any]) -> Pixels:
     """Convert height x width pixels, with channels first, last or absent, to RGB."""
     if not pixels.size:
-        raise shardio.MediaError(f"an array of {pixels.shape} has no pixel")
+        raise shardio.MediaError(f"an array of shape {pixels.shape} has no pixels")
     if pixels.ndim == 2:
         pixels = pixels[..., np.newaxis]
     elif pixels.shape[2] not in _CHANNELS:
@@ -163,7 +163,7 @@ def _as_rgb(pixels: npt.NDArray[Any]) -> Pixels:
 
 
 def _fitted(pixels: Pixels, size: Size) -> Pixels:
-    """Scale RGB pixels to fit `size`, padded with black."""
+    """Scale RGB pixels to fit within `size`, and pad them with black."""
     if pixels.shape[:2] == size:
         return pixels
     height, width = pixels.shape[:2]

@@ -91,7 +91,7 @@ READ_ERRORS: Final = (*DATA_ERRORS, OSError)
 
 
 Samples = shardio.ShardDataset | shardio.ShardReader
-"""An open dataset or shard, whose samples are found by number."""
+"""An open dataset or shard, whose samples are read by number."""
 
 
 @dataclass
@@ -99,8 +99,8 @@ class Inspection:
     """The facts about a dataset or a shard, and the damage found.
 
     Only `facts` and `findings` are in the JSON report; the other attributes are for the screen.
-    `media` has the facts of up to N_MEDIA values of each media field, spread over all `n_samples`
-    samples; `view` is the default view, and `n_clips` the number of its clips.
+    `media` maps each media field to facts about at most N_MEDIA of its values, spread over all
+    `n_samples` samples; `view` is the default view, and `n_clips` the number of its clips.
     """
 
     facts: Facts = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Inspection:
         return reader, path, row
 
     def note(self, path: str, error: Exception, **where: Any) -> None:
-        """Record damage of the data at `path`, once; `where` has a field and a row of the shard."""
+        """Record damage at `path` once; `where` names the field and the row of the shard."""
         finding = Finding.of(path, error, **where)
         if finding not in self.findings:
             self.findings.append(finding)
@@ -348,7 +348,7 @@ def count_clips(dataset: shardio.ShardDataset) -> int | None:
         return None
     try:
         return len(dataset.clips(view["frames"], stride=view["stride"], step=view["step"]))
-    except (shardio.ShardioError, OSError):  # `shardio verify` says where
+    except (shardio.ShardioError, OSError):  # `shardio verify` reports the place
         return None
 
 
