@@ -193,16 +193,16 @@ def find_view(device: str) -> GraphViews | None:
     A view must keep its owner alive exactly while the memory is needed.
     """
     memory = np.zeros((2, 3), np.float32)  # need not be aligned, because no kernel reads it
-    is_gone = weakref.ref(memory)
+    memory_ref = weakref.ref(memory)
     try:
         view = GraphViews(device)
         tensor = view(memory.ctypes.data, (2, 3), dtypes.float32, memory)
         fits = _is_realized_on(device, tensor)
         child = tensor[1:] + 1
         del memory, tensor
-        fits = fits and is_gone() is not None
+        fits = fits and memory_ref() is not None
         del child
-        return view if fits and is_gone() is None else None
+        return view if fits and memory_ref() is None else None
     except INTERNALS_CHANGED:
         return None
 

@@ -37,7 +37,7 @@ class FrameTimes:
         self.stream, self.time_base = stream, stream.time_base
 
     @property
-    def _visible_packets(self) -> Packets:
+    def _unhidden_packets(self) -> Packets:
         is_hidden = packet_flags(self.stream.packets) & PacketFlag.HIDDEN
         found: Packets = self.stream.packets[is_hidden == 0]
         return found
@@ -48,7 +48,7 @@ class FrameTimes:
 
         If several frames have the same time, only the last of them is shown.
         """
-        found: Numbers = np.sort(self._visible_packets["pts"])
+        found: Numbers = np.sort(self._unhidden_packets["pts"])
         n_frames = self.stream.n_frames
         if len(found) != n_frames or not n_frames:
             raise MediaError(f"a table of packets holds {len(found)} frames; expected {n_frames}")
@@ -59,14 +59,14 @@ class FrameTimes:
         """The number of ticks from the first frame to the end of the last."""
         if self.stream.duration:
             return int(self.stream.duration)
-        shown, times = self._visible_packets, self.pts[self._visible_frames[-2:]].tolist()
+        shown, times = self._unhidden_packets, self.pts[self._shown_frames[-2:]].tolist()
         last = int(shown["duration"][np.flatnonzero(shown["pts"] == times[-1])[-1]])
         # If the duration of the last frame is unknown (0), use that of the frame before.
         last = last or (times[1] - times[0] if len(times) > 1 else 1)
         return self.ticks_from_start(-1) + last
 
     @cached_property
-    def _visible_frames(self) -> Numbers:
+    def _shown_frames(self) -> Numbers:
         """The indices of the frames that are shown: the last frame of each time."""
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))
 
@@ -100,8 +100,8 @@ class FrameTimes:
         chosen. The time is in ticks after the first frame.
         """
         latest = min(int(self.pts[0]) + self._latest(reach), _MAX_TICKS)
-        n_starts = int(np.searchsorted(self.pts[self._visible_frames], latest, "right"))
-        frame = int(self._visible_frames[numerator * n_starts // denominator])
+        n_starts = int(np.searchsorted(self.pts[self._shown_frames], latest, "right"))
+        frame = int(self._shown_frames[numerator * n_starts // denominator])
         return Fraction(self.ticks_from_start(frame))
 
     def _latest(self, reach: Fraction) -> int:

@@ -299,10 +299,10 @@ class Server(Closing):
     def _check_clients(self) -> None:
         """Send a heartbeat to each client, and end the sessions of clients that have been lost."""
         now_s = time.monotonic()
-        over = {token for token, each in self._sessions.items() if not each.is_running}
-        self._send_queued()  # the sessions in `over` may have queued their last messages
+        finished = {token for token, each in self._sessions.items() if not each.is_running}
+        self._send_queued()  # the sessions in `finished` may have queued their last messages
         for token, session in list(self._sessions.items()):
-            if token in over:
+            if token in finished:
                 self._end_session(token)
             elif session.disconnected_s is None:
                 self._send_to(session, [pack("heartbeat")])
