@@ -173,8 +173,8 @@ class Events(NamedTuple):
 class Clips:
     """The clips of some videos, by index, in the order of the videos.
 
-    `n_frames` is the number of frames of each video, at the rate `fps` if given, and 0 for a
-    missing video.
+    `n_frames` is the number of frames of each video at the rate of the clips (see
+    `video_index.VideoIndex`), and 0 for a missing video.
     """
 
     def __init__(self, clip: Clip, n_frames: _Numbers, events: Events | None = None) -> None:

@@ -204,8 +204,9 @@ _MAX_DURATION: Final = (1 << 64) - 1
 class VideoIndex:
     """The index data of the videos in some rows of a shard, from which clips are computed.
 
-    `streams` are the rows of the stream table for these videos. `n_frames` is, for each video, the
-    number of frames or, with `fps`, the number of the times 0, 1 / fps, … before the end.
+    `streams` are the rows of the stream table for these videos. `n_frames` is the number of frames
+    of each video at the rate of the clips: all frames of the video or, with `fps`, one frame for
+    each of the times 0, 1 / fps, … before its end.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
