@@ -46,7 +46,7 @@ def load_groups() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the cases that are asked for; return the exit code."""
+    """Run the requested cases; return the exit code."""
     load_groups()
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parameters(changes: Sequence[str], cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """Return the options of each case; raises ValueError for a change that no case takes."""
+    """Return the options of each case; raise ValueError for a parameter that no case has."""
     found: dict[str, dict[str, Any]] = {each.name: {} for each in cases}
     for change in changes:
         name, equals, text = change.partition("=")

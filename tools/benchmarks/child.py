@@ -1,6 +1,6 @@
-"""Measurements in processes of their own, and what a process costs.
+"""Run measurements in separate processes, and measure the CPU time and memory of a process.
 
-Processes that are timed import this module: it imports no package.
+Timed processes import this module, so it imports no package.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class NotMeasured(Exception):
 
 
 def environment(tree: Path = ROOT, **variables: str) -> dict[str, str]:
-    """Return the environment in which a child imports the library of a tree, this by default."""
+    """Return the environment in which a child imports the library of a tree, by default of ours."""
     trees = [str(tree), str(tree / "converters"), str(ROOT), str(ROOT / "tools")]
-    # A library in the current folder would come first otherwise.
+    # Otherwise, a library in the current folder would be found first.
     ours = {"PYTHONPATH": os.pathsep.join(trees), "PYTHONSAFEPATH": "1"}
     return os.environ | ours | variables
 
@@ -41,9 +41,9 @@ def run_program(
     tree: Path = ROOT,
     **options: Any,
 ) -> Any:
-    """Run Python code in a fresh interpreter; return what its last line is in JSON.
+    """Run Python code in a fresh interpreter; return its last line of output, parsed as JSON.
 
-    The program finds the arguments, in JSON, in `sys.argv[1]`.
+    The arguments are passed as a JSON list in `sys.argv[1]`.
     """
     command = [python, "-c", program, json.dumps(arguments)]
     done = subprocess.run(
@@ -55,24 +55,27 @@ def run_program(
 
 
 def call(function: Callable[..., Any], *arguments: object, **options: Any) -> Any:
-    """Call a function of a module in a fresh interpreter; return what it returns, by JSON."""
+    """Call a function of a module in a fresh interpreter; return its result, passed as JSON."""
     program = _CALL.format(module=function.__module__, name=function.__name__)
     return run_program(program, *arguments, **options)
 
 
 def peer_python(variable: str, *modules: str) -> str:
-    """Return the interpreter that `variable` names, this one by default, if it has the modules."""
+    """Return the interpreter that an environment variable names, by default this one.
+
+    Raises NotMeasured if the interpreter lacks one of the modules.
+    """
     python = os.environ.get(variable, sys.executable)
     program = f"import {', '.join(modules)}"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["?"])[-1]
-        raise NotMeasured(f"{python}: {last}; name an interpreter that has it by {variable}")
+        raise NotMeasured(f"{python}: {last}; set {variable} to an interpreter that has it")
     return python
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes below a process."""
+    """Yield the descendants of a process."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = [int(child) for child in task.read_text().split()]
@@ -99,7 +102,7 @@ def status_bytes(name: str, pid: int | str = "self") -> int:
     return int(line.split()[1]) * 1024
 
 
-# What the workers of a pool do; they know a channel by its methods.
+# Functions that the workers of a pool run. They use a channel only through its methods.
 
 
 def echo(channel: Any) -> None:

@@ -1,4 +1,4 @@
-"""Conversion and verification, beside the plainest way to the same."""
+"""Conversion and verification, compared with the simplest ways to do the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ N_CPUS: Final = len(os.sched_getaffinity(0))
 
 
 def _timed(work: Callable[[Path], object], out: Path) -> Mapping[str, float]:
-    """Time work on a folder that does not exist yet and goes again."""
+    """Time work that writes a new folder, which is removed afterwards."""
     start_s = time.perf_counter()
     work(out)
     taken_s = time.perf_counter() - start_s
@@ -59,7 +59,7 @@ def _multiply(videos: Path, n_copies: int, folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-# Videos to frames, beside a bare loop.
+# Videos to frames, compared with a bare loop.
 
 
 @case(Limit("bare loop", "s", "convert", at_least=0.85), rounds=3)
@@ -79,7 +79,7 @@ def raw(
     }
 
 
-# Other stores, beside ffmpeg and a copy.
+# Other stores, compared with ffmpeg and with a copy.
 
 
 @case(Limit("ffmpeg", "s", "h264", at_least=0.85), rounds=2)
@@ -105,7 +105,7 @@ def _store_lanes(
     store: str,
     peers: Mapping[str, str],
 ) -> dict[str, Lane]:
-    """Return lanes whose files are all synced; conversion is without `check`, which no copy has."""
+    """Return lanes that sync all files; conversion does not decode them, as a copy does not."""
     place = bench.temporary()
     files = _multiply(filmed_videos(videos), copies, place / "in")
     options: dict[str, Any] = {"check": False} if store == "packets" else {}
@@ -117,7 +117,7 @@ def _store_lanes(
     return lanes | {store: ours}
 
 
-# Converters, beside the libraries of their files.
+# Converters, compared with the libraries of their files.
 
 KINDS: Final[dict[str, Kind]] = {
     name: kind
@@ -164,7 +164,7 @@ def _read(read: Callable[[Input], Iterable[Any]], files: list[Input]) -> Mapping
     return {"CPU s": time.process_time() - start_s}
 
 
-# Verification, beside reading and hashing.
+# Verification, compared with reading and hashing.
 
 
 def _picture(i: int) -> Sample:
@@ -208,12 +208,12 @@ def verify(bench: Bench, *, mib: int = 512, times: int = 64) -> Lanes:
             f"{name}, units": partial(_hash_rate, many, unit),
         }
         for lane in lanes.values():
-            lane()  # the page cache, and what is loaded late
+            lane()  # fills the page cache, and imports what is imported on first use
         yield lanes
 
 
 def _name_often(folder: Path, n_times: int, out: Path) -> None:
-    """Make a dataset `n_times` as large, by links to its shards."""
+    """Make a dataset `n_times` as large, with links to its shards."""
     one, many = load(folder), []
     out.mkdir()
     for number in range(n_times):
@@ -228,7 +228,8 @@ def _name_often(folder: Path, n_times: int, out: Path) -> None:
 def _piece(unit_bytes: int) -> tuple[memoryview, list[memoryview]]:
     """Return the buffer into which a process reads its files, and its units.
 
-    It begins on a page: some processors copy a quarter as fast to other places.
+    The buffer begins at the start of a page, because some processors copy to other addresses at a
+    quarter of the speed.
     """
     buffer = memoryview(mmap.mmap(-1, MIB))
     starts = range(0, MIB - unit_bytes + 1, unit_bytes)

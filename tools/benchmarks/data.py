@@ -1,4 +1,4 @@
-"""Datasets that benchmarks read: each is written once and kept in a cache, by its specification."""
+"""Datasets that benchmarks read: each is written once, and kept in a cache by its specification."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Cache:
         return self.made(name, spec.key(), spec.write)
 
     def made(self, name: str, key: str, make: Callable[[Path], object]) -> Path:
-        """Return a file or folder that `make` writes, unless one of this key is there.
+        """Return the cached file or folder of a key; if there is none, `make` writes it.
 
-        The key of what is kept includes the versions of shardio and of the format.
+        The versions of shardio and of the format are part of the key.
         """
         text = f"{shardio.__version__} {MAJOR}.{MINOR} {key}"
         place = self.folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -180,7 +180,7 @@ KINDS: Final = {
 
 
 def filmed_videos(videos: str) -> Path:
-    """Return a folder of videos that cameras made: the named one, or that of the tests."""
+    """Return a folder of videos from cameras: the folder `videos` or, by default, the tests'."""
     tests = os.environ.get("SHARDIO_TEST_MEDIA")
     if not (videos or tests):
         raise NotMeasured("needs filmed videos: --set videos=FOLDER")
@@ -188,7 +188,7 @@ def filmed_videos(videos: str) -> Path:
 
 
 def sample_videos(cache: Cache, videos: str) -> Path:
-    """Return a folder of videos: the one that is named, or clips that are drawn."""
+    """Return a folder of videos: the folder `videos` or, by default, one of drawn clips."""
     from shardio_tools.sample_clips import write_clips
 
     return (

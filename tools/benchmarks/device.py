@@ -64,7 +64,7 @@ def _rate(loader: ShardLoader, device: Any, n_bytes: int) -> Mapping[str, float]
 
 
 def _hidden(loader: ShardLoader, device: Any, step: Any, step_s: float) -> Mapping[str, float]:
-    """Compare the time of both with the sum of each alone."""
+    """Compare the time of a loader with steps with the sum of the times of each alone."""
     alone_s = _epoch_s(loader, device)[0]
     both_s, waited_s = _epoch_s(loader, device, step)
     steps_s = step_s * N_BATCHES
@@ -79,7 +79,7 @@ def _bare_copy(device: str, n_bytes: int) -> tuple[str, Put]:
     buffer: Any = target.uop.base.buffer
     if device.partition(":")[0] != "CUDA":
         view = array.data
-        return "by the allocator", lambda: buffer.allocator._copyin(buffer._buf, view)
+        return "with the allocator", lambda: buffer.allocator._copyin(buffer._buf, view)
     from tinygrad.runtime.autogen import cuda
 
     host = ctypes.c_void_p()
@@ -106,7 +106,7 @@ def _per_second(put: Put, device: Any, seconds: float) -> float:
 
 
 def _epoch_s(loader: ShardLoader, device: Any, step: Any = None) -> tuple[float, float]:
-    """Return the seconds of an epoch, and of those that passed in waiting for batches."""
+    """Return the duration of an epoch, and the time spent waiting for batches, in seconds."""
     waited_s, start_s = 0.0, time.perf_counter()
     batches = iter(loader)
     while True:

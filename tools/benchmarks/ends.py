@@ -1,4 +1,4 @@
-"""Ends of loaders: how long processes live on after a loop, in whatever way it ends."""
+"""Ends of loaders: how long the processes of a loop outlive it, by the way in which it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faults.scene import PATIENCE_S, STUCK, Scene, line, scene
 N_SAMPLES: Final = 64
 ZYGOTE: Final = "shardio-zygote"
 BEGUN_S: Final = 1.5
-"""By then workers have begun with what they are to do."""
+"""After this time, workers have begun their work."""
 WORKERS: Final = {"asleep": "linger", "busy in C": "spin", "waiting": "None"}
 
 PROGRAM: Final = f"""{STUCK}
@@ -80,19 +80,22 @@ loader.close()
 """
 
 End = Callable[[Scene, int], float]
-"""End the program of a scene, given the zygote's pid; return the seconds its processes lived on."""
+"""A function of a scene and its zygote's pid that ends the program of the scene.
+
+It returns the seconds until the processes have exited.
+"""
 
 
 def _go_on(stage: Scene) -> None:
-    """Let the program leave `readline`."""
+    """Let the program return from `readline`."""
     (main,) = stage.mains
     if main.stdin is not None:
         main.stdin.write(b"\n")
 
 
 def _seconds_to_go(stage: Scene, act: Callable[[], object], but: set[int]) -> float:
-    """Measure from `act` until no process is left, apart from `but`."""
-    # A pidfd tells the end at once, where looking through /proc takes milliseconds.
+    """Return the seconds from `act` until all processes, except those in `but`, have exited."""
+    # A pidfd reports an exit at once; a search of /proc takes milliseconds.
     pidfds = [os.pidfd_open(pid) for pid in stage.processes().keys() - but]
     try:
         start_s = time.monotonic()
@@ -100,7 +103,7 @@ def _seconds_to_go(stage: Scene, act: Callable[[], object], but: set[int]) -> fl
         for pidfd in pidfds:
             select.select([pidfd], [], [], max(0.0, start_s + PATIENCE_S - time.monotonic()))
         end_s = time.monotonic()
-        while left := stage.processes().keys() - but:  # started since
+        while left := stage.processes().keys() - but:  # started in the meantime
             end_s = time.monotonic()
             if end_s > start_s + PATIENCE_S:
                 raise WrongResult(f"{len(left)} processes are left after {PATIENCE_S:.0f} s")
@@ -127,11 +130,12 @@ def _by_signal(number: signal.Signals, send: Callable[[int, int], None]) -> End:
 
 
 def _by_zygote(stage: Scene, zygote: int) -> float:
-    """Kill the zygote: the loop must go on with another one, or raise if that is killed too."""
+    """Kill the zygote; the loop must continue with another one, or raise if that is killed too."""
     (main,) = stage.mains
     taken_s = _seconds_to_go(stage, lambda: os.kill(zygote, signal.SIGKILL), {main.pid})
     _go_on(stage)
-    # Other workers do what was lost, which may take for ever: of a second death it is an error.
+    # Other workers repeat the lost work. If that does not end, kill the new zygote too: the loop
+    # then reports an error.
     while main.stdout is not None and not select.select([main.stdout], [], [], BEGUN_S)[0]:
         for pid, name in stage.processes().items():
             if name == ZYGOTE:
@@ -174,8 +178,8 @@ def _end_once(folder: Path, workers: str, way: str, start_method: str) -> Mappin
         if said != "here":
             raise WrongResult(f"the program did not reach its loop: {said}")
         stage.wait_for_processes(4)  # main, zygote, two workers
-        time.sleep(0.1)  # by now the workers are where they are to be
+        time.sleep(0.1)  # until the workers sleep, compute or wait, as their transform does
         if files := stage.files_in_dev_shm():
-            raise WrongResult(f"its processes use names in /dev/shm: {', '.join(sorted(files))}")
+            raise WrongResult(f"its processes have files in /dev/shm: {', '.join(sorted(files))}")
         (zygote,) = [pid for pid, name in stage.processes().items() if name == ZYGOTE]
         return {"ms": end(stage, zygote) * 1e3}

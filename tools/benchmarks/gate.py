@@ -1,8 +1,8 @@
 """The gate: CPU times of a batch, as ratios to those at an earlier commit.
 
-Each tree is measured by processes of its own that run one epoch at a time, in turns, so that
-neither the machine nor what else it runs matters; the cheapest epochs are compared.
-`tools/bench --gate` adds rounds, in new processes, before it fails.
+Each tree has processes of its own. The processes of both trees run one epoch at a time, in turns,
+so that the load of the machine affects both trees alike; the cheapest epochs are compared. Before
+`tools/bench --gate` fails, it adds rounds in new processes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ PATHS: Final = {
     "rows, in a worker": 1.16,
     "rows, in main": 1.16,
 }
-"""The most that each may be of the base. Equal trees, on a busy machine: at most 1.00 in this
-process, and 1.09 elsewhere. With a `Filler.fill` that takes 20 % longer 1.12, 1.15, 1.26 and 1.01,
-with such a `ColumnGather.gather` 1.11, 1.12, 1.24 and 1.02.
+"""The maximum ratio of each CPU time to that of the base.
+
+For equal trees on a busy machine, the ratios were at most 1.00 in this process, and 1.09 elsewhere.
+If `Filler.fill` took 20 % longer, they were 1.12, 1.15, 1.26 and 1.01; if `ColumnGather.gather`
+took 20 % longer, they were 1.11, 1.12, 1.24 and 1.02.
 """
 UNIT: Final = "CPU µs/batch"
 N_PROCESSES: Final = 3
-"""Processes of each tree, one after another: memory happens to lie well or badly in each."""
+"""The number of processes of each tree, one after another. The layout of memory, and so the speed,
+differs between processes by chance."""
 
 
 @case(
@@ -53,14 +56,14 @@ N_PROCESSES: Final = 3
     for_gate=True,
 )
 def batches(bench: Bench, *, commit: str = "") -> Lanes:
-    """Compare the CPU time of batches with an earlier commit, by default where main is."""
+    """Compare the CPU time of batches with an earlier commit, by default where HEAD left main."""
     folders = bench.cache.dataset("rates", ROWS), bench.cache.dataset("frames", FRAMES)
     try:
         sha = base_commit(commit)
     except NotMeasured as reason:
         if commit:
             raise
-        bench.note(f"nothing is compared, as there is no earlier commit: {reason}")
+        bench.note(f"nothing is compared, because there is no earlier commit: {reason}")
         return
     trees = {"base": bench.temporary(), "now": child.ROOT}
     _export(sha, trees["base"])
@@ -75,7 +78,7 @@ def batches(bench: Bench, *, commit: str = "") -> Lanes:
                 except EOFError as error:
                     if name == "now":
                         raise
-                    bench.note(f"nothing is compared, as the base cannot be measured: {error}")
+                    bench.note(f"nothing is compared, because the base cannot be measured: {error}")
                     return
                 lanes |= {f"{path}, {name}": partial(measure, path) for path in PATHS}
             yield {f"{path}, {name}": lanes[f"{path}, {name}"] for path in PATHS for name in names}
@@ -116,7 +119,7 @@ def _measuring(
 
 
 def serve(rows: str, frames: str) -> None:
-    """Run an epoch of the path that each line names; print its CPU time in µs a batch."""
+    """Run an epoch of the path that each line names; print its CPU time in µs per batch."""
     options: dict[str, Any] = {"output": "numpy", "shuffle": True}
     with (
         ShardLoader(frames, BATCH, num_workers=0, reuse=True, **options) as of_frames,
@@ -150,7 +153,7 @@ def _git(*arguments: str) -> bytes:
 
 
 def base_commit(name: str) -> str:
-    """Return the commit to compare with: where HEAD left main, or on main the one before it."""
+    """Return the commit to compare with: the one where HEAD left main or, on main, its parent."""
     head = _git("rev-parse", "HEAD")
     for branch in [] if name else ["origin/main", "main"]:
         try:

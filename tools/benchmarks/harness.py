@@ -2,7 +2,7 @@
 
 A case is a generator function. It sets up, yields lanes, and cleans up; it may do so several times.
 A lane is a function that measures once and returns figures by unit. A round runs every lane once,
-so that whatever else the machine does weighs on all lanes alike.
+so that other load on the machine affects all lanes alike.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Lanes = Generator[Mapping[str, Lane], None, None]
 
 
 class WrongResult(Exception):
-    """A lane delivered other data than it should have, so that its figures mean nothing."""
+    """Raised by a lane that delivered wrong data, and whose figures therefore mean nothing."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound of a lane's figure: of its median, or of its median ratio to another lane's.
+    """A bound of the median of a lane's figure, or of its ratio to the figure of another lane.
 
-    The ratio is that of two figures of one round; with `of_best`, that of the best of all rounds,
-    which converges as rounds are added.
+    The ratio is the median of the ratios in each round or, with `of_best`, the ratio of the best
+    figures of all rounds, which converges as rounds are added.
     """
 
     lane: str
@@ -88,7 +88,7 @@ class Case:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The defaults of what `--set` may change."""
+        """The parameters that `--set` may change, with their defaults."""
         found = list(inspect.signature(self.run).parameters.values())[1:]
         return {parameter.name: parameter.default for parameter in found}
 
@@ -102,7 +102,7 @@ class Bench:
     _folders: list[Path] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Add a line to the report, such as a peer that is missing."""
+        """Add a line to the report, for example about a missing peer."""
         self.notes.append(text)
 
     def temporary(self, parent: str | None = None) -> Path:
@@ -173,7 +173,7 @@ CASES: Final[dict[str, Case]] = {}
 def case(
     *limits: Limit, rounds: int = 5, name: str = "", for_gate: bool = False
 ) -> Callable[[Callable[..., Lanes]], Callable[..., Lanes]]:
-    """Register a generator function as a case, in the group that its module is named for."""
+    """Register a generator function as a case of the group that is named after its module."""
 
     def register(run: Callable[..., Lanes]) -> Callable[..., Lanes]:
         group = run.__module__.rpartition(".")[2]
@@ -189,7 +189,7 @@ def case(
 def measure(
     case: Case, cache: Cache, *, rounds: int | None = None, options: Mapping[str, Any] | None = None
 ) -> Result:
-    """Run a case: every lane once a round. Errors of the case end up in the result."""
+    """Run every lane of a case once per round. An error of the case becomes part of the result."""
     result, bench, at = Result(case, rounds or case.rounds), Bench(cache), "set-up"
     try:
         for lanes in case.run(bench, **(options or {})):
@@ -199,7 +199,7 @@ def measure(
                     result.add(lane, run())
     except NotMeasured as error:
         result.error, result.is_unavailable = str(error), True
-    except Exception as error:  # noqa: BLE001 - the other cases run all the same
+    except Exception as error:  # noqa: BLE001 - the other cases still run
         error.add_note(f"at {at}")
         result.error = "".join(traceback.format_exception(error)).rstrip()
     finally:
@@ -209,7 +209,7 @@ def measure(
 
 
 def choose(names: Sequence[str]) -> list[Case]:
-    """Return the cases of these names and groups; raises KeyError with a name that is neither."""
+    """Return the cases of these names and groups; raise KeyError with a name that is neither."""
     chosen = []
     for name in names:
         found = [each for each in CASES.values() if name in (each.name, each.group)]

@@ -1,15 +1,15 @@
-"""One loader of JPEGs, which reads all of them whenever it is told to. See `peers`.
+"""Run one loader of JPEGs, an epoch for each line of input; see `peers`.
 
     python image_peers.py PEER FOLDER
 
-PEER is `ffcv`, `shardio`, or `torchdl` with, behind a dash, `pillow`, as torchvision decodes, or
-`simplejpeg`, which is ours. FOLDER has the files and `frames.npy`, the
-pictures that they were made of. Prints a line when it is ready; for each line that it reads, it
-goes through one shuffled epoch and prints its seconds. Each peer reads the very same files: FFCV's
-writer, which encodes by itself, is handed them as what it has encoded.
+PEER is `ffcv`, `shardio`, `torchdl-pillow`, which decodes as torchvision does, or
+`torchdl-simplejpeg`, which decodes as shardio does. FOLDER contains the files, and `frames.npy`
+with the pictures that they show. The program prints a line when it is ready. For each line that it
+reads, it runs one shuffled epoch and prints the seconds that this took. All peers read the same
+files: FFCV's writer, which usually encodes pictures itself, gets the files instead.
 
-It imports nothing but NumPy and its peer, whose interpreter may have neither shardio nor a NumPy
-that shardio could use.
+The program imports only NumPy and the peer, because the interpreter of a peer may have no shardio,
+or a NumPy that shardio does not support.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def paths_in(folder: Path) -> list[Path]:
 
 
 class Files:
-    """A map-style dataset as a user writes it."""
+    """A map-style dataset, as users write it."""
 
     def __init__(self, folder: Path, decoder: str) -> None:
         self._paths, self._decoder = paths_in(folder), decoder
@@ -68,7 +68,7 @@ class Frames:
 
 
 def shardio(folder: Path) -> Iterable[Any]:
-    """Ours."""
+    """Return the batches of a ShardLoader."""
     import shardio as s
 
     made = folder / "shardio"
@@ -87,7 +87,7 @@ def shardio(folder: Path) -> Iterable[Any]:
 
 
 def torchdl(folder: Path, decoder: str) -> Iterable[Any]:
-    """Torch's DataLoader, as its documentation shows it."""
+    """Return torch's DataLoader, used as in its documentation."""
     data: Any = import_module("torch.utils.data")
     options: dict[str, Any] = {"shuffle": True, "persistent_workers": True}
     found: Iterable[Any] = data.DataLoader(
@@ -97,7 +97,7 @@ def torchdl(folder: Path, decoder: str) -> Iterable[Any]:
 
 
 def ffcv(folder: Path) -> Iterable[Any]:
-    """FFCV, likewise."""
+    """Return the batches of FFCV's Loader, used as in its documentation."""
     pictures: Any = import_module("ffcv.fields.rgb_image")
     loading: Any = import_module("ffcv.loader")
     made, files = folder / "files.beton", paths_in(folder)
@@ -122,7 +122,7 @@ def ffcv(folder: Path) -> Iterable[Any]:
 
 
 def ffcv_decoder() -> Callable[[bytes, Any], object] | None:
-    """Return what FFCV's loader calls for each picture; None if its library is not installed."""
+    """Return the function that FFCV's loader calls to decode a picture; None without FFCV."""
     python = Path(os.environ.get("RACE_PYTHON_FFCV", sys.executable))
     found = sorted(python.parents[1].glob("lib/python*/site-packages/ffcv/_libffcv*.so"))
     if not found:
@@ -155,7 +155,7 @@ def epoch_s(batches: Iterable[Any], n_files: int, out: Any) -> float:
 
 
 def main() -> None:
-    """Get ready, and run an epoch for each line."""
+    """Create the loader, and run an epoch for each line of input."""
     name, _, way = sys.argv[1].partition("-")
     folder = Path(sys.argv[2])
     peers: dict[str, Callable[[], Iterable[Any]]] = {

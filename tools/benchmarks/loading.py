@@ -40,7 +40,7 @@ def busy(seconds: float, sample: Sample) -> Sample:
 
 
 def asleep(sample: Sample) -> Sample:
-    """Wait for 10 ms, as for an answer from elsewhere."""
+    """Wait for 10 ms, as if for the answer of a server."""
     time.sleep(0.01)
     return sample
 
@@ -51,7 +51,7 @@ def halves(sample: Sample) -> Sample:
 
 
 def whole_copy(sample: Sample) -> Sample:
-    """Return a new array of the same size, by way of another one."""
+    """Return a new array of the same size, made from an intermediate copy."""
     return {"image": 255 - (sample["image"] + 1)}
 
 
@@ -115,7 +115,7 @@ def rates(bench: Bench, *, workers: int = 2, kind: str = "", seconds: float = 1.
 
 
 def _rate(loader: ShardLoader, n: int, seconds: float) -> Mapping[str, float]:
-    """Run whole epochs for `seconds`; the best counts, and CPU time of all of them."""
+    """Run epochs for `seconds`; return the rate of the best, and the CPU time over all epochs."""
     workers = list(child.descendants(os.getpid()))
     before = sum(map(child.cpu_s, workers)), time.process_time()
     start_s, n_epochs, best_s = time.perf_counter(), 0, float("inf")
@@ -226,7 +226,7 @@ def raw_clips(bench: Bench, *, workers: int = 2, mib: int = 320) -> Lanes:
 
 
 def _bytes_rate(folder: Any, batch: int, workers: int) -> Mapping[str, float]:
-    """Measure from the first batch to the end of a loader's first epoch."""
+    """Measure the bytes per second from the first batch to the end of a loader's first epoch."""
     with ShardLoader(folder, batch, num_workers=workers, shuffle=True, output="numpy") as loader:
         batches = iter(loader)
         next(batches)
@@ -267,7 +267,7 @@ def packing(bench: Bench, *, workers: int = 2, epochs: int = 8) -> Lanes:
 
 
 def _token_rate(folder: Any, pack: Pack | None, workers: int, epochs: int) -> Mapping[str, float]:
-    """Measure the epochs behind the first, in which hashes are checked."""
+    """Measure all epochs after the first, because the first one also checks hashes."""
     dataset = shardio.open(folder)
     view = dataset if pack is None else TokenView(dataset, pack)
     options: dict[str, Any] = {"shuffle": True, "output": "numpy", "tail": "drop"}
@@ -286,7 +286,7 @@ LANES: Final[dict[str, tuple[float, dict[str, Any]]]] = {
     "tensors": (150.0, {"output": "tinygrad"}),
     "tensors, reuse": (30.0, {"output": "tinygrad", "reuse": True}),
 }
-"""Limits in µs a batch, and options."""
+"""For each lane: the limit in µs per batch, and the options of the loader."""
 Wait = Callable[[WorkerPool, float | None], list[Event]]
 
 
@@ -296,7 +296,7 @@ def _small(i: int) -> Sample:
 
 @case(*(Limit(name, "CPU µs/batch", at_most=most) for name, (most, _) in LANES.items()))
 def main_per_batch(bench: Bench, *, epochs: int = 15) -> Lanes:
-    """Measure the main process's CPU time a batch, apart from waits for workers; needs DEV=CPU."""
+    """Measure main's CPU time per batch, without waits for workers; needs DEV=CPU."""
     schema = {"image": Array("uint8", (1024,)), "label": Array("int64")}
     folder = bench.cache.dataset("small", DatasetSpec(schema, _small, 32_768))
     yield {
@@ -306,7 +306,7 @@ def main_per_batch(bench: Bench, *, epochs: int = 15) -> Lanes:
 
 
 def _timed(wait: Wait, spent_s: list[float]) -> Wait:
-    """Return the same wait, which notes the CPU seconds that it takes."""
+    """Return a function that calls `wait`, and records the CPU seconds that this takes."""
 
     def timed_wait(pool: WorkerPool, timeout_s: float | None = None) -> list[Event]:
         start_s = time.thread_time()
@@ -319,7 +319,7 @@ def _timed(wait: Wait, spent_s: list[float]) -> Wait:
 
 
 def _timing_costs_s() -> float:
-    """Return the cost of timing one wait that it does not record itself."""
+    """Return the part of the cost of timing a wait that the recorded time does not include."""
 
     def no_wait(pool: WorkerPool | None, timeout_s: float | None = None) -> list[Event]:
         return []
@@ -339,7 +339,10 @@ def _timing_costs_s() -> float:
 
 
 def _main_us(folder: str, n_epochs: int, options: dict[str, Any]) -> Mapping[str, float]:
-    """Return the cheapest epoch's CPU time a batch, and of its waits, without the first epoch."""
+    """Return the CPU times per batch, without and in waits, of the cheapest epoch after the first.
+
+    The time without waits decides which epoch is the cheapest.
+    """
     costs, timing_s, spent_s = [], _timing_costs_s(), list[float]()
     with (
         mock.patch.object(WorkerPool, "wait", _timed(WorkerPool.wait, spent_s)),
@@ -376,7 +379,7 @@ def tensors(bench: Bench, *, batches: int = 1000) -> Lanes:
 
 
 def _batch_us(maker: TinygradAdapter, n_batches: int) -> Mapping[str, float]:
-    """Return the median over batches, whose blocks come back by their finalizers."""
+    """Return the median over batches, whose blocks are returned by finalizers."""
     blocks = deque(mmap.mmap(-1, N_IMAGE_BYTES + 4096) for _ in range(4))
     returned: deque[mmap.mmap] = deque()
     times = []
