@@ -1,4 +1,4 @@
-"""Video clips and pictures: decoding alone, on one core, and what each store takes and gives."""
+"""Video clips and pictures: decoding alone, on one core; size and speed of each store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Pictures = list[tuple[int, Pixels | None]]
 
 @dataclass(frozen=True)
 class Film:
-    """A file: as it is, as its packets, and as small groups of pictures."""
+    """A video in three forms: its file, the packets of the file, and small groups of pictures."""
 
     path: str
     times: np.ndarray
@@ -105,7 +105,7 @@ def _turns(films: list[Film], n: int, stride: int, times: int = 1) -> Iterator[l
 
 
 def by_pyav(path: str, start: int, stride: int) -> None:
-    """Open, seek, decode, convert: PyAV as its documentation shows it, on one thread."""
+    """Open, seek, decode and convert with PyAV as in its documentation, on one thread."""
     pictures: list[np.ndarray] = []
     with av.open(path) as container:
         stream = container.streams.video[0]
@@ -143,7 +143,7 @@ def _torchcodec(clips: list[Clip]) -> None:
 
 
 class Ours:
-    """Our decoder, kept as a worker keeps it."""
+    """shardio's decoder, which stays open as it does in a worker."""
 
     def __init__(self) -> None:
         self._decoder = ClipDecoder(64)
@@ -163,7 +163,7 @@ class Ours:
             self._decoder.decode(clip.film.small, clip.frames, self._rgb)
 
     def yuv(self, clips: list[Clip]) -> None:
-        """Decode the same, as planes."""
+        """Decode the clips of `rgb` to planes of YUV."""
         for clip in clips:
             self._decoder.decode(clip.film.small, clip.frames, self._yuv, pixels="yuv420")
 
@@ -205,7 +205,7 @@ class Ours:
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Stay on one core, as the figures of this module are of one."""
+    """Stay on one core, because the figures of this module are per core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
@@ -283,7 +283,7 @@ SETTINGS: Final[dict[str, Mapping[str, str] | None]] = {  # None: what `StreamEn
 
 @case(rounds=10)
 def settings(bench: Bench, *, videos: str = "", stride: int = 1) -> Lanes:
-    """Compare settings of x264: time to decode the same clips, bytes a frame, PSNR."""
+    """Compare settings of x264: time to decode the same clips, bytes per frame, PSNR."""
     films, ours = _load(bench, filmed_videos(videos)), Ours()
     pictures = [_pictures(film.path)[0] for film in films]
     lanes: dict[str, Lane] = {}
@@ -324,7 +324,7 @@ def _encoded(pictures: Pictures, like: EncodedStream, name: str) -> EncodedStrea
 
 
 def _psnr(films: list[Film], pictures: list[Pictures]) -> float:
-    """Return the PSNR of the luma of all frames, of which each counts the same."""
+    """Return the PSNR of the luma of all frames; every frame has the same weight."""
     errors: list[float] = []
     for film, wanted in zip(films, pictures, strict=True):
         stream = film.small
@@ -355,7 +355,7 @@ STORES: Final = ("raw", "jpeg", "h264", "packets")
     rounds=2,
 )
 def stores(bench: Bench, *, videos: str = "", seconds: float = 8.0, stride: int = 1) -> Lanes:
-    """Measure bytes a frame of every store, and clips a second and core of a loader."""
+    """Measure the bytes per frame of every store, and a loader's clips per second and core."""
     source, place = filmed_videos(videos), bench.temporary()
     for store in STORES:
         shardio.convert(source, place / store, kind="videos", store=store, size=SIZE)
@@ -408,7 +408,7 @@ def _step_rate(
 
 
 def _file_lane(folder: Path, stride: int, seconds: float) -> dict[str, Lane]:
-    """Return a lane that decodes clips as people do: from a file that is opened anew."""
+    """Return a lane that decodes clips without shardio: it opens a file for every clip."""
     span, rng = (FRAMES - 1) * stride + 1, random.Random(0)
     times = {path: _shown(path) for path in sorted(folder.rglob("*.*"))}
     paths = [path for path, found in times.items() if len(found) >= span]
@@ -429,7 +429,7 @@ def _file_lane(folder: Path, stride: int, seconds: float) -> dict[str, Lane]:
 
 
 def _shown(path: Path) -> list[int]:
-    """Return the times of a file's frames; none if it is no sound video."""
+    """Return the times of a file's frames; none if the file is not an undamaged video."""
     try:
         with av.open(str(path)) as container:
             return sorted(f.pts for f in container.decode(video=0) if f.pts is not None)
@@ -441,7 +441,7 @@ def _shown(path: Path) -> list[int]:
 
 
 def drawn_pictures(n: int) -> Pixels:
-    """Return coarse squares with noise over them, as the race has them."""
+    """Return coarse squares with noise over them, like the pictures of the race."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 255, (n, 28, 28, 3), np.uint8)
     noise = rng.integers(0, 16, (n, SIDE, SIDE, 3), np.uint8)
@@ -465,7 +465,7 @@ def pictures(bench: Bench) -> Lanes:
         ),
     }
     if (ffcv := ffcv_decoder()) is None:
-        bench.note("without FFCV: name an interpreter that has it by RACE_PYTHON_FFCV")
+        bench.note("without FFCV: set RACE_PYTHON_FFCV to an interpreter that has it")
     else:
         decoders["ffcv"] = ffcv
     drawn = drawn_pictures(64)

@@ -55,7 +55,7 @@ def _wait(n: int) -> Mapping[str, float]:
         while len(times) < n:
             workers.send(0, b"100")
             workers.wait()
-            time.sleep(0.002)  # the other 99 are in the socket by then
+            time.sleep(0.002)  # until the other 99 messages are in the socket
             times.extend(_timed(workers.wait) for _ in range(99))
     return _median_us(times)
 

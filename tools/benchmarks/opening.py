@@ -30,7 +30,7 @@ print(json.dumps({{"ms": (time.perf_counter() - start_s) * 1e3}}))
 
 @case(Limit("after numpy", "ms", at_most=30), rounds=15)
 def imports(bench: Bench) -> Lanes:
-    """Measure `import shardio`, first of all and after `import numpy`."""
+    """Measure `import shardio`, as the first import and after `import numpy`."""
     yield {
         "first of all": partial(child.run_program, _IMPORT.format(before="")),
         "after numpy": partial(child.run_program, _IMPORT.format(before="import numpy")),
@@ -91,7 +91,7 @@ import numpy, shardio
 shardio.ShardDataset  # loads what it needs
 
 def peak_mb():
-    with open("/proc/self/status") as file:  # what getrusage says has its parent's peak in it
+    with open("/proc/self/status") as file:  # getrusage would include the peak of the parent
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024 / 1e6
 
 (folder,) = json.loads(sys.argv[1])
@@ -136,7 +136,7 @@ def dataset(
 
 
 def _publish(folder: Path, n_shards: int, n_inputs: int) -> None:
-    """Publish a generation of shards that are not there, which opening does not touch."""
+    """Publish a generation whose shards do not exist; opening it touches none of them."""
     shards = [
         ShardSummary(f"{i:06d}-000.shard", 10_000, 1 << 30, f"{i:032x}") for i in range(n_shards)
     ]
@@ -203,7 +203,7 @@ def write_large(bench: Bench, *, gib: int = 4) -> Lanes:
 
 
 def write_shard(path: str, n_bytes: int) -> dict[str, float]:
-    """Write a shard of clips with tokens in this process; return what that took."""
+    """Write a shard of clips with tokens in this process; return the time and memory of this."""
     schema = Schema(
         {
             "frames": Array("uint8", (16, 112, 112, 3)),

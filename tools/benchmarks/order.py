@@ -1,4 +1,4 @@
-"""Orders: the sample at a position of an epoch, and clips of one video that lie together."""
+"""Orders: the sample at a position of an epoch, and clips of a video that stay together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BOUNDED: Final = (
 
 @case(*(Limit(lane, "ns/index", at_most=100) for lane in BOUNDED))
 def positions(bench: Bench) -> Lanes:
-    """Measure finding the sample at a position, of 10^12, by order; weighted draws of 10^7."""
+    """Measure finding the sample at one of 10^12 positions, by order; weighted draws of 10^7."""
     rng = np.random.default_rng(0)
     ways = {"at random": rng.integers(0, N, CHUNK), "in order": np.arange(N // 2, N // 2 + CHUNK)}
     orders: dict[str, Any] = {
@@ -77,7 +77,7 @@ def _ns_per_index(order: Any, where: Any) -> Mapping[str, float]:
 
 @case(Limit("per_video=8", "CPU ms/clip", "per_video=1", at_most=0.8), rounds=3)
 def bundles(bench: Bench, *, videos: str = "", batch: int = 32) -> Lanes:
-    """Compare the CPU time of clips by how many of a video are decoded together."""
+    """Compare the CPU time per clip by the number of clips of a video that are decoded together."""
     folder = bench.temporary() / "set"
     source = sample_videos(bench.cache, videos)
     shardio.convert(source, folder, kind="videos", store="packets")
@@ -104,7 +104,7 @@ N_VIDEOS, N_CLIPS = 200, 18
 
 @case(Limit("spread", "share of crowded batches", at_most=0.001), rounds=1)
 def crowding(bench: Bench, *, per_video: int = 8, epochs: int = 50) -> Lanes:
-    """Count batches of 32 with more than 8 clips of a video, of 200 videos of 18 clips."""
+    """Count batches of 32 with more than 8 clips of one video; 200 videos have 18 clips each."""
     yield {
         "spread": partial(_crowded, per_video, epochs, spread=True),
         "bundles that are only shuffled": partial(_crowded, per_video, epochs, spread=False),

@@ -1,4 +1,4 @@
-"""The peers' race, and loaders beside those that they replace."""
+"""The race between loaders, and interfaces of shardio compared with those that they replace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RACE: Final = Path(race.__file__)
 
 
 def _race(bench: Bench, work: str, workers: int) -> Lanes:
-    """Yield a lane for each peer that takes part in a work and is installed."""
+    """Yield lanes for all peers that can do a work and are installed."""
     folder = str(bench.cache.folder / "race")
     lanes: dict[str, Lane] = {}
     for peer in race.PEERS:
@@ -87,7 +87,7 @@ def tokens(bench: Bench, *, workers: int = 2) -> Lanes:
 
 @case(rounds=3)
 def tokens400(bench: Bench, *, workers: int = 2) -> Lanes:
-    """Race over the same rows, of shardio from about 400 shards."""
+    """Race over the same rows, which shardio reads from about 400 shards."""
     yield from _race(bench, "tokens400", workers)
 
 
@@ -107,7 +107,7 @@ def jpeg(bench: Bench, *, workers: int = 2) -> Lanes:
 
 N_FILES: Final = 2048
 IMAGE_PEERS: Final = {"ffcv": 0.9, "torchdl-pillow": 2.0, "torchdl-simplejpeg": 1.5}
-"""The least that a peer's epoch takes, in epochs of ours."""
+"""The minimum ratio of the time of a peer's epoch to that of shardio's."""
 
 
 @case(*(Limit(name, "s", "shardio", at_least=bar) for name, bar in IMAGE_PEERS.items()), rounds=12)
@@ -132,7 +132,7 @@ def image_loaders(bench: Bench) -> Lanes:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Write pictures, numbered by their first pixel, and the same as JPEGs."""
+    """Write pictures whose first pixel encodes their number, and JPEGs of them."""
     folder.mkdir()
     many = np.resize(drawn_pictures(64), (N_FILES, 224, 224, 3))
     many[:, 0, 0, 0], many[:, 0, 0, 1] = np.arange(N_FILES) % 256, np.arange(N_FILES) // 256
@@ -197,7 +197,7 @@ class Arrays(module.Loader):
     def load(self, request):
         return np.full(n_bytes, request % 251, np.uint8), np.array(request)
     def post_process(self, response):
-        array, number = response  # every page is looked at
+        array, number = response  # the check touches every page
         is_right = len(array) == n_bytes and (array[::4096] == number % 251).all()
         return bool(is_right), int(number)
 
@@ -216,7 +216,7 @@ print(json.dumps({"items/s": (n_items - n_warm) / taken_s, "wrong items": n_wron
 
 @case(Limit("shardio", "items/s", "tinyloader", at_least=3))
 def tinyloader(bench: Bench, *, items: int = 600) -> Lanes:
-    """Compare `load_with_workers` with tinyloader's own: arrays of 1 MB, two workers."""
+    """Compare `load_with_workers` with tinyloader's: arrays of 1 MB, two workers."""
     python = child.peer_python("SHARDIO_PEERS_PYTHON", "tinyloader.loader")
     how = items, 20, 1_000_000
     yield {
@@ -256,7 +256,7 @@ _OURS: Final = f"""{_DATASET}
 from shardio import MultiLoader
 race(MultiLoader(dataset, workers=2))
 """
-# The reader is replaced by one that closes ZeroMQ before it ends, or it would lose samples.
+# This reader closes ZeroMQ before it ends. webdataset's reader does not, and loses samples.
 _THEIRS: Final = f"""{_DATASET}
 import pickle, tempfile
 import webdataset.multi, zmq
@@ -271,7 +271,7 @@ def reader(dataset, sockname, index, num_workers):
     context.term()  # waits until all is sent
 
 webdataset.multi.reader = reader
-with tempfile.TemporaryDirectory() as folder:  # its socket's file stays there
+with tempfile.TemporaryDirectory() as folder:  # for the file of the socket, which stays
     race(webdataset.multi.MultiLoader(dataset, workers=2, prefix=folder + "/"))
 """
 
@@ -291,7 +291,7 @@ def webdataset(bench: Bench) -> Lanes:
 # SPDL's DataLoader.
 
 SPDL: Final = {"trivial, input": 2.0, "trivial, completion": 2.0, "batches": 2.0, "JPEG": 0.97}
-"""The least ratio of rates; less than 1 is noise."""
+"""The minimum ratio of shardio's rate to SPDL's. 0.97 allows for noise between equal rates."""
 
 
 @case(

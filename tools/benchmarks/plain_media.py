@@ -1,6 +1,6 @@
-"""The plainest work on files of media, for conversions to be compared with.
+"""The simplest work on media files, with which conversions are compared.
 
-Worker processes import this module: it imports no shardio.
+Worker processes import this module, so it does not import shardio.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def encode(path: Path, out: Path) -> None:
 
 
 def copy(path: Path, out: Path) -> None:
-    """Copy one file durably, and hash it on the way."""
+    """Copy one file durably, and hash it while copying."""
     with path.open("rb") as source:
         _write_durably(iter(lambda: source.read(1 << 20), b""), out)
 
@@ -86,7 +86,7 @@ WORKS: Final = {"decode": decode, "encode": encode, "copy": copy, "demux": demux
 
 
 def on_files(work: str, files: list[str], n_processes: int, out: str) -> dict[str, float]:
-    """Do a work on every file, in processes; return the seconds that it takes."""
+    """Do one of WORKS on every file, in `n_processes` processes; return the seconds it takes."""
     start_s = time.perf_counter()
     Path(out).mkdir()
     with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:

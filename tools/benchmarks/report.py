@@ -1,4 +1,4 @@
-"""Results of benchmarks as a table, as JSON, and beside an earlier run."""
+"""Results of benchmarks as a table, as JSON, and compared with an earlier run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES: Final = (
     "jax",
 )
 NOTEWORTHY: Final = 0.1
-"""The share by which a median has to differ from an earlier run's to be marked."""
+"""A median is marked if it differs from that of the earlier run by at least this share."""
 
 
 def machine() -> dict[str, Any]:
@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of the checkout, with "+changes" if files differ; empty outside of git."""
+    """Return the commit of the checkout, with "+changes" if files differ; empty outside git."""
     answers = []
     for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         done = subprocess.run(
@@ -63,7 +63,7 @@ def commit() -> str:
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
-    """Return everything that was measured, and what it was measured with."""
+    """Return all results, and the machine, the versions and the commit that they belong to."""
     return {
         "machine": machine(),
         "versions": versions(),
@@ -127,7 +127,8 @@ def number(value: float) -> str:
 def comparison(results: Sequence[Result], earlier: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines that compare medians with those of an earlier run.
 
-    Only ratios within a run can be compared between machines; a difference in machine is named.
+    Only ratios within a run can be compared between machines. If the machines differ, a line says
+    so.
     """
     was = earlier["commit"] or "an unknown commit"
     yield f"beside {was}"
@@ -150,7 +151,7 @@ def comparison(results: Sequence[Result], earlier: Mapping[str, Any]) -> Iterato
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read the JSON of an earlier run; raises ValueError if it is none."""
+    """Read the JSON of an earlier run; raise ValueError if the file is not such JSON."""
     found = json.loads(path.read_text("utf-8"))
     if not isinstance(found, dict) or not {"machine", "commit", "cases"} <= found.keys():
         raise ValueError(

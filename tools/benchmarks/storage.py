@@ -40,7 +40,7 @@ from tests.storage.remote.scene import scene
 # Cold disks.
 
 SLACK: Final = 0.7
-"""A run may be as much slower than the one that it is held against: disks vary."""
+"""The minimum ratio of a rate to the one that it is compared with: disks vary."""
 N_FRAMES: Final = 300
 FILMS: Final = {"h264": (112, 16), "packets": (320, N_FRAMES)}
 """The side of a film's pictures, and the frames in a group."""
@@ -53,7 +53,7 @@ COLD: Final[dict[str, tuple[dict[str, Any], int, int]]] = {
     "h264": ({"x": Video()} | LABEL, 0, 32),
     "packets": ({"x": Video()} | LABEL, 0, 32),
 }
-"""Schema, mean bytes of a sample if all are read, samples a batch."""
+"""For each kind: the schema, the mean bytes of a sample if all are read, and the batch size."""
 
 
 @case(
@@ -110,7 +110,7 @@ def _write_cold(name: str, mib: int, folder: Path) -> None:
 
 
 def _samples(name: str, n: int) -> Iterator[Sample]:
-    """Yield values that no file system stores in less than their size."""
+    """Yield values that no file system can compress."""
     schema, n_bytes, _ = COLD[name]
     content = np.random.default_rng(0).bytes(n_bytes * 4)
     for i in range(n):
@@ -136,7 +136,7 @@ def _films(name: str, mib: int) -> Iterator[Sample]:
 
 
 def _run_cold(folder: Path, group: Path | None, given: tuple[object, ...]) -> Mapping[str, float]:
-    """Drop the dataset from the page cache, and measure in a process of its own, in a group."""
+    """Drop the dataset from the page cache; measure in a separate process, in a control group."""
     _drop(folder)
 
     def enter() -> None:
@@ -150,7 +150,7 @@ def _run_cold(folder: Path, group: Path | None, given: tuple[object, ...]) -> Ma
 def _drop(folder: Path) -> None:
     paths = [str(path) for path in folder.glob("*.shard")]
     share: float | None = None
-    for _ in range(20):  # what is still being read stays
+    for _ in range(20):  # pages that are still being read cannot be dropped
         for path in paths:
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
@@ -170,7 +170,7 @@ def load_cold(
     seconds: float,
     advised: bool,  # noqa: FBT001 - by JSON
 ) -> dict[str, float]:
-    """Load for some seconds, or an epoch, in this process."""
+    """Load for `seconds`, or one epoch if that is shorter, in this process."""
     patch = mock.patch.object(ReadAhead, "prefetch", lambda *_: None)
     dataset: Any = shardio.open(folder)
     is_film = name in FILMS
@@ -178,7 +178,7 @@ def load_cold(
     begin_s = time.perf_counter()
     if order == "preload":
         dataset.preload()
-    # Threads, so that they have what is patched here.
+    # Use threads as workers, so that the patch applies to them too.
     options: dict[str, Any] = {"shuffle": ORDERS.get(order, "full"), "start_method": "thread"}
     options |= {"num_workers": 2, "output": "numpy", "reuse": True}
     with (
@@ -203,7 +203,7 @@ def load_cold(
 
 @contextlib.contextmanager
 def _memory_group(limit_bytes: int) -> Iterator[Path]:
-    """Yield a memory control group of our own below this process's."""
+    """Yield a new memory control group below the group of this process."""
     for version, folder in reversed(control_groups("memory")):
         group = Path(folder) / f"shardio-bench-{os.getpid()}"
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
@@ -220,7 +220,7 @@ def _memory_group(limit_bytes: int) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # some kernels keep the name of an empty group
                 group.rmdir()
         return
-    raise NotMeasured("no memory control group may be made here")
+    raise NotMeasured("cannot create a memory control group here")
 
 
 # Object stores.
@@ -234,7 +234,7 @@ def _frame(i: int) -> Sample:
 
 @case(Limit("warm", "samples/s", "local", at_least=0.9), rounds=7)
 def object_store(bench: Bench, *, mib: int = 128, epochs: int = 5, workers: int = 2) -> Lanes:
-    """Compare epochs over an S3 server on this machine, from the cache, with those of a folder."""
+    """Compare cached epochs of a dataset on a local S3 server with epochs of a folder."""
     n = (mib << 20) // int(np.prod(data.FRAME))
     folder = bench.cache.dataset("frames", DatasetSpec(data.FRAMES, _frame, n, 8 * MIB))
     options: dict[str, Any] = {"output": "numpy", "num_workers": workers, "shuffle": True}
@@ -266,7 +266,7 @@ def _epochs_rate(loader: Any, n_epochs: int, n: int) -> Mapping[str, float]:
 
 
 class SlowServer(http.server.SimpleHTTPRequestHandler):
-    """Sends ranges of files, each after a while, and no faster than `bytes_per_s`."""
+    """A server that sends ranges of files, each after `latency_s` and at most at `bytes_per_s`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -325,7 +325,7 @@ def _serve(port: Connection, folder: str, latency_s: float, bytes_per_s: float) 
 
 
 N_VIDEOS: Final = 200
-"""In a shard; its tables do not fit into the first request."""
+"""The number of videos in a shard. Its tables do not fit into the first request."""
 
 
 def _write_distant(n_rows: int, n_shards: int, folder: Path) -> None:
@@ -346,7 +346,7 @@ def _write_distant(n_rows: int, n_shards: int, folder: Path) -> None:
 def distant(
     bench: Bench, *, mib: int = 512, shards: int = 100, latency_ms: float = 30, mb_per_s: float = 80
 ) -> Lanes:
-    """Measure loading from a server that answers after 30 ms, at 80 MB/s a connection."""
+    """Measure loading from a server that answers after 30 ms, at 80 MB/s per connection."""
     make = partial(_write_distant, mib, shards)
     folder = bench.cache.made("distant", f"{mib} {shards}", make)
     ours, theirs = multiprocessing.Pipe()
@@ -398,7 +398,7 @@ def _served(i: int) -> Sample:
 
 @case(rounds=3)
 def serve(bench: Bench, *, seconds: float = 2.0) -> Lanes:
-    """Compare `shardio serve` on this machine, plain and with keys, with a loader here."""
+    """Compare a client of `shardio serve`, with and without keys, with a loader in this process."""
     schema = {"x": Array("uint8", SAMPLE_SHAPE), "n": Array("int64")}
     folder = bench.cache.dataset("served", DatasetSpec(schema, _served, 1024))
     keys = bench.temporary() / "keys"
@@ -424,7 +424,7 @@ def serve(bench: Bench, *, seconds: float = 2.0) -> Lanes:
 
 @contextlib.contextmanager
 def _server(folder: Path, *more: str) -> Iterator[str]:
-    """Yield the address of `shardio serve` in a process."""
+    """Run `shardio serve` in a separate process; yield its address."""
     command = [sys.executable, "-m", "shardio", "serve", str(folder), "--workers", "1", *more]
     command += ["--bind", "tcp://127.0.0.1:*"]
     with subprocess.Popen(
@@ -438,7 +438,7 @@ def _server(folder: Path, *more: str) -> Iterator[str]:
 
 
 def _served_rate(loader: Any, seconds: float) -> Mapping[str, float]:
-    """Run whole epochs, and look at every batch."""
+    """Run whole epochs, and touch every batch."""
     n, start_s, sizes = 0, time.perf_counter(), []
     while time.perf_counter() - start_s < seconds:
         for batch in loader:

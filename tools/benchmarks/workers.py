@@ -1,4 +1,4 @@
-"""Worker processes: starts, memory, descriptors, and what a batch makes them do."""
+"""Worker processes: starts, memory, descriptors, and the faults and system calls of a batch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def measure_start(folder: str, start_method: str) -> dict[str, float]:
 
 
 def _share_bytes(pid: int) -> int:
-    """Return the memory of a process, shared pages in proportion."""
+    """Return the memory of a process; shared pages are divided by the number of their users."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 
@@ -125,7 +125,7 @@ def _mixed(i: int) -> Sample:
 
 
 def doubled(sample: Sample) -> Sample:
-    """Return a field of fixed and one of varying size."""
+    """Return a field of fixed size and a field of varying size."""
     return {"image": sample["image"], "note": sample["note"] * 2}
 
 
@@ -136,7 +136,7 @@ MEMORY: Final[dict[str, tuple[float, dict[str, Any]]]] = {
     "records": (0.1, {"output": "numpy"}),
     "a transform": (0.01, {"output": "numpy", "transform": doubled}),
 }
-"""Share of the batches, and options."""
+"""For each lane: its share of the batches, and the options of the loader."""
 N_MIXED: Final = 16_384
 
 
@@ -168,10 +168,10 @@ def _growth(folder: Path, n_batches: int, options: dict[str, Any]) -> Mapping[st
 
 
 def _sizes(loader: ShardLoader) -> dict[str, float]:
-    """Return anonymous memory in MiB by process, and main's descriptors but those of blocks."""
+    """Return the anonymous memory of each process in MiB, and main's descriptors without blocks."""
     pids = [os.getpid(), *child.descendants(os.getpid())]
     found = {str(pid): child.status_bytes("RssAnon", pid) / (1 << 20) for pid in pids}
-    # Blocks are made when they are first wanted, and have two descriptors each.
+    # A block is created when it is first needed, and has two descriptors.
     n_of_blocks = 2 * len(loader._engine.pool)
     return found | {"descriptors": float(len(os.listdir("/proc/self/fd")) - n_of_blocks)}
 
@@ -191,7 +191,7 @@ def files(bench: Bench, *, shards: int = 100_000, batches: int = 300) -> Lanes:
 
 
 def _link_shards(n_shards: int, folder: Path) -> None:
-    """Write a dataset of `n_shards` shards, each 10,000 of which are one file."""
+    """Write a dataset of `n_shards` shards, in which every 10,000 shards are links to one file."""
     folder.mkdir()
     schema = Schema({"image": Array("uint8", (64, 64)), "label": Array("int64")})
     shards = []
@@ -209,7 +209,7 @@ def _link_shards(n_shards: int, folder: Path) -> None:
 
 
 def count_files(folder: str, shuffle: Any, n_batches: int) -> dict[str, float]:
-    """Read batches in this process; return the most maps, descriptors and memory that it had."""
+    """Read batches in this process; return its maximum maps, descriptors and memory."""
     start_s, before = time.perf_counter(), child.status_bytes("RssAnon")
     options: dict[str, Any] = {"num_workers": 0, "output": "numpy", "seed": 1}
     peak = [0, 0, 0]
@@ -235,7 +235,7 @@ def count_files(folder: str, shuffle: Any, n_batches: int) -> dict[str, float]:
 # Counts that no clock shows: faults, system calls, frames.
 
 FEW, MANY = 8, 16
-"""Epochs of a count of system calls."""
+"""The numbers of epochs of two runs; the difference of their system calls is counted."""
 COUNTED: Final = data.KINDS | {"raw, 2 KB, a transform of 10 µs": data.KINDS["raw, 2 KB"]}
 
 

@@ -73,7 +73,7 @@ KINDS: Final = {
     "large npy": Kind("arrays", _make_large, _load_npy),
     "npz": Kind("arrays", _make_npz, _load_npz),
     "safetensors": Kind(
-        "arrays", _make_tensors, _load_tensors, least=0.3, why="headers are proved, in Python"
+        "arrays", _make_tensors, _load_tensors, least=0.3, why="headers are checked, in Python"
     ),
     "large st": Kind("arrays", _make_large_tensors, _load_tensors),
 }

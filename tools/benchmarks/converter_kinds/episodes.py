@@ -1,6 +1,6 @@
 """Episodes of robots, as LeRobot loads them.
 
-lerobot 0.4 asks for PyAV below 16, with which shardio does not work; both do with PyAV 18.
+lerobot 0.4 requires PyAV below 16, with which shardio does not work; with PyAV 18, both work.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: its converter, what writes some into a folder, what reads all of one.
+    """A kind of file: its converter, and the functions `make` and `load`.
 
-    `least` is what its quotient has to be, and `why` says for what reason that is less than 0.7.
+    `make` writes files into a folder; `load` reads a file with the library that it is made for.
+    `least` is the minimum ratio of the converter's rate to that of `load`; `why` is the reason if
+    this is less than 0.7.
     """
 
     converter: str

@@ -67,7 +67,7 @@ def _make_videos(place: Path) -> None:
 
 
 def _load_frames(path: str) -> Iterator[Any]:
-    """Frames as small as those of clips, but of all that is seen."""
+    """Yield frames as small as those of clips, but without a crop."""
     import av
 
     with av.open(path) as container:
@@ -93,6 +93,6 @@ KINDS: Final = {
         _load_packets,
         {"store": "packets"},
         least=0.45,
-        why="keyframes and times are looked at",
+        why="keyframes and times are checked",
     ),
 }

@@ -47,7 +47,7 @@ def _make_pictures(place: Path) -> None:
 
 
 def _load_tar(path: str) -> Iterator[Any]:
-    """Yield samples as its default decoding has them, which leaves pictures as they are."""
+    """Yield samples with WebDataset's default decoding, which does not decode pictures."""
     import webdataset
 
     yield from webdataset.WebDataset(path, shardshuffle=False).decode()

@@ -35,7 +35,7 @@ def _make_hdf5_texts(place: Path) -> None:
 
 
 def _load_hdf5(path: str) -> Iterator[Any]:
-    """Rows as its own loop has them, one read each."""
+    """Yield rows as a loop over h5py's datasets does, with one read per row."""
     import h5py
 
     with h5py.File(path) as file:
@@ -62,7 +62,7 @@ def _make_zarr_chunks(place: Path) -> None:
 
 
 def _load_zarr(path: str) -> Iterator[Any]:
-    """Rows, of which the first array's chunks are read at once: one read each takes minutes."""
+    """Yield rows, read in blocks of the smallest chunk: reading them one by one takes minutes."""
     import zarr
 
     arrays = [array for _, array in zarr.open_group(Path(path).parent, mode="r").arrays()]

@@ -144,7 +144,11 @@ KINDS: Final = {
     ),
     "json arrays": Kind("tables", partial(_make_jsonl, _embedding), _load_jsonl),
     "json in json": Kind(
-        "tables", partial(_make_jsonl, _talk), _load_jsonl, least=0.35, why="JSON is written again"
+        "tables",
+        partial(_make_jsonl, _talk),
+        _load_jsonl,
+        least=0.35,
+        why="JSON is encoded again",
     ),
     **{
         f"parquet {name}": Kind("arrow", partial(_make_parquet, columns), _load_parquet)
