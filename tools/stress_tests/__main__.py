@@ -1,9 +1,9 @@
-"""Break things for as long as asked, and check every promise about what is left.
+"""Break things, and check that shardio keeps its promises about what is left.
 
     tools/stress --list
     tools/stress NAME [--minutes N] [--seed S]    more options: tools/stress NAME --help
 
-A program exits with 1 if a promise was broken. With --minutes it goes on until the time is over;
+A program exits with 1 if a promise was broken. With --minutes, it continues until the time is over;
 without, it does a fixed amount of work, which its help states.
 """
 

@@ -1,7 +1,8 @@
-"""A conversion that is killed at a step: its converter, and what lies in wait for it.
+"""A conversion that is killed at a step: its converter, and the trap that kills it.
 
-Used by `kill_conversion`. The processes that are killed import this file for the converter; it
-sees their steps at the door through which shardio changes files (`shardio.storage.fs.perform`).
+`kill_conversion` uses this module. The processes that are killed import it for the converter. It
+then replaces `shardio.storage.fs.perform`, through which all changes of files pass, and so sees
+their steps.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from shardio.storage import fs
 
 TRAP = "KILL_CONVERSION_TRAP"
 LISTED = "KILL_CONVERSION_LISTED"
-"""Entries of a list beyond which it is stored in a part, if fewer than by default."""
+"""The environment variable with the maximum length of lists that are stored inline."""
 OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000}
 
 
 @dataclasses.dataclass(frozen=True)
 class Victim(Converter):
-    """The converter: a word is a sample."""
+    """A converter that makes one sample of each word."""
 
     kind: ClassVar[str] = "victim"
     version: ClassVar[str] = "1"
 
     def schema(self) -> Schema:
-        """Give the fields of a word."""
+        """Return the fields of a word."""
         return Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (5000,))})
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -51,7 +52,7 @@ class Victim(Converter):
 
 @dataclasses.dataclass
 class Trap:
-    """At which step of which phase to kill whom; `fired` is a file that is there once it has."""
+    """The step of a phase at which to kill `who`; the file `fired` exists once `who` is killed."""
 
     phase: str
     at: int
@@ -63,7 +64,7 @@ class Trap:
 
 
 def step(phase: str, do: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
-    """Take a step of a phase, unless it is the one to be killed at."""
+    """Take a step of a phase; if the trap is set for this step, kill the driver or the worker."""
     if trap is None or trap.phase != phase:
         return do()
     is_driver = os.getpid() == trap.driver
@@ -82,13 +83,13 @@ def step(phase: str, do: Callable[[], Any], half: Callable[[], Any] | None = Non
     elif trap.where == "after":
         result = do()
         os.kill(os.getpid() if is_suicide else trap.driver, signal.SIGKILL)
-        return result  # a worker that has killed its driver goes on for as long as it lives
+        return result  # a worker that has killed its driver continues until it exits
     os.kill(os.getpid() if is_suicide else trap.driver, signal.SIGKILL)
     return do()
 
 
 def phase_of(kind: str, path: str) -> str:
-    """To which phase a call belongs."""
+    """Return the phase to which a call belongs."""
     name = os.path.basename(path)
     if "plan.json" in name or name == ".conversion":
         return "plan"
@@ -98,7 +99,7 @@ def phase_of(kind: str, path: str) -> str:
 
 
 def perform(kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Stand before the door."""
+    """Call `function` as a step of its phase; this replaces `fs.perform`."""
     half = None
     if kind == "write":
 
@@ -111,7 +112,7 @@ def perform(kind: str, path: str, function: Callable[..., Any], *given: Any, **n
 
 
 def drive(source: str, out: str, what: str) -> None:
-    """Convert in two workers. The program of the processes that are killed."""
+    """Convert with two workers: the program that is killed."""
     global trap
     if trap is not None:
         trap.driver = os.getpid()
@@ -121,7 +122,7 @@ def drive(source: str, out: str, what: str) -> None:
 
 
 def small_units() -> None:
-    """Cut a few bytes into several units, and short lists into parts if that is wanted."""
+    """Make units of a few bytes each, and apply the limit LISTED for inline lists if it is set."""
     journal.MIN_UNIT_BYTES, journal.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
     most = os.environ.get(LISTED, external_lists.MAX_INLINE_ENTRIES)
     external_lists.MAX_INLINE_ENTRIES = int(most)  # type: ignore[misc]

@@ -1,12 +1,12 @@
-"""Convert a folder of very many tiny files, whole, and killed and resumed.
+"""Convert a folder of very many tiny files; kill the conversion and resume it.
 
     tools/stress many-files [--files N] [--minutes N]
 
-The files are arrays of 16 bytes in 100 folders, one in 2,500 empty, which none can be. Every file
-must be converted or listed as broken, each sample must have the numbers of its file, and a
-conversion that was killed in the middle and resumed must give the same shards. Exits with 1 where
-one does not, or where so many files are converted at less than half the rate of a tenth of them.
-With --minutes all of it is repeated until the time is over.
+The files are arrays of 16 bytes in 100 folders. One file in 2,500 is empty, and therefore broken.
+Every file must be converted or listed as broken, each sample must contain the numbers of its file,
+and a conversion that was killed in the middle and resumed must give the same shards. The program
+exits with 1 if one of these does not hold, or if all files are converted at less than half the rate
+of a tenth of them. With --minutes, everything is repeated until the time is over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ ENOUGH = 0.5
 def main(arguments: list[str]) -> int:
     """Convert a tenth and all of them; return the exit code."""
     parser = make_parser("many-files", __doc__)
-    parser.add_argument("--files", type=int, default=100_000, help="how many (default 100,000)")
+    parser.add_argument(
+        "--files", type=int, default=100_000, help="number of files (default: 100000)"
+    )
     options = parser.parse_args(arguments)
     deadline = Deadline(options.minutes)
     code = convert_once(options.files)
@@ -52,7 +54,7 @@ def convert_once(n_files: int) -> int:
         faults = [*lost(folder / "few-out", few), *lost(folder / "many-out", many)]
         n_left = kill_and_resume(folder)
         if shards(folder / "many-out") != shards(folder / "killed-out"):
-            faults.append("killed and resumed: other shards than of a conversion left alone")
+            faults.append("killed and resumed: the shards differ from those of one conversion")
     for n, rate in rates.items():
         print(f"{n:>9,} files: {rate:,.0f} a second")
     print(f"killed with {n_left:,} units finished, and resumed")
@@ -86,7 +88,7 @@ def command(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def seconds_of(folder: Path, what: str) -> float:
-    """Convert all of a folder; how long that took."""
+    """Convert a folder; return the seconds that this took."""
     began = time.perf_counter()
     command(folder, what, f"{what}-out").wait()
     return time.perf_counter() - began
@@ -112,7 +114,7 @@ def lost(out: Path, n_files: int) -> list[str]:
 
 
 def kill_and_resume(folder: Path) -> int:
-    """Kill a conversion once units are finished, and resume it; how many units that were."""
+    """Kill a conversion once units are finished, and resume it; return the number of units."""
     out = folder / "killed-out"
     process = command(folder, "many", out.name)
     while process.poll() is None and n_finished(out) < 10:
@@ -130,7 +132,7 @@ def n_finished(out: Path) -> int:
 
 
 def shards(out: Path) -> dict[str, str]:
-    """Every shard's name and digest."""
+    """Return the digest of each shard, by name."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.shard")
     }

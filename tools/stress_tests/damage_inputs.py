@@ -2,10 +2,11 @@
 
     tools/stress damage [--files N | --minutes N] [--seed S] [--kind KIND]
 
-Small files that the libraries wrote get bits flipped, bytes replaced or moved, or are cut. They are
-converted with sound ones beside them, in worker processes. As promised: the conversion ends, in
-time; each file is listed; a sound one gives its samples, a damaged one none, or those values that
-the library itself reads of it. Exit code 1 where a promise is broken; the files are kept in --out.
+Small files, written by these libraries, are damaged: bits are flipped, bytes are replaced or moved,
+or the end is cut off. They are converted together with undamaged files, in worker processes. The
+promises are: the conversion ends in time; each file is listed; an undamaged file gives its samples,
+and a damaged file gives none, or the values that the library itself reads from it. If a promise is
+broken, the exit code is 1, and the files are kept in --out.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from stress_tests.program import Deadline, environment, make_parser
 N_TOGETHER: Final = 48
 LIMIT_S: Final = 120.0
 STEP_S: Final = 4.0
-"""Step limit in seconds, instead of two minutes: the files are small."""
+"""The step limit in seconds, instead of two minutes, because the files are small."""
 ADDRESS_BYTES: Final = 8 << 30
 MAX: Final = {"convert": 0, "read": 0}
-"""The most KiB that a process of either kind has had, as far as it was more than any before it."""
+"""The maximum memory in KiB of the processes that convert and of those that read.
+
+A process is only counted if it had more memory than every process before it.
+"""
 ROWS: Final[list[dict[str, Any]]] = [
     {
         "x": n * 1000003 if n % 3 else None,
@@ -80,7 +84,7 @@ def arrow(path: str, variant: int) -> None:
 
 
 def hdf5(path: str, variant: int) -> None:
-    """Write HDF5, with one filter or another."""
+    """Write HDF5, with one of several filters."""
     import h5py
 
     filters = ({}, {"compression": "gzip"}, {"shuffle": True, "fletcher32": True})[variant % 3]
@@ -191,7 +195,7 @@ def flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def convert(folder: str, kind: str, result: str) -> None:
-    """Convert, in a process of its own; what came of it goes into a file."""
+    """Convert in this process, which `started` has started; write the outcome to a file."""
     import shardio
     from shardio.conversion.converter import converter_class
 
@@ -207,12 +211,12 @@ def convert(folder: str, kind: str, result: str) -> None:
 
 
 def read(result: str, suffix: str, *paths: str) -> None:
-    """Read files as their library does, in a process of its own."""
+    """Read files with their library, in this process; write the rows to a file."""
     found: dict[str, Any] = {}
     for path in paths:
         try:
             found[path] = [flat(row) for row in KINDS[suffix][2](path)]
-        except Exception as error:  # noqa: BLE001 - whatever a library raises of damage
+        except Exception as error:  # noqa: BLE001 - any error that a library raises for damage
             found[path] = repr(error)
     Path(result).write_bytes(pickle.dumps(found))
 
@@ -222,7 +226,7 @@ def _limit() -> None:
 
 
 def started(*arguments: str) -> str:
-    """Do something in a process of its own; what went wrong with the process."""
+    """Run `convert` or `read` in a separate process; return the fault of the process, or ""."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, json.dumps(arguments)],
@@ -243,14 +247,14 @@ def started(*arguments: str) -> str:
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Return True if a sample has the values of a row and is otherwise missing."""
+    """Return True if the values of a sample and of a row, other than None, are the same."""
     named = {name: value for name, value in found.items() if value is not None}
     wanted = {name: value for name, value in expected.items() if value is not None}
     return repr(_plain(named)) == repr(_plain(wanted))
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as floats where they are whole: a field may be wider than a file."""
+    """Convert integers to floats, because a field may have a wider type than one of its files."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in sorted(value.items())}
     if isinstance(value, list | tuple):
@@ -259,7 +263,7 @@ def _plain(value: Any) -> Any:
 
 
 def try_files(suffix: str, rng: random.Random, place: Path, tally: Counter[str]) -> list[str]:
-    """Convert some damaged files of a kind, with sound ones beside them; returns what is wrong."""
+    """Convert some damaged files of a kind and some undamaged ones; return what is wrong."""
     kind, write, _ = KINDS[suffix]
     source, result = place / "in", place / "result"
     source.mkdir()
@@ -283,7 +287,7 @@ def try_files(suffix: str, rng: random.Random, place: Path, tally: Counter[str])
         tally[f"{suffix}: {'sound' if number % 12 == 0 else 'damaged'}, {outcome}"] += 1
         tally[f"{suffix}: ended a worker"] += died
         if number % 12 == 0 and outcome != "converted":
-            problems.append(f"{path.name}, which is sound: {outcome}: {reason}")
+            problems.append(f"{path.name}, which is undamaged: {outcome}: {reason}")
         if outcome == "converted":
             problems += _compared(path.name, samples.get(path.name, []), rows[str(path)])
         elif outcome not in ("broken", "empty") or samples.get(path.name):
@@ -303,9 +307,9 @@ def read_all(paths: list[str], suffix: str, result: Path) -> dict[str, Any]:
 
 
 def _compared(name: str, samples: list[dict[str, Any]], rows: Any) -> Iterator[str]:
-    """Compare what was made of a file with what its library reads of it."""
+    """Compare the samples of a file with the rows that its library reads."""
     if isinstance(rows, str):
-        yield f"{name}: {len(samples)} samples, where its library fails: {rows}"
+        yield f"{name}: {len(samples)} samples, although its library fails: {rows}"
     elif len(rows) != len(samples) or not all(map(same, samples, rows)):
         first = next((pair for pair in zip(samples, rows, strict=False) if not same(*pair)), None)
         yield f"{name}: {len(samples)} samples, its library has {len(rows)} rows; {first}"
@@ -314,7 +318,12 @@ def _compared(name: str, samples: list[dict[str, Any]], rows: Any) -> Iterator[s
 def main(arguments: list[str]) -> int:
     """Damage, convert, compare."""
     parser = make_parser("damage", __doc__)
-    parser.add_argument("--files", type=int, default=2000, help="of each kind, without --minutes")
+    parser.add_argument(
+        "--files",
+        type=int,
+        default=2000,
+        help="number of each kind (default: 2000)",
+    )
     parser.add_argument("--kind", choices=[*KINDS], action="append", help="default: all")
     parser.add_argument("--out", type=Path, default=Path("damaged-inputs"), help="for findings")
     options = parser.parse_args(arguments)

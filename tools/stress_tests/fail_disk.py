@@ -3,14 +3,18 @@
     tools/stress disk [--every N] [--workers-only]
     tools/stress disk --minutes N [--seed S]
 
-Each create, write, fsync, rename, link, mkdir, unlink and rmdir fails once with EIO, and from then
-on with ENOSPC: first in a worker process (and, from then on, in the main process as well), by this
-file, which the workers import for their converter; then in a conversion, an append, a replacement,
-maintenance, exports and downloads in one process, by the tests in `TESTS`. A conversion that fails
-ends with exit code 3 and names the file; no process is left, nothing that is not whole has a final
-name, and --resume gives, byte for byte, what an undisturbed conversion gives. Sources of other
-operations stay as they are, and doing them again gives what undisturbed ones give. `--every`: each
-N-th call only. `--minutes`: calls of workers alone, drawn at random until the time is over.
+A call is a create, write, fsync, rename, link, mkdir, unlink or rmdir. Every call fails in two
+ways: alone, with EIO, and together with all later calls, with ENOSPC. The first calls to fail are
+those of a worker process, through this module, which the workers import for their converter; with
+ENOSPC, all later calls of the main process then fail as well. Next are the calls of a conversion,
+an append, a replacement, maintenance, exports and downloads in one process, through the tests in
+`TESTS`.
+
+A conversion that fails ends with exit code 3 and names the file; no process is left, nothing that
+is not whole has a final name, and --resume gives the same bytes as an undisturbed conversion. The
+sources of other operations do not change, and the operations give the undisturbed result when they
+are repeated. With --every, only every N-th call fails. With --minutes, only calls of workers fail,
+drawn at random until the time is over.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ MODES = ((errno.EIO, False), (errno.ENOSPC, True))
 
 @dataclasses.dataclass(frozen=True)
 class Victim(conversion_victim.Victim):
-    """The converter: a word is a sample."""
+    """A converter that makes one sample of each word."""
 
     kind: ClassVar[str] = "failing"
 
@@ -58,7 +62,10 @@ class Victim(conversion_victim.Victim):
 
 @dataclasses.dataclass
 class Trap:
-    """The call to fail (-1: none) and its error; `log` lists calls, `fired` the failed one."""
+    """The number of the call that fails (-1 for none), and its error code.
+
+    All calls are listed in the file `log`; the path of the failed one is written to `fired`.
+    """
 
     at: int
     code: int
@@ -70,7 +77,7 @@ class Trap:
     def perform(
         self, kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
     ) -> Any:
-        """Stand before the door."""
+        """Call `function`, or fail; this replaces `fs.perform`."""
         n = self.n_calls
         self.n_calls += 1
         with open(self.log, "a") as log:
@@ -91,7 +98,7 @@ if os.environ.get(TRAP):
 
 
 class Stage:
-    """A folder with a source, and what an undisturbed conversion makes of it; runs the trials."""
+    """A folder with a source and its undisturbed conversion, in which trials are run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._n_trials = folder, 0
@@ -111,7 +118,7 @@ class Stage:
         self.whole = k.contents(folder / "whole")
 
     def _convert(self, out: Path, workers: int, *options: str) -> tuple[int, str]:
-        """Run the command; its exit code, and what it says of errors."""
+        """Run the command; return its exit code, and its errors."""
         command = ["convert", str(self.folder / "source"), str(out), "--kind=failing", "--quiet"]
         with contextlib.redirect_stderr(io.StringIO()) as said:
             code = cli.main([*command, f"--workers={workers}", *options])
@@ -123,7 +130,7 @@ class Stage:
         return len((self.folder / "log").read_text().splitlines())
 
     def trial(self, at: int, code: int, *, for_good: bool) -> list[str]:
-        """Let a call fail and resume; what was wrong then."""
+        """Let a call fail, and resume; return what was wrong."""
         self._n_trials += 1
         out = self.folder / f"out{self._n_trials}"
         log, fired = self.folder / "log", self.folder / "fired"
@@ -174,7 +181,7 @@ def _wrong_words(exit_code: int, said: str, trap: Trap) -> list[str]:
         return [f"exit code {exit_code}: {said}"]
     shown = path.partition(f"/{WORK_FOLDER}")[0]  # an error in it names the dataset
     if not any(line.startswith(f"shardio: {shown}: {os.strerror(trap.code)}") for line in lines):
-        return [f"it does not say what failed, {path}: {said}"]
+        return [f"the error does not name the failed file, {path}: {said}"]
     return []
 
 
@@ -209,8 +216,10 @@ def in_workers(every: int, deadline: Deadline, seed: int) -> int:
 def main(arguments: list[str]) -> int:
     """Let all calls fail; return the exit code."""
     parser = make_parser("disk", __doc__)
-    parser.add_argument("--every", type=int, default=1, help="each N-th call only (default: 1)")
-    parser.add_argument("--workers-only", action="store_true", help="in workers only")
+    parser.add_argument(
+        "--every", type=int, default=1, help="fail every N-th call only (default: 1)"
+    )
+    parser.add_argument("--workers-only", action="store_true", help="calls of workers only")
     options = parser.parse_args(arguments)
     deadline = Deadline(options.minutes)
     n_wrong = in_workers(options.every, deadline, options.seed)

@@ -1,16 +1,16 @@
-"""Damage a shard in every way there is; exits with 1 if verification or a reader misses one.
+"""Damage a shard in every way; exits with 1 if verification or a reader misses any damage.
 
     tools/stress flips [--what KIND] [--shard NAME …] [--step N] [--offset N]
     tools/stress flips --minutes N [--seed S]
 
-Without `--minutes`: shards that have every kind of section, field type and codec: three of under
-64 KiB together, and one, twice as large, alone. Every bit is flipped, the file is cut at every
-length, and bytes are appended. Verification must find each, and say where; a reader must refuse the
-file, or return the same data where the bit lies in padding that it does not read. `--step` and
-`--offset` take every N-th case only, from an offset on.
+Without --minutes, four shards are damaged, which together have every kind of section, field type
+and codec: three with less than 64 KiB in all, and one of twice this size. Every bit is flipped, the
+file is cut at every length, and bytes are appended. Verification must find every damage and its
+place. A reader must refuse the file or, if the bit is in padding, which it does not read, return
+the same data. With --step and --offset, only every N-th case is tried, beginning at an offset.
 
-With `--minutes`: shards of random sizes, larger ones too, are damaged at random until the time is
-over.
+With --minutes, shards of random sizes, including larger ones, are damaged at random until the time
+is over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Count:
         self._start = self._last = time.monotonic()
 
     def enter(self, case: str, complaint: str | None) -> None:
-        """Note how one case was met."""
+        """Count a case; `complaint` states what was wrong with its outcome, or is None."""
         self.n_done += 1
         if complaint is not None:
             self.n_missed += 1
@@ -54,14 +54,14 @@ class Count:
             print(f"... {self.n_done:,}{of_all} {self._what}", flush=True)
 
     def close(self) -> int:
-        """Say how many, and return how many were missed."""
+        """Print the counts; return the number of missed cases."""
         met, elapsed_s = self.n_done - self.n_missed, time.monotonic() - self._start
         print(f"{self._what}: {met:,}/{self.n_done:,} in {elapsed_s:.0f} s", flush=True)
         return self.n_missed
 
 
 def check_all(what: str, cases: Sequence[int], check: Callable[[int], str | None]) -> int:
-    """Check all cases of a kind; returns how many were missed."""
+    """Check all cases of a kind; return the number of missed cases."""
     count = Count(what, len(cases))
     for case in cases:
         count.enter(f"{what} {case}", check(case))
@@ -69,13 +69,13 @@ def check_all(what: str, cases: Sequence[int], check: Callable[[int], str | None
 
 
 def tails(content: bytes) -> list[bytes]:
-    """Return appendices: one byte to three pages, zeros or other bytes, and the file itself."""
+    """Return the bytes to append: one byte to three pages, zeros or others, and the file itself."""
     lengths = [*range(1, 129), 511, 512, 4095, 4096, 4097, 8192, 12288]
     return [byte * n for n in lengths for byte in (b"\0", b"\x01", b"\xff")] + [content]
 
 
 def damage_wholly(name: str, folder: Path, kinds: Sequence[str], step: int, offset: int) -> int:
-    """Every bit, every length, many tails; returns how many were missed."""
+    """Try every bit, every length and many tails; return the number of missed cases."""
     schema, made = SHARDS[name]
     content = content_of(folder / f"{name}.shard", schema, made())
     print(f"{name}: a shard of {len(content):,} bytes", flush=True)
@@ -97,7 +97,7 @@ def damage_wholly(name: str, folder: Path, kinds: Sequence[str], step: int, offs
 
 
 def damage_random_shards(folder: Path, minutes: float, seed: int) -> int:
-    """Flips, cuts and tails of larger shards until time is over; returns how many were missed."""
+    """Flip, cut and extend random shards until the time is over; return the number of misses."""
     rng, end = random.Random(seed), time.monotonic() + 60 * minutes
     count, n_shards, n_bytes = Count("cases of damage to random shards", None), 0, 0
     while time.monotonic() < end:
@@ -124,7 +124,7 @@ def damage_random_shards(folder: Path, minutes: float, seed: int) -> int:
 
 
 def random_damage(victim: Victim, rng: random.Random) -> Iterable[tuple[str, str | None]]:
-    """Cases of damage, with what is wrong with how each was met."""
+    """Yield cases of damage, each with the complaint about its outcome, or None."""
     size = len(victim.content)
     n_flips = max(4, FLIPS_PER_SHARD * 100_000 // size)
     for _ in range(n_flips):

@@ -3,10 +3,10 @@
     tools/stress fuzz --minutes N [--seed S] [--processes P] [--target T] [--out DIR]
     tools/stress fuzz --replay FILE
 
-The inputs break a rule of the format, with hashes that are right again (tests/fuzz/inputs.py). A
-finding is an error that is not shardio's own, over 1 s, more than twice the memory that the size
-justifies, or a reader and verification that disagree. It is kept in DIR with the command that shows
-it again.
+The inputs break a rule of the format, but their hashes are correct (tests/fuzz/inputs.py). An input
+is a finding if it causes an error that is not one of shardio's, takes over 1 s or more than twice
+the memory that its size justifies, or if a reader and verification disagree about it. Findings are
+kept in DIR, and for each, the command that feeds it again is printed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Feeding:
 
 
 class Run:
-    """Starts processes, watches them, and starts others for those that end too early."""
+    """A run of several processes, which are watched, and replaced if they end too early."""
 
     def __init__(
         self, options: argparse.Namespace, scratch: Path, command: Sequence[str] = FEEDING
@@ -68,7 +68,7 @@ class Run:
         self.findings: dict[str, str] = {}
 
     def run(self, seconds: float) -> None:
-        """Return when the time is over."""
+        """Feed inputs for `seconds`."""
         self._end = time.monotonic() + seconds
         next_report = time.monotonic() + REPORT_S
         running = [self._start() for _ in range(self._options.processes)]
@@ -106,7 +106,7 @@ class Run:
             text = f"hung: no input ended in {HUNG_S:.0f} s, and no signal got through"
             self._bury(feeding, text)
         elif -code in ENDED_FROM_OUTSIDE:
-            pass  # by a person, or whoever shares the machine: it says nothing of the input
+            pass  # killed by a user or another program, which says nothing about the input
         elif code < 0:
             self._bury(feeding, f"the process was killed by {signal.Signals(-code).name}")
         elif code > 0:
@@ -132,7 +132,7 @@ class Run:
         print(f"{n_done:,} inputs, {n_found} findings, {left:.0f} s left", flush=True)
 
     def print_totals(self) -> None:
-        """Say what was fed, and what became of it."""
+        """Print the numbers of inputs and of outcomes, and the findings."""
         for key in ("families", "outcomes"):
             total: Counter[str] = Counter()
             for tally in self.tallies:
@@ -152,7 +152,7 @@ class Run:
 
 
 def replay(file: Path) -> int:
-    """Feed one kept input again; returns 1 if it still shows a defect."""
+    """Feed one kept input again; return 1 if it still shows a defect."""
     from tests.fuzz.judge import Judge
     from tests.fuzz.targets import targets
 

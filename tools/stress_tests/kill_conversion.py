@@ -1,14 +1,15 @@
-"""Kill conversions and resume them; exits with 1 if one does not come out as if never killed.
+"""Kill conversions and resume them; exits with 1 if a result is not that of an undisturbed one.
 
     tools/stress conversion [--times N | --minutes M] [--seed S] [--what new|append] [--listed N]
 
-In each phase of a conversion, and of one that appends, N times (20): the driver or a worker gets
-SIGKILL at a random step of that phase, before, after or in the middle of it. Then no process may be
-left, nothing that is not whole may have a final name, a dataset that is appended to must be sound,
-and the conversion is resumed: every file must be, byte for byte, what an undisturbed conversion
-gives. In a last round the moment is random, too. With --minutes every phase gets an equal share of
-the time instead. With --listed, lists of more than N entries lie in parts. `conversion_victim` is
-what is killed.
+In each phase of a conversion, and of one that appends, the driver or a worker is killed N times
+(default: 20), at a random step of the phase: before, after or in the middle of the step. Then no
+process may be left, nothing that is not whole may have a final name, and a dataset to which the
+conversion appends must be undamaged. The conversion is resumed, and must give the same files as an
+undisturbed conversion, byte for byte. In the last round, conversions are killed at random moments.
+
+With --minutes, every phase gets an equal share of the time instead of N kills. With --listed, lists
+of more than N entries are stored in files of their own. The conversion is in `conversion_victim`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from stress_tests.program import Deadline, environment, make_parser
 
 MARK = "KILL_CONVERSION_MARK"
 N_STEPS = {"plan": 6, "decode": 12, "seal": 12, "fsync": 10, "rename": 8, "generation": 14}
-"""About how many steps of a phase one process takes: of them the one to be killed at is drawn."""
+"""The approximate number of steps of each phase in one process, from which that of the kill is
+drawn."""
 BY_DRIVER = {"plan", "generation"}
 ANY = "any moment"
 KINDS = {"new": "dataset.json", "append": "generations/000002.json"}
@@ -45,9 +47,9 @@ KINDS = {"new": "dataset.json", "append": "generations/000002.json"}
 
 
 class Stage:
-    """A folder with a source, and what an undisturbed conversion makes of it; runs the trials.
+    """A folder with a source and its undisturbed conversion, in which trials are run.
 
-    What is appended to is a dataset of the first files alone.
+    Conversions that append begin with a dataset of the first files only.
     """
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
@@ -72,7 +74,7 @@ class Stage:
         shardio.convert(self.folder / "source", out, workers=0, **OPTIONS, **options)
 
     def trial(self, what: str, phase: str) -> tuple[str, list[str]]:
-        """Kill one conversion and resume it: who was killed (nobody: ""), what was wrong then."""
+        """Kill a conversion and resume it; return who was killed, or "", and what was wrong."""
         self._n_trials += 1
         out, fired = self.folder / f"out{self._n_trials}", self.folder / f"fired{self._n_trials}"
         who = "driver" if phase in BY_DRIVER else self._chance.choice(["driver", "worker"])
@@ -92,7 +94,7 @@ class Stage:
         if who != "driver" and process.returncode:
             wrong.append(f"exit code {process.returncode}")
         if not process.returncode and (out / ".conversion").exists():
-            wrong.append(f"left though all is done: {sorted(contents(out / '.conversion'))}")
+            wrong.append(f"left after the end: {sorted(contents(out / '.conversion'))}")
         if plan_path(out / ".conversion") or not (out / KINDS[what]).exists():
             wrong += self._resume(what, out)
         wrong += differences(contents(out), self.whole[what])
@@ -114,7 +116,7 @@ class Stage:
         return subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL)
 
     def _kill_at_random(self, process: subprocess.Popen[bytes], mark: str, begun: Path) -> str:
-        """Kill any of the processes at any moment from when `begun` is there; who it was."""
+        """Kill a random process at a random moment after `begun` exists; return who it was."""
         while not begun.exists() and process.poll() is None:
             time.sleep(0.001)
         time.sleep(self._chance.uniform(0.0, 0.8))
@@ -129,13 +131,13 @@ class Stage:
     def _resume(self, what: str, out: Path) -> list[str]:
         try:
             self._convert(out, resume=True, append=what == "append")
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is what is looked for)
+        except Exception as error:  # noqa: BLE001  (any error is a finding)
             return [f"not resumed: {error!r}"]
         return []
 
 
 def install(folder: Path) -> None:
-    """Install the converter for this process, in a folder of a site."""
+    """Install the converter for this process, in a new folder of `sys.path`."""
     meta = folder / "site" / "victim-1.0.dist-info"
     meta.mkdir(parents=True)
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: victim\nVersion: 1.0\n")
@@ -151,18 +153,18 @@ def contents(out: Path) -> dict[str, bytes]:
 
 
 def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
-    """Compare the files of two folders."""
+    """Return the differences between the files of two folders."""
     names = sorted({*found, *expected})
     others = [name for name in names if found.get(name) != expected.get(name)]
     return [
         f"{name}: {len(found[name]) if name in found else 'no'} bytes, expected "
-        f"{len(expected[name]) if name in expected else 'no'} bytes, which are others"
+        f"{len(expected[name]) if name in expected else 'no'} bytes, which differ"
         for name in others
     ]
 
 
 def processes(mark: str) -> list[int]:
-    """Find the living processes that have a mark in their environment."""
+    """Return the running processes that have a mark in their environment."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -173,7 +175,7 @@ def processes(mark: str) -> list[int]:
 
 
 def check_ended(mark: str) -> list[str]:
-    """Wait for all processes to be gone; what is wrong if they are not."""
+    """Wait until all processes with a mark have exited; return a fault if some have not."""
     end_s = time.monotonic() + 10
     while left := processes(mark):
         if time.monotonic() > end_s:
@@ -183,11 +185,11 @@ def check_ended(mark: str) -> list[str]:
 
 
 def check_whole(out: Path) -> list[str]:
-    """Look at everything that has a final name; what is wrong with it."""
+    """Check everything that has a final name; return what is wrong with it."""
     wrong = []
     for place in out.rglob("*"):
         if any(part.startswith(".staging-") for part in place.parts):
-            continue  # names are final only outside of it
+            continue  # names are final only outside this folder
         try:
             if place.suffix == ".shard" and not place.name.startswith("."):
                 wrong += [str(finding) for finding in verify_shard(place)]
@@ -207,7 +209,7 @@ def main(arguments: list[str]) -> int:
     parser = make_parser("conversion", __doc__)
     parser.add_argument("--times", type=int, default=20, help="kills in each phase (default: 20)")
     parser.add_argument("--what", choices=KINDS, help="new or append alone (default: both)")
-    parser.add_argument("--listed", type=int, help="entries of a list that lies in no part")
+    parser.add_argument("--listed", type=int, help="maximum length of lists that are stored inline")
     options = parser.parse_args(arguments)
     if options.listed is not None:
         os.environ[LISTED] = str(options.listed)  # for this process and those that are killed

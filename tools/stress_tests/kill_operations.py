@@ -1,16 +1,16 @@
-"""Kill operations on datasets; exits with 1 if one is neither undone nor can be done again.
+"""Kill operations on datasets; exits with 1 if one leaves damage, or cannot be done again.
 
     tools/stress operations [--times N | --minutes M] [--seed S] [OPERATION …]
 
 Each operation (convert, overwrite, append, append-samples, merge, compact, add-column, repair,
-split, stats, export, re-export) is done N times (20) in a process of its own that gets SIGKILL:
-half of the times at a random change of a file, before, after or in the middle of it, and half of
-the times at a random moment. Then the files that were there are the same bytes, nothing that is not
-whole has a final name, and a reader finds the dataset before the operation or after it. The
-operation is done again, and gives, byte for byte, what an undisturbed one gives; nothing else is
-left. A new dataset or export that is complete already may be refused then.
+split, stats, export, re-export) is started N times (default: 20) in a separate process and killed:
+half of the times at a random change of a file, before, after or in the middle of the change, and
+half of the times at a random moment. Then the earlier files must be unchanged, nothing that is not
+whole may have a final name, and a reader must find the dataset as it was before the operation or is
+after it. The operation is done again, and must give the files of an undisturbed operation, byte for
+byte, and no others. It may be refused if the new dataset or export is already complete.
 
-With --minutes every operation gets an equal share of the time instead. `tools/stress conversion`
+With --minutes, every operation gets an equal share of the time instead. `tools/stress conversion`
 kills conversions with workers.
 """
 
@@ -123,7 +123,7 @@ def operations(folder: Path) -> dict[str, Operation]:
 
 
 class Stage:
-    """A folder with what the operations start from, and what undisturbed ones make of it."""
+    """A folder with the inputs of the operations, and the results of undisturbed operations."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self._folder, self._chance, self._n_trials = folder, chance, 0
@@ -274,7 +274,7 @@ class Stage:
                     operation.again(place)
                 remove_leftovers(place / "out")  # as the next writer does
             elif is_published:
-                with contextlib.suppress(DatasetExists):  # what is refused leaves nothing, either
+                with contextlib.suppress(DatasetExists):  # a refused operation leaves nothing
                     self._chance.choice([operation.run, operation.again])(place)
             else:
                 operation.again(place)

@@ -2,9 +2,9 @@
 
     tools/stress workers [--times 300 | --minutes N] [--workers 2] [--seed 0]
 
-Prints how many kills, how long the loop waited for the batch after one, and what was wrong. Exits
-with 1 when a batch was lost, came twice or differs from that of num_workers=0, or when the loop
-waited LIMIT_MS or more for the batch after a kill, less what it waits without one.
+Prints the number of kills, how long the loop waited for the batch after a kill, and the number of
+wrong epochs. Exits with 1 if a batch was lost, came twice or differs from that of num_workers=0, or
+if a kill made the loop wait at least LIMIT_MS longer for a batch than it waits without kills.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stress_tests.program import Deadline, make_parser, memory_folder
 N, BATCH = 2048, 16
 LIMIT_MS = 100.0
 N_BETWEEN = 4
-"""Batches between two kills: a batch that two workers died of is reported, not done again."""
+"""The number of batches between two kills: a batch that crashes two workers is not repeated."""
 
 SCHEMA = Schema({"image": Array("uint8", (32, 32, 3)), "label": Array("int64"), "note": Text()})
 
@@ -55,7 +55,7 @@ def _digest(batch: Batch) -> int:
 
 
 class Killer(threading.Thread):
-    """Kills a random worker at a random moment, whenever it is allowed to."""
+    """A thread that kills a random worker at a random moment, once for each call of `allow`."""
 
     def __init__(self, loader: ShardLoader, seed: int, longest_s: float) -> None:
         super().__init__(daemon=True)
@@ -65,11 +65,11 @@ class Killer(threading.Thread):
         self.is_over = False
 
     def allow(self) -> None:
-        """Let it strike once more."""
+        """Allow one more kill."""
         self._may.release()
 
     def run(self) -> None:
-        """Kill until the program is over."""
+        """Kill until the program ends."""
         while not self.is_over:
             self._may.acquire()
             time.sleep(self._random.uniform(0, self._longest_s))
@@ -83,7 +83,7 @@ class Killer(threading.Thread):
 
 
 def _timed(loader: ShardLoader) -> Iterator[tuple[Batch, float]]:
-    """Each batch of an epoch, and how long the loop waited for it, in ms."""
+    """Yield each batch of an epoch, and how long the loop waited for it, in ms."""
     batches = iter(loader)
     while True:
         start_s = time.perf_counter()
@@ -120,7 +120,7 @@ def _run(folder: str, n_times: int, deadline: Deadline, n_workers: int, seed: in
         killer.allow()
         killer.join()
     longest_ms = max(struck) - usual_ms
-    print(f"{killer.n_killed} workers killed; epochs that were not as without workers: {n_wrong}")
+    print(f"{killer.n_killed} workers killed; epochs that differ from num_workers=0: {n_wrong}")
     print(
         f"waited for a batch: {usual_ms:.1f} ms as a rule, at most {max(waits):.1f} ms in an epoch "
         f"without kills; {max(struck):.1f} ms in those with them (limit {LIMIT_MS:.0f} more)"

@@ -5,8 +5,8 @@
 Prints a table of shardio, torch's DataLoader and webdataset, as far as they are installed: 400
 arrays, shuffled, in batches of 8, by two workers. A worker is killed after the sixth batch; a bit
 is flipped in the middle of a file, or the last quarter is cut off, before the loader opens it.
-Exits with 1 if shardio does not deliver all samples after a kill, and an error that names the file
-after damage. With --minutes all of it is repeated until the time is over.
+Exits with 1 unless shardio delivers all samples after a kill, and raises an error that names the
+file after damage. With --minutes, everything is repeated until the time is over.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def show_table() -> int:
-    """Print what each loader does with each fault; return 1 if shardio does something else."""
+    """Print what each loader does with each fault; return 1 if shardio does not do as it should."""
     found: dict[str, list[str]] = {}
     for name, (_, _, package) in LOADERS.items():
         if importlib.util.find_spec(package) is not None:
@@ -70,7 +70,7 @@ def show_table() -> int:
 
 
 def outcome(name: str, fault: int) -> str:
-    """Return what a loader does with a fault, in words."""
+    """Return a text about what a loader does with a fault."""
     try:
         done = subprocess.run(
             command("peers", "--run", name, str(fault)),
@@ -114,14 +114,14 @@ def run(name: str, fault: int) -> None:
 
 
 def flip(path: Path, row: Samples) -> None:
-    """Flip a bit of a row, wherever a file has it."""
+    """Flip a bit of a row in the file that contains it."""
     data = bytearray(path.read_bytes())
     data[data.index(row.tobytes()) + row.size // 2] ^= 1
     path.write_bytes(data)
 
 
 def leaf_process() -> int:
-    """Return the latest process below this one that has no processes below it."""
+    """Return the latest descendant of this process that has no child processes."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -156,13 +156,13 @@ def load_shards(folder: Path) -> Iterator[Samples]:
 
 
 def write_array(folder: Path, rows: Samples) -> Path:
-    """Write a file of NumPy; return its path."""
+    """Write a .npy file; return its path."""
     np.save(folder / "x.npy", rows)
     return folder / "x.npy"
 
 
 class Rows:
-    """The rows of a memory-mapped file of NumPy, as a dataset of torch."""
+    """A torch dataset of the rows of a memory-mapped .npy file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

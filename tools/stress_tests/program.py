@@ -22,7 +22,7 @@ def make_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:
         description=docstring,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=_minutes, help="go on until the time is over")
+    parser.add_argument("--minutes", type=_minutes, help="continue until the time is over")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     return parser
 
@@ -56,7 +56,7 @@ class Deadline:
 
 @contextlib.contextmanager
 def memory_folder() -> Iterator[Path]:
-    """Yield a temporary folder, in memory where there is /dev/shm: fsync need not wait there."""
+    """Yield a temporary folder; it is in /dev/shm if that exists, where fsync need not wait."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)

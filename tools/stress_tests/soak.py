@@ -1,14 +1,14 @@
-"""Run loaders among random faults for as long as asked; check every sample that they deliver.
+"""Run loaders under random faults; check every sample that they deliver.
 
     tools/stress soak --minutes N [--seed S]
 
-Episode after episode, a loader with random options goes through epochs while workers are killed and
-stopped, samples are slow, batches are held (and looked at again), loops are left by `break` and by
-exceptions and iterated one in another, memory is short, training is resumed with other options,
-and a sample of some datasets is damaged. Every sample must be the one that belongs there, with the
-draws that it has without workers; every epoch whole; damage told with its place. Nothing may take
-longer than PATIENCE_S, and at the end no process, descriptor or memory may be left. Prints what
-happened how often, and ends with an error at the first thing that is wrong.
+In each episode, a loader with random options runs through epochs. Meanwhile workers are killed and
+stopped, samples are slow, batches are held and checked again later, loops end with `break` or an
+exception or are nested, memory is short, training is resumed with other options, and some datasets
+have a damaged sample. Every sample must be the expected one, with the random draws that it has
+without workers; every epoch must be complete; errors must name the place of the damage. Nothing may
+take longer than PATIENCE_S, and at the end no process, descriptor or memory may be left. The
+program prints how often each event happened, and ends with an error at the first fault.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ Values = tuple[bytes, str, float, float]
 
 
 class _Left(Exception):
-    """Raised in a loop's body by the soak itself."""
+    """Raised in the body of a loop, to leave the loop."""
 
 
 class Wrong(Exception):
-    """Something was not as it must be."""
+    """Raised for a wrong result."""
 
 
 def expect(is_so: object, what: object) -> None:
-    """Raise where something is not so."""
+    """Raise Wrong unless `is_so` is true; `what` is the message."""
     if not is_so:
         raise Wrong(str(what))
 
@@ -86,7 +86,7 @@ def write(folder: Path, *, damage: bool) -> str:
 
 
 class Soak:
-    """One run: what it knows of the data, and what has happened."""
+    """A run: the expected random draws, and counts of events."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -98,7 +98,7 @@ class Soak:
         self._draws: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
 
     def draws(self, seed: int, epoch: int) -> dict[int, tuple[float, float]]:
-        """Return the random draws per sample of an epoch, by a loader without workers."""
+        """Return the random draws for each sample of an epoch, from a loader without workers."""
         if (seed, epoch) not in self._draws:
             options: dict[str, Any] = {"shuffle": True, "seed": seed, "transform": draw}
             with ShardLoader(self.whole, N, num_workers=0, output="numpy", **options) as loader:
@@ -109,7 +109,7 @@ class Soak:
         return self._draws[seed, epoch]
 
     def check(self, batch: Batch, seed: int, *, is_drawn: bool) -> None:
-        """Compare every row of a batch with what belongs there."""
+        """Compare every row of a batch with the expected sample."""
         draws = self.draws(seed, batch.epoch) if is_drawn else {}
         images, labels = np.asarray(batch["image"]), np.asarray(batch["label"]).tolist()
         expect(labels == batch.indices.tolist(), f"labels {labels} at {batch.indices}")
@@ -124,7 +124,7 @@ class Soak:
         self.tally["samples"] += len(labels)
 
     def options(self) -> dict[str, Any]:
-        """Return a loader's options, by chance."""
+        """Return random options for a loader."""
         choose = self.random.choice
         memory = choose([None, None, 1 << 20])
         return {
@@ -139,7 +139,7 @@ class Soak:
         }
 
     def episode(self) -> None:
-        """Run a loader through an epoch or two, and whatever comes between."""
+        """Run one random kind of episode, with random options."""
         what = self.random.choice(
             [
                 self.whole_epochs,
@@ -158,11 +158,12 @@ class Soak:
             error.add_note(f"with seed {seed} and {options}")
             raise
         except (shardio.WorkerDied, shardio.errors.TooManySkipped) as error:
-            # The workers of one batch, or sample, may happen to be killed one after the other.
+            # The workers of one batch or sample may be killed one after the other by chance.
             expect(self.trouble.n_killed > 1 and "crashed" in str(error), error)
-            self.tally["batches that were told to have killed two workers"] += 1
+            self.tally["batches reported to have crashed two workers"] += 1
         except shardio.errors.UnsupportedEnvironment:
-            # Or so many of them, faster than this machine makes new ones, that it is no accident.
+            # So many workers may be killed, before this machine can start new ones, that the loader
+            # no longer treats the kills as accidents.
             expect(self.trouble.n_killed > 2 * options["num_workers"] + 2, "nobody killed them")
             self.tally["loaders that gave up"] += 1
         finally:
@@ -179,7 +180,7 @@ class Soak:
             yield made
 
     def whole_epochs(self, seed: int, options: dict[str, Any]) -> None:
-        """Two epochs, some batches held."""
+        """Run two epochs, and hold some batches."""
         is_drawn, may_hold = options["transform"] is draw, not options["reuse"]
         with self.loader(self.whole, seed, options) as loader:
             for _ in range(2):
@@ -197,7 +198,7 @@ class Soak:
                 self.tally["epochs"] += 1
 
     def left_loops(self, seed: int, options: dict[str, Any]) -> None:
-        """Loops that are left by `break` or an exception, then a whole one."""
+        """Leave loops with `break` or an exception, then run a whole epoch."""
         is_drawn = options["transform"] is draw
         with self.loader(self.whole, seed, options) as loader:
             for _ in range(self.random.randrange(1, 5)):
@@ -264,7 +265,7 @@ class Soak:
         raise Wrong("a damaged sample was delivered")
 
     def with_skips(self, seed: int, options: dict[str, Any]) -> None:
-        """Load a dataset with a damaged sample, which gives its row to another."""
+        """Load a dataset with a damaged sample, whose row another sample fills."""
         options |= {"memory_bytes": None, "on_error": "skip", "max_skips": 1}
         is_drawn = options["transform"] is draw
         with self.loader(self.damaged, seed, options) as loader:
@@ -290,12 +291,12 @@ def _children() -> int:
 
 
 def _left_over() -> tuple[int, int]:
-    """Return processes and descriptors of this one."""
+    """Return the numbers of child processes and of open descriptors of this process."""
     return _children(), len(os.listdir("/proc/self/fd"))
 
 
 def run(seconds: float, seed: int) -> int:
-    """Soak for so long; returns the exit code."""
+    """Run episodes for `seconds`; return the exit code."""
     end_s = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as root:
         soak = Soak(Path(root), seed)

@@ -19,7 +19,7 @@ __all__ = ["Trouble"]
 
 
 class Trouble(threading.Thread):
-    """Kills and stops workers of the loader at hand, at random moments."""
+    """A thread that kills and stops workers of the current loader, at random moments."""
 
     def __init__(self, seed: int, tally: collections.Counter[str]) -> None:
         super().__init__(daemon=True)
@@ -28,7 +28,7 @@ class Trouble(threading.Thread):
         self.n_killed = 0
 
     def run(self) -> None:
-        """Make trouble for ever."""
+        """Kill and stop workers without end."""
         while True:
             time.sleep(self._random.uniform(0.02, 0.3))
             with contextlib.suppress(ProcessLookupError, ClosedError):
