@@ -86,7 +86,7 @@ class Stream(Closing):
         self.queue: deque[ReceivedBatch] = deque()
 
     def open(self) -> LoaderInfo:
-        """Wait until a server has created a loader for this client; describe the loader."""
+        """Wait until a server has created a loader for this client; return the loader's facts."""
         self._wait(lambda: self.loader_info, "an answer")
         return cast(LoaderInfo, self.loader_info)
 

@@ -1,6 +1,6 @@
 """A client's connection to a server, the choice among several servers, and the keys of both sides.
 
-Keys are CURVE keys of ZeroMQ. Each key is a file with one line, which has 40 characters of Z85:
+Keys are CURVE keys of ZeroMQ. Each key is a file with one line of 40 characters in Z85:
 
     FOLDER/server.secret           the server's key, kept at the server
     FOLDER/server.public
@@ -67,7 +67,7 @@ class ClientKeys:
 
 
 def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
-    """Create the keys of a client in `folder`; return the folder of the client's own keys.
+    """Create the keys of a client in `folder`; return the folder to copy to the client.
 
     If the server has no keys in `folder` yet, its keys are created too. Only this user may read the
     files of secret keys.
@@ -174,7 +174,7 @@ _NO_HANDSHAKE: Final = (
 
 
 class ConnectionLost(Exception):
-    """Raised if a connection can no longer be used; with `is_denied`, this key was refused."""
+    """Raised if a connection is lost; `is_denied` is True if the server refused the client's key."""
 
     def __init__(self, reason: str, *, is_denied: bool = False) -> None:
         super().__init__(reason)
@@ -311,7 +311,7 @@ class Servers:
         return "; ".join(f"{where}: {what}" for where, what in self._reasons.items())
 
     def wait(self, wait_s: float) -> bool:
-        """Wait up to `wait_s` for the next attempt; return True if it was due at the call."""
+        """Return True if the next attempt is due; otherwise, wait for it at most `wait_s`."""
         left_s = self._next_try_s - time.monotonic()
         if left_s > 0:
             time.sleep(min(wait_s, left_s))

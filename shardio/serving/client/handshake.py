@@ -98,7 +98,7 @@ def _plain(value: Any) -> Any:
 
 
 def options_from_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for ShardLoader, which checks their values, from a client's message."""
+    """Return the options in a client's message for ShardLoader, which checks their values."""
     if unknown := found.keys() - KNOWN:
         raise MalformedMessage(f"unknown options: {sorted(unknown)}")
     return {name: _from_json(name, value) for name, value in found.items()}
@@ -160,7 +160,7 @@ class ReceivedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LoaderInfo:
-    """The properties of a loader at a server; `served` names the functions that the server sets."""
+    """The properties of a loader at a server; `served` names the server's transforms, by option."""
 
     lineage: str
     generation: int

@@ -16,8 +16,8 @@
 The first frame of a message is its head, a JSON object; `kind` is the kind of the message. Only a
 batch has a second frame: the used part of the block that a worker has filled. `number` identifies
 an iteration. A server sends `heartbeat` once a second, and answers `no_session` if a client has no
-session. The JSON of an error (`failed`) has the name of its class, the message, and the location in
-a shard. There are no pickles, and every value is checked when it is received.
+session. An error is sent as JSON (`failed`): the name of its class, its message, and its location
+in a shard. There are no pickles, and every value is checked when it is received.
 """
 
 from __future__ import annotations

@@ -229,12 +229,12 @@ class RemoteLoader(BatchLoader, Generic[Value_co]):
 
     @property
     def served(self) -> State:
-        """The names of the server's `transform` and `batch_transform`; None for one it lacks."""
+        """The names of the server's `transform` and `batch_transform`; None if there is none."""
         return self._loader_info().served
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or of a state loaded after it; 0 before both."""
+        """The epoch of the latest iteration, or of a state loaded after it; 0 without either."""
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
         return found
 
