@@ -29,7 +29,7 @@ _MAX_HEAD_BYTES = 4096
 def hidden_packets(codec: str, data: bytes, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
     """Return a mask of the packets whose frame is never shown. Only VP8 and VP9 have such packets.
 
-    `data` has the packets one after another.
+    `data` consists of the packets, one after another.
     """
     is_hidden = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
     if is_hidden is None:
@@ -43,7 +43,7 @@ def disposable_packets(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of packets to which no other packet refers; all False for unsupported codecs.
 
-    `data` has the packets one after another.
+    `data` consists of the packets, one after another.
     """
     if codec == "h264":
         layer_of = partial(_layer_h264, length_size=_length_size(codec, extradata))

@@ -261,8 +261,8 @@ class ClipDecoder(Closing):
     ) -> None:
         """Decode several clips of one stream, pairs of (frames, out), each as `decode` does.
 
-        A frame that occurs in several clips is decoded once, and converted once per crop. A list
-        `crop` has one crop per clip.
+        A frame that occurs in several clips is decoded once, and converted once per crop. If `crop`
+        is a list, it contains one crop per clip.
         """
         if not clips:
             return
@@ -304,7 +304,7 @@ class ClipDecoder(Closing):
 
 @dataclass(slots=True)
 class _RunDecoder:
-    """A decoder of runs of one stream. `writers` and `rows` have an element per requested frame."""
+    """A decoder of runs of one stream. There is a writer and a row for each requested frame."""
 
     _open_stream: _OpenStream
     _decoder: _OpenDecoder

@@ -80,7 +80,7 @@ def has_sound_suffix(name: str) -> bool:
 def has_media_signature(head: bytes) -> bool:
     """Return True if a file that begins with `head` is a video or audio file, or a GIF.
 
-    `head` has the first `HEAD_BYTES` bytes of the file, or all if there are fewer. Still pictures
+    `head` is the first `HEAD_BYTES` bytes of the file, or all if there are fewer. Still pictures
     in video containers (AVIF, HEIC) do not count.
     """
     if head.startswith(_SIGNATURES):

@@ -260,7 +260,7 @@ class Soak:
                     self.check(batch, seed, is_drawn=is_drawn)
             except ChecksumMismatch as error:
                 expect(error.field == "image", error)
-                self.tally["damage told"] += 1
+                self.tally["errors of damage"] += 1
                 return
         raise Wrong("a damaged sample was delivered")
 

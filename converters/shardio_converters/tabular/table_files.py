@@ -56,7 +56,7 @@ _CSV: Final = _load_csv()
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Consecutive rows, stored by column; `lines` has the number of the last line of each row.
+    """Consecutive rows, stored by column; `lines` lists the number of the last line of each row.
 
     CSV cells are text, JSON values are Python values. None stands for null, and for a value
     that a row lacks.
@@ -281,7 +281,7 @@ def read_files(
 ) -> Iterator[Any]:
     """Yield the contents of the files that a column names; read each when it is requested.
 
-    `parts` has the referenced inputs by name.
+    `parts` maps names to the referenced inputs.
     """
     for line, reference in zip(lines, column, strict=True):
         try:

@@ -139,7 +139,7 @@ def row_samples(
     n_rows: int,
     n_together: int = 256,
 ) -> Iterator[dict[str, Any]]:
-    """Yield `n_rows` samples from columns; `about` has values that all samples share.
+    """Yield `n_rows` samples from columns; `about` holds the values that all samples share.
 
     `n_together` samples at a time are filled, column by column: `dict(zip(...))` for each sample
     would take four times as long.
