@@ -27,7 +27,7 @@ class NotMeasured(Exception):
 
 
 def environment(tree: Path = ROOT, **variables: str) -> dict[str, str]:
-    """Return the environment in which a child imports the library of a tree, by default this."""
+    """Return the environment in which a child imports the library of a tree, by default ours."""
     trees = [str(tree), str(tree / "converters"), str(ROOT), str(ROOT / "tools")]
     # Otherwise, a library in the current folder would be found first.
     ours = {"PYTHONPATH": os.pathsep.join(trees), "PYTHONSAFEPATH": "1"}

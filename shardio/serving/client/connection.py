@@ -174,7 +174,7 @@ _NO_HANDSHAKE: Final = (
 
 
 class ConnectionLost(Exception):
-    """Raised if a connection is lost; `is_denied` is True if the server refused the client's key."""
+    """Raised if a connection is lost; `is_denied` is True if this client's key was refused."""
 
     def __init__(self, reason: str, *, is_denied: bool = False) -> None:
         super().__init__(reason)
