@@ -272,8 +272,8 @@ def _advice_for(limit: Limit, figures: Figures) -> tuple[str, ...]:
         return (
             "dataset.preload(): the files fit into memory, and one sequential read is faster"
             if figures.fits_in_memory
-            else "more memory, to keep the files in the page cache, a faster disk, or "
-            "shuffle='blocks', which reads neighbouring samples together",
+            else "more memory (to keep the files in the page cache), a faster disk, or "
+            "shuffle='blocks' (which reads neighbouring samples together)",
             "fewer bytes: select the needed fields (fields), or store fields compressed",
         )
     if stats.n_bytes / stats.n_batches < _SMALL_BATCH_BYTES:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 LEAD_PACKETS: Final = 12
-"""Packets to decode before a range: MP3 depends on up to 9 earlier packets, Opus on 80 ms."""
+"""The number of packets to decode before a range: MP3 needs up to 9 of them, Opus 80 ms."""
 _RESAMPLER_MARGIN: Final = 4096
 """The number of samples to add before and after a part, because a resampler reads them too."""
 _MAX_RATE: Final = 1 << 24

@@ -128,7 +128,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
 
 def _parameter_set_units(codec: str, extradata: bytes) -> Iterator[bytes]:
-    """Yield the units in the lists of an `avcC` or `hvcC` record; IndexError if it is truncated."""
+    """Yield the units listed in an `avcC` or `hvcC` record; raise IndexError if it is truncated."""
     at, n_lists = (5, 2) if codec == "h264" else (23, extradata[22])
     for number in range(n_lists):
         if codec == "h264":

@@ -154,7 +154,7 @@ class _DigestDecoder:
         self._pixel_bytes: dict[str, list[int]] = {}
 
     def decode(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Decode some packets; map each packet's index to its frame's digest, in shown order."""
+        """Decode packets; return the digests of frames by packet index, in presentation order."""
         codec, shown, number = self._codec, dict[int, int](), -1
         codec.flush_buffers()
         codec.reorder_depth = self._reorder

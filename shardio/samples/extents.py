@@ -250,7 +250,7 @@ class _RecordExtents:
         return Ranges(starts[is_valid], ends[is_valid])
 
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
-        """Return the index entries, (rows, fields), of some ascending rows of one shard."""
+        """Return the index entries of ascending rows of one shard, as an array (rows, fields)."""
         number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
         first = int(self._index.offsets(number)[0] - self._starts[shard])
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)

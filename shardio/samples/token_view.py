@@ -203,7 +203,8 @@ _PARTS_AHEAD: Final = 8192
 """The approximate number of parts computed at a time. A computation takes at least 100 µs."""
 
 _MAX_LOOKAHEADS: Final = 4
-"""The number of index arrays (`numbers`) with cached parts: a worker may alternate between them."""
+"""The maximum number of index arrays (`numbers`) whose parts are cached: a worker may alternate
+between several arrays."""
 
 
 class _Lookahead(NamedTuple):
