@@ -3,8 +3,8 @@
     tools/stress disk [--every N] [--workers-only]
     tools/stress disk --minutes N [--seed S]
 
-A call is a create, write, fsync, rename, link, mkdir, unlink or rmdir. Every call fails in two
-ways: alone, with EIO, and together with all later calls, with ENOSPC. The first calls to fail are
+A call is a create, write, fsync, rename, link, mkdir, unlink or rmdir. Each call fails twice: once
+alone, with EIO, and once together with all later calls, with ENOSPC. The first calls to fail are
 those of a worker process, through this module, which the workers import for their converter; with
 ENOSPC, all later calls of the main process then fail as well. Next are the calls of a conversion,
 an append, a replacement, maintenance, exports and downloads in one process, through the tests in

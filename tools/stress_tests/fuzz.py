@@ -4,9 +4,9 @@
     tools/stress fuzz --replay FILE
 
 The inputs break a rule of the format, but their hashes are correct (tests/fuzz/inputs.py). An input
-is a finding if it causes an error that is not one of shardio's, takes over 1 s or more than twice
-the memory that its size justifies, or if a reader and verification disagree about it. Findings are
-kept in DIR, and for each, the command that feeds it again is printed.
+is a finding if it causes an error that is not one of shardio's, if it takes over 1 s or more than
+twice the memory that its size justifies, or if a reader and verification disagree. Findings
+are kept in DIR, and for each, the command that feeds it again is printed.
 """
 
 from __future__ import annotations

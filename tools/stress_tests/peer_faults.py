@@ -3,7 +3,7 @@
     tools/stress peers [--minutes N]
 
 Prints a table of shardio, torch's DataLoader and webdataset, as far as they are installed: 400
-arrays, shuffled, in batches of 8, by two workers. A worker is killed after the sixth batch; a bit
+arrays, shuffled, in batches of 8, with two workers. A worker is killed after the sixth batch; a bit
 is flipped in the middle of a file, or the last quarter is cut off, before the loader opens it.
 Exits with 1 unless shardio delivers all samples after a kill, and raises an error that names the
 file after damage. With --minutes, everything is repeated until the time is over.
