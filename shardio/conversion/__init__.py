@@ -11,6 +11,7 @@ from shardio.conversion.converter import (
     Input,
     Outcome,
     converter_class,
+    converter_classes,
     known_kinds,
 )
 from shardio.conversion.report import ConversionReport, InputReport, Progress
@@ -25,5 +26,6 @@ __all__ = [
     "Progress",
     "convert",
     "converter_class",
+    "converter_classes",
     "known_kinds",
 ]

@@ -279,7 +279,16 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
 
 def converter_class(kind: str) -> type[Converter]:
     """Import the converter of a kind, and return its class."""
+    return _import_class(kind, _entries())
+
+
+def converter_classes(kinds: Iterable[str]) -> list[type[Converter]]:
+    """Import the converters of several kinds; the installed packages are searched only once."""
     known = _entries()
+    return [_import_class(kind, known) for kind in kinds]
+
+
+def _import_class(kind: str, known: Mapping[str, EntryPoint]) -> type[Converter]:
     if kind not in known:
         question = did_you_mean(kind.casefold(), known)
         raise InvalidArgument(

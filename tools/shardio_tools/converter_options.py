@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
-import textwrap
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,7 +21,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import shardio
-from shardio.conversion import BUILT_IN, converter_class, known_kinds
+from shardio.conversion import BUILT_IN, converter_class, converter_classes, known_kinds
 from shardio_tools.arguments import named_once
 from shardio_tools.output import utf8_name
 
@@ -60,8 +60,8 @@ def add_converter_options(
     """
     options: dict[str, ConverterOption] = {}
     kinds = [*BUILT_IN] if kind in (None, *BUILT_IN) else [str(kind), *BUILT_IN]
-    for each in kinds:
-        for option in options_of(converter_class(each)):
+    for converter in converter_classes(kinds):
+        for option in options_of(converter):
             known = options.setdefault(option.flag, option)
             if known.parsing == option.parsing:
                 known.helps |= option.helps
@@ -153,17 +153,38 @@ def _docstrings(converter: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(converter.__bases__):
         found |= _docstrings(base)
-    try:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(converter))).body
-    except (OSError, TypeError):  # no source code
-        return found
-    for before, after in pairwise(getattr(tree, "body", ())):
+    body = _class_bodies(converter.__module__).get(converter.__qualname__, ())
+    for before, after in pairwise(body):
         match before, after:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
                 found[name] = _help(text)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """Return the bodies of a module's classes by qualified name; empty if it has no source code.
+
+    A module is parsed once for all its classes; `inspect.getsource` would do it for each of them.
+    """
+    found: dict[str, list[ast.stmt]] = {}
+
+    def collect(statements: Sequence[ast.stmt], prefix: str) -> None:
+        for each in statements:
+            if isinstance(each, ast.ClassDef):
+                found.setdefault(prefix + each.name, each.body)
+                collect(each.body, f"{prefix}{each.name}.")
+            elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                collect(each.body, f"{prefix}{each.name}.<locals>.")
+            else:
+                for branch in ("body", "orelse"):  # of `if` and `try`
+                    collect(getattr(each, branch, ()), prefix)
+
+    with contextlib.suppress(OSError, TypeError, KeyError):  # no source code
+        collect(ast.parse(inspect.getsource(sys.modules[module])).body, "")
     return found
 
 
