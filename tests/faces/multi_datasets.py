@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,9 @@ def fork_and_go_on() -> None:
         os.waitpid(pid, 0)
 
 
-def hang() -> None:
+def hang(reached: Path | None = None) -> None:
+    if reached is not None:
+        reached.touch()
     threading.Event().wait()
 
 

@@ -9,7 +9,9 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, MultiLoader, WorkerDied
+from shardio._workers.processes import stack_dumps
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped, UnsupportedEnvironment
 from shardio.multi import WorkerInfo, worker_info
 from tests.faces.multi_datasets import (
@@ -34,6 +37,7 @@ from tests.faces.multi_datasets import (
     fail,
     hang,
 )
+from tests.faults.scene import PATIENCE_S
 
 pytestmark = [NEEDS_ZEROMQ, pytest.mark.usefixtures("warm_zygote")]
 
@@ -170,13 +174,22 @@ def test_one_sample_may_be_larger_than_the_budget() -> None:
     assert n_seen == 10
 
 
-def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_do() -> None:
-    loader = iter(MultiLoader(Count(6, 5, hang), 1, timeout_s=5))
+def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_dumps, "_ANSWER_TIMEOUT_S", PATIENCE_S)  # however busy the machine is
+    reached = tmp_path / "reached"
+    loader: Any = iter(MultiLoader(Count(6, 5, partial(hang, reached)), 1, timeout_s=PATIENCE_S))
     assert [next(loader) for _ in range(5)] == list(range(5))
+    end_s = time.monotonic() + PATIENCE_S
+    while not reached.exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    loader._timeout_s = 0.05
     with pytest.raises(BatchTimeout) as caught:
         next(loader)
     said = str(caught.value)
-    assert "a sample of Count did not arrive within 5 s" in said
+    assert "a sample of Count did not arrive within 0.05 s" in said
     assert "worker 0 (process" in said
     assert "in hang" in said
     assert "zeromq.py" not in said  # shardio's own frames are left out

@@ -140,6 +140,7 @@ def test_unreadable_keys_are_reread(path: str, keys: Path, monkeypatch: pytest.M
         return knows(self, public)
 
     monkeypatch.setattr(ServerKeys, "knows", refuse_once)
+    monkeypatch.setattr("shardio.serving.client.batch_stream._SILENCE_S", 1)  # of a handshake
     with serving(path, keys=keys / "ours") as server:
         with _asks(server.address, keys / "ours" / "client") as far:
             assert len(far) == 8
