@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +26,11 @@ def nodes(tree: ast.Module) -> Iterator[ast.AST]:
         stack.extend(ast.iter_child_nodes(node))
 
 
-def words(tree: ast.Module) -> set[str]:
+@functools.cache
+def words(module: Path) -> set[str]:
     """Return the identifiers, imported names and short strings of a module."""
     found = set()
-    for node in nodes(tree):
+    for node in nodes(ast.parse(module.read_bytes())):
         match node:
             case ast.Name(id=name) | ast.ClassDef(name=name) | ast.FunctionDef(name=name):
                 found.add(name)
@@ -78,7 +80,7 @@ def test_a_section_lists_every_module_that_names_its_example(title: str) -> None
         str(path.relative_to(ROOT))
         for tree in TREES
         for path in sorted((ROOT / tree).rglob("*.py"))
-        if EXAMPLES[title] & words(ast.parse(path.read_bytes()))
+        if EXAMPLES[title] & words(path)
     }
     modules = [name for name in listed(title) if name.startswith(TREES) and name.endswith(".py")]
     assert sorted(modules) == sorted(touched)

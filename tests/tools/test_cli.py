@@ -238,7 +238,10 @@ def test_a_pipe_is_refused_without_waiting(tmp_path: Path, capsys: Capture) -> N
 # codes to descriptor 3.
 ONE_AFTER_THE_OTHER = """
 import json, os, runpy, sys
-import shardio_tools.cli
+import shardio, shardio_tools.cli
+shardio.open, shardio.ShardReader
+for command in ("diff", "inspect", "stats", "verify"):
+    shardio_tools.cli.COMMANDS[command]
 codes = []
 for arguments in json.loads(sys.argv[1]):
     pid = os.fork()
