@@ -1,7 +1,8 @@
 """Run every code block of the pages, or report why it cannot be run.
 
 The blocks of a page run in order in one folder, which holds `videos/` and `out/`, the dataset made
-of them, unless the page makes it itself. Python is run as a script on standard input.
+of them, unless the page makes it itself. Python is run like a script on standard input, in a fork
+of a process that has imported what it needs of other packages (see `preloaded`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from PIL import Image
 import shardio
 from shardio import errors
 from shardio_tools import cli, sample_clips
+from tests.docs.preloaded import Preloaded, preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -148,9 +150,20 @@ def write_program(path: Path, command: list[str]) -> None:
     path.chmod(0o755)
 
 
+@pytest.fixture(scope="module")
+def scripts(environment: dict[str, str]) -> Iterator[Preloaded]:
+    with preloaded({**environment, "PYTHONWARNINGS": "error"}) as process:
+        yield process
+
+
 @pytest.mark.parametrize("page", list(cases()))
 def test_every_block_of_a_page_runs(
-    page: Path, videos: Path, dataset: Path, environment: dict[str, str], tmp_path: Path
+    page: Path,
+    videos: Path,
+    dataset: Path,
+    environment: dict[str, str],
+    scripts: Preloaded,
+    tmp_path: Path,
 ) -> None:
     shutil.copytree(videos, tmp_path / "videos")
     found = runnable(page)
@@ -158,15 +171,18 @@ def test_every_block_of_a_page_runs(
         shutil.copytree(dataset, tmp_path / "out")
     for block in found:
         warnings = next((WARNS[name] for name in imported(block) if name in WARNS), "error")
-        done = subprocess.run(
-            LANGUAGES[block.language],
-            input=block.code,
-            cwd=tmp_path,
-            env={**environment, "PYTHONWARNINGS": warnings},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        if block.language == "python" and warnings == "error":
+            done = scripts.run(block.code, tmp_path)
+        else:
+            done = subprocess.run(
+                LANGUAGES[block.language],
+                input=block.code,
+                cwd=tmp_path,
+                env={**environment, "PYTHONWARNINGS": warnings},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         said = f"{page.relative_to(ROOT)}:{block.line}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, said
         is_quiet = block.language == "python" and TALKS.isdisjoint(imported(block))
