@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import markers
 from tests.faults.scene import Scene, scene
 
 # A busy machine is no failure: no property is tested against the clock.
@@ -45,6 +46,10 @@ os.environ.setdefault("DEV", "CPU" if cpu_device_works() else "PYTHON")
 # nohup does the same with SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    markers.register(config)
 
 
 def pytest_runtest_teardown() -> None:

@@ -253,6 +253,7 @@ def test_cases_run(arguments: list[str], tmp_path: Path, capsys: Capture) -> Non
     assert "best        median" in said
 
 
+@pytest.mark.slow
 def test_the_gate_measures_both_trees(tmp_path: Path) -> None:
     case = CASES["gate.batches"]
     result = measure(case, Cache(tmp_path), rounds=1, options={"commit": "HEAD"})

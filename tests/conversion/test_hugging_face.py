@@ -14,6 +14,8 @@ from shardio import Array, Image, InvalidArgument
 from shardio.media import decode_image, encode_jpeg
 
 datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+
+pytestmark = pytest.mark.external
 PIL = pytest.importorskip("PIL.Image", reason="Hugging Face's datasets needs it for pictures")
 
 NAMES = ["cat", "dog"]

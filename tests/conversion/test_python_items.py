@@ -414,6 +414,7 @@ def test_a_function_that_cannot_be_pickled_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.external
 def test_torch_tensors_become_arrays(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
 

@@ -130,6 +130,7 @@ def test_a_list_of_paths_is_answered_with_how_to_convert_files(tmp_path: Path) -
             shardio.convert([path], tmp_path / "out")
 
 
+@pytest.mark.external
 def test_torch_tensors_are_arrays(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
     source = {"x": torch.arange(6.0).reshape(3, 2), "half": torch.ones(3, dtype=torch.bfloat16)}

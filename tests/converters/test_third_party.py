@@ -48,6 +48,7 @@ def test_the_converter_in_the_readme_has_30_lines() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= MAX_LINES
 
 
+@pytest.mark.slow
 def test_the_command_runs_an_installed_converter(installed: Path, tmp_path: Path) -> None:
     source = tmp_path / "texts"
     write(source, {"a/1.txt": "one\nit\n", "b/2.txt": "three\nfour\n", "b/no": "x"})

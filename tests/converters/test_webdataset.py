@@ -109,6 +109,7 @@ def test_members_of_a_key_are_a_sample(suffix: str, form: int, root: Path, tmp_p
         assert dataset[1]["left.npy"].shape == (0, 3) and dataset[1]["pgm"] == PGM
 
 
+@pytest.mark.external
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # it leaves its files to the collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_samples_are_those_of_webdataset(root: Path, tmp_path: Path) -> None:

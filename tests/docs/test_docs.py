@@ -103,12 +103,13 @@ def cases() -> Iterator[object]:
         if found := runnable(page):
             needs_device = any("ShardLoader" in block.code for block in found)
             marks = [pytest.mark.cpu_device] if needs_device else []
+            marks += [pytest.mark.external] if any(map(imported, found)) else []
             yield pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
         for block in blocks(page):
             if block.language in LANGUAGES and (package := lacking(block)):
                 name = f"{page.relative_to(ROOT).as_posix()}:{block.line}"
                 skip = pytest.mark.skip(reason=f"{name}: needs {package}")
-                yield pytest.param(page, id=name, marks=skip)
+                yield pytest.param(page, id=name, marks=[skip, pytest.mark.external])
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,7 @@ def scripts(environment: dict[str, str]) -> Iterator[Preloaded]:
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", list(cases()))
 def test_every_block_of_a_page_runs(
     page: Path,

@@ -41,6 +41,7 @@ def test_there_is_a_notebook() -> None:
     assert NOTEBOOKS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_prints_what_it_shows(notebook: Path, tmp_path: Path) -> None:
     cells = code_cells(notebook)

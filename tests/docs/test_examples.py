@@ -77,6 +77,7 @@ def write(
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_device
 def test_training_on_sample_clips_learns_to_tell_the_motions_apart(clips: Path) -> None:
     done = run(clips, "--epochs", 3, "--batch-size", 8, "--workers", 2, NOOPT="1")
@@ -88,6 +89,7 @@ def test_training_on_sample_clips_learns_to_tell_the_motions_apart(clips: Path) 
     assert last_accuracy > 60  # a guess is right in 25 of 100 cases
 
 
+@pytest.mark.slow
 def test_two_tiny_steps_need_no_compiler(tmp_path: Path) -> None:
     out = write(tmp_path / "out", [0, 1, 0, 1], ["a", "b"], (4, 4, 4, 3))
     no_clang = {"PATH": str(tmp_path), "CC": str(tmp_path / "clang")}

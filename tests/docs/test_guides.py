@@ -54,6 +54,7 @@ def test_a_guide_has_a_row_for_every_argument(page: str) -> None:
     assert set(CALLS[page][1].split()) - _rows_of(page) == set()
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("page", sorted(CALLS))
 def test_the_arguments_are_those_of_the_original(page: str) -> None:
     place, arguments = CALLS[page]

@@ -82,6 +82,7 @@ def problems(site: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_site_is_whole(tmp_path: Path) -> None:
     site = tmp_path / "site"
     build(site)

@@ -142,6 +142,7 @@ def test_tarfile_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Pa
             assert int(label.read()) == sample["label"]
 
 
+@pytest.mark.external
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # it leaves its files to the collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdataset_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.faces.multi_datasets import NEEDS_ZEROMQ
 
 pytestmark = [
+    pytest.mark.external,
     NEEDS_ZEROMQ,
     pytest.mark.skipif(
         importlib.util.find_spec("webdataset") is None,

@@ -11,6 +11,8 @@ from shardio import DataLoader, Pipeline
 
 pytest.importorskip("spdl", reason="SPDL is not installed: pip install '.[peers]'")
 
+pytestmark = pytest.mark.external
+
 
 def _times_ten(item: int) -> int:
     return item * 10

@@ -56,6 +56,7 @@ def said_by(module: str, folder: Path) -> object:
     return json.loads(done.stdout)
 
 
+@pytest.mark.external
 def test_a_program_says_the_same_with_either(tmp_path: Path) -> None:
     ours = said_by("shardio.items", tmp_path)
     expected = [[[i + 1] * 3, [(i + 1) * 2.5], True] for i in range(40)]

@@ -35,6 +35,7 @@ def test_the_command_names_the_dataset_and_ends_with_code_3(
     assert cli.main([*arguments, "--resume"]) == cli.OK
 
 
+@pytest.mark.slow
 def test_calls_that_fail_in_a_worker_end_the_conversion_the_same_way() -> None:
     """Run a slice of tools/stress disk."""
     done = run_stress("disk", "--workers-only", "--every", "9")

@@ -61,6 +61,7 @@ def test_a_conversion_interrupted_by_a_signal_is_resumed(
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_conversion_killed_in_any_phase_is_resumed_to_the_same_bytes() -> None:
     """Run a slice of tools/stress conversion."""
     done = run_stress("conversion", "--times", "1")
@@ -71,6 +72,7 @@ def test_a_conversion_killed_in_any_phase_is_resumed_to_the_same_bytes() -> None
     assert done.stdout.splitlines()[-1] == "0 wrong"
 
 
+@pytest.mark.slow
 def test_operations_killed_at_any_moment_are_undone_or_done_again() -> None:
     """Run a slice of tools/stress operations."""
     done = run_stress("operations", "--times", "5")

@@ -56,6 +56,7 @@ def visible(path: str) -> str:
     return re.sub(r"/\.(staging-|conversion\b).*", "", path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "for_good"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["EIO", "ENOSPC for good"]
 )

@@ -37,6 +37,7 @@ def test_an_unknown_program_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "sock: expected one of workers, operations, " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_soak_finds_nothing() -> None:
     done = run_stress("soak", "--minutes", "0.1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,6 +76,7 @@ def test_the_soak_kills_workers_of_its_loader(tmp_path: Path) -> None:
     assert rows == list(range(64))
 
 
+@pytest.mark.slow
 def test_kills_of_workers_end_with_the_time() -> None:
     done = run_stress("workers", "--minutes", "0.02")
     assert done.returncode in (0, 1), done.stderr  # a busy machine may wait for long
@@ -87,6 +89,7 @@ def test_operations_share_the_time() -> None:
     assert [row.split()[0] for row in done.stdout.splitlines()[1:-1]] == ["stats", "split"]
 
 
+@pytest.mark.slow
 def test_disk_failures_are_drawn_until_the_time_is_over() -> None:
     done = run_stress("disk", "--minutes", "0.05")
     assert done.returncode == 0, done.stdout + done.stderr

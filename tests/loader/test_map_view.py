@@ -157,6 +157,7 @@ def test_what_a_transform_draws_follows_from_pythons_generator(folder: Path) -> 
     assert len({*draws(1), *draws(2)}) == 12
 
 
+@pytest.mark.external
 def test_workers_of_torchs_dataloader_draw_differently_in_every_epoch(folder: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
     view = MapView(folder, fields=["x"], transform=_with_draws)

@@ -248,6 +248,7 @@ def as_arrays(value: Any) -> Any:
     return value if isinstance(value, np.ndarray) else value.numpy(force=True).copy()
 
 
+@pytest.mark.external
 @pytest.mark.parametrize(
     "running",
     [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "start_method": "thread"}],
@@ -271,6 +272,7 @@ def test_tensors_of_torch_become_arrays(folder: str, taker: str, running: dict[s
     assert len(found[0][-1]) == len(tensor_kinds())
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("num_workers", [0, 1])
 @TAKERS
 def test_a_tensor_of_bfloat16_arrives_as_one(folder: str, taker: str, num_workers: int) -> None:
@@ -294,6 +296,7 @@ def test_a_tensor_of_bfloat16_arrives_as_one(folder: str, taker: str, num_worker
         assert [row[1, 2].item() for row in rows] == [label + 0.5 for label in range(N)]
 
 
+@pytest.mark.external
 def test_bits_of_bfloat16_are_not_taken_for_whole_numbers(folder: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     half = torch.ones(2, dtype=torch.bfloat16)
@@ -307,6 +310,7 @@ def test_bits_of_bfloat16_are_not_taken_for_whole_numbers(folder: str, tmp_path:
         write([{"x": half}], Schema({"x": Array("uint16", (2,))}), tmp_path / "out")
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("kind", ["sparse", "float8", "meta", "complex"])
 def test_a_tensor_of_torch_may_be_no_array(folder: str, tmp_path: Path, kind: str) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
@@ -322,6 +326,7 @@ def test_a_tensor_of_torch_may_be_no_array(folder: str, tmp_path: Path, kind: st
         write([{"x": tensor}], Schema({"x": Array("float32", (2,))}), tmp_path / "out")
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_torchs_default_collate_is_a_collate_function(folder: str, num_workers: int) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
@@ -332,6 +337,7 @@ def test_torchs_default_collate_is_a_collate_function(folder: str, num_workers: 
     assert found == epoch(folder)
 
 
+@pytest.mark.external
 def test_a_batch_transform_is_given_arrays_whatever_collate_returns(folder: str) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     kinds = set[type]()
@@ -345,6 +351,7 @@ def test_a_batch_transform_is_given_arrays_whatever_collate_returns(folder: str)
     assert kinds == {np.ndarray}
 
 
+@pytest.mark.external
 def test_a_writer_takes_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     fields = {"x": Array("float32", (2,)), "half": Array("bfloat16", (2,))}
@@ -358,6 +365,7 @@ def test_a_writer_takes_tensors(tmp_path: Path) -> None:
     assert bits_of.tolist() == [3, 3]
 
 
+@pytest.mark.external
 def test_a_field_of_one_array_refuses_a_list_of_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     x = torch.ones(2, requires_grad=True)

@@ -446,6 +446,7 @@ def add_and_be_killed(folder: Path, call: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_rerun_after_a_kill_recovers(folder: Path, tmp_path: Path, quick_disk: None) -> None:
     before, seen, copy = tree(folder), set(), folder
     for n in range(1, 100):

@@ -302,6 +302,7 @@ def test_the_kind_asked_for_has_to_be_there(tmp_path: Path) -> None:
         demux(b"", "text")
 
 
+@pytest.mark.slow
 def test_every_real_clip_by_packets_is_that_of_the_file(media_root: Path) -> None:
     rng = random.Random(11)
     for path in sorted((media_root / "clips").rglob("*.*")):

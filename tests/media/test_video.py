@@ -257,6 +257,7 @@ def test_the_versions_that_decide_over_pixels_are_named() -> None:
     assert set(library_versions()) == {"av", "libavformat", "libavcodec", "libswscale"}
 
 
+@pytest.mark.slow
 def test_every_real_clip_decodes_as_plainly(media_root: Path) -> None:
     for path in sorted((media_root / "clips").rglob("*.*")):
         assert_same_as_plain_decode(path)

@@ -255,6 +255,7 @@ def test_a_sampler_that_deals_out_to_ranks_is_refused_where_the_loader_does(fold
         assert labels(made) == [7, 8, 7]
 
 
+@pytest.mark.external
 def test_samplers_of_torch_draw_anew_and_resume(folder: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
     data = torch.utils.data

@@ -15,6 +15,8 @@ jax = pytest.importorskip("jax", reason="needs JAX, which the extra dev does wit
 
 from shardio.outputs.jax import JaxAdapter  # noqa: E402
 
+pytestmark = pytest.mark.external
+
 N_SAMPLES = 10
 SCHEMA = Schema(
     {"x": Array("float32", (16,)), "bits": Array("bfloat16"), "run": Array("int16", (None,))}

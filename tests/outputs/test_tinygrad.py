@@ -403,6 +403,7 @@ assert device.workers, "nothing was queued"
 """
 
 
+@pytest.mark.slow
 @on_cpu
 @pytest.mark.skipif(VERSION < (0, 14), reason="this tinygrad has no queues of the CPU device")
 def test_queued_work_of_the_cpu_device_is_waited_for() -> None:

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch", reason="needs torch, which the extra dev do
 
 from shardio.outputs.torch import TorchAdapter  # noqa: E402
 
+pytestmark = pytest.mark.external
+
 N_SAMPLES = 10
 SCHEMA = Schema(
     {"x": Array("float32", (5, 3)), "label": Array("int64"), "run": Array("int16", (None,))}

@@ -20,7 +20,10 @@ from tests.loading import write_dataset
 
 torch = pytest.importorskip("torch", reason="needs torch, which the extra dev does without")
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")  # torch is imported there once
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.usefixtures("warm_zygote", "quick_disk"),  # torch is imported there once
+]
 
 N, BATCH = 10, 4
 SCHEMA = Schema(

@@ -60,6 +60,7 @@ def ran(folder: Path) -> dict[str, Ran]:
     return {name: run_command(command, folder) for name, command in COMMANDS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_ends_as_in_utf_8(name: str, ran: dict[str, Ran]) -> None:
     assert "Traceback" not in ran[name].err

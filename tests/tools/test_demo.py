@@ -57,6 +57,7 @@ def test_a_demo_draws_converts_trains_and_reports(tmp_path: Path, capsys: Captur
         assert len(dataset) == 8 and {*dataset.subsets} == {"train", "test"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_small")
 def test_a_demo_says_each_step_and_runs_again(
     tmp_path: Path, drawn: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +241,7 @@ def test_the_gradients_by_hand_are_those_of_the_loss(monkeypatch: pytest.MonkeyP
             assert (losses[0] - losses[1]) / 2e-6 == pytest.approx(gradient[place], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_device
 @pytest.mark.usefixtures("is_small")
 def test_tinygrad_trains_where_it_has_a_device(

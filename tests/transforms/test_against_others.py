@@ -28,6 +28,8 @@ from shardio.transforms import (
 )
 from tests.transforms.pictures import changed, clip, generator, picture, smooth
 
+pytestmark = pytest.mark.external
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

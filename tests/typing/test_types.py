@@ -48,6 +48,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return "--strict", "--config-file=", f"--cache-dir={tmp_path_factory.mktemp('cache')}"
 
 
+@pytest.mark.slow
 def test_mypy_accepts_the_programs(strict: tuple[str, ...], tmp_path: Path) -> None:
     """The programs are checked with stubs of torch and JAX."""
     run("mypy", *strict, *PROGRAMS, cwd=tmp_path, MYPYPATH=str(FRAMEWORKS))
@@ -63,6 +64,7 @@ def test_mypy_needs_no_torch(strict: tuple[str, ...], tmp_path: Path) -> None:
     run("mypy", *strict, program, cwd=tmp_path)
 
 
+@pytest.mark.external
 def test_pyright_accepts_the_programs(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyright") is None:
         pytest.skip("pyright is not installed; it downloads itself from the registry of Node.js")

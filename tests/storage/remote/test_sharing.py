@@ -83,6 +83,7 @@ def test_two_loaders_download_equal_once(equal: RemoteSet, num_workers: int, shu
     assert equal.downloaded() == equal.sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_two_loaders_evict_equal_shards(equal: RemoteSet, num_workers: int) -> None:
     most = 20 * max(equal.sizes.values())

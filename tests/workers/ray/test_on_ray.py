@@ -26,7 +26,7 @@ from shardio_tools import cli
 from tests.lines import Lines, contents, convert, write
 from tests.workers.ray.conftest import Nodes, written_to
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = [pytest.mark.external, pytest.mark.usefixtures("quick_disk")]
 
 LENGTH = Array("int64")
 ROOT = Path(__file__).resolve().parents[3]
