@@ -27,10 +27,10 @@ def nodes(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 @functools.cache
-def words(module: Path) -> set[str]:
+def words(path: Path) -> set[str]:
     """Return the identifiers, imported names and short strings of a module."""
     found = set()
-    for node in nodes(ast.parse(module.read_bytes())):
+    for node in nodes(ast.parse(path.read_bytes())):
         match node:
             case ast.Name(id=name) | ast.ClassDef(name=name) | ast.FunctionDef(name=name):
                 found.add(name)
