@@ -378,6 +378,41 @@ def _entries(app: Sphinx, doc: str) -> Iterator[str]:
             yield from _entries(app, below)
 
 
+def prune_navigation(
+    app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Resolve a page's navigation, which has titles only, from trees without sections.
+
+    Sphinx copies the sections of all pages for each page before it drops them: a third of a build.
+    """
+    resolve = context["toctree"]
+
+    def toctree(**options: Any) -> str:
+        whole = app.env.tocs
+        if options.get("titles_only"):
+            app.env.tocs = _titles(app)
+        try:
+            found: str = resolve(**options)
+        finally:
+            app.env.tocs = whole
+        return found
+
+    context["toctree"] = toctree
+
+
+def _titles(app: Sphinx) -> dict[str, Any]:
+    """Return the trees of all pages with nothing below a page's title but further pages."""
+    if not hasattr(app, "_titles"):
+        trees = {name: tree.deepcopy() for name, tree in app.env.tocs.items()}
+        for title in (each for tree in trees.values() for each in tree.children if len(each) > 1):
+            if below := [*title.findall(addnodes.toctree)]:
+                title[1][:] = below
+            else:
+                title.pop(1)
+        app._titles = trees  # type: ignore[attr-defined]
+    return app._titles  # type: ignore[attr-defined, no-any-return]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the extension to Sphinx."""
     app.connect("builder-inited", write_api_pages)
@@ -385,6 +420,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("source-read", on_source_read)
     app.connect("include-read", on_include_read)
+    app.connect("html-page-context", prune_navigation, priority=400)  # before the theme's own
     app.connect("build-finished", write_metadata)
     app.add_post_transform(LinkCode)
     app.add_post_transform(Dashes)

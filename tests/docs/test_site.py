@@ -95,6 +95,10 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     names = {name for name in dir(shardio.ShardLoader) if not name.startswith("_")}
     assert {f"shardio.ShardLoader.{name}" for name in names} <= loader.anchors
 
+    tutorial = Page((site / "tutorial.html").read_text("utf-8"))
+    navigation = {"how-to/convert.html", "reference/loader/views.html", "reference/loader.html"}
+    assert navigation <= {*tutorial.links}
+
     index = (site / "searchindex.js").read_text("utf-8")
     found = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
     assert "shuffl" in found["terms"] and "ShardLoader" in found["titles"]
