@@ -124,6 +124,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(root / "set", 100, 2, TWO_FIELDS, two_fields(100))
 
 
+@pytest.mark.process
 def test_every_number_of_workers_is_measured_on_the_same_samples(folder: str) -> None:
     asked: list[int] = []
     report = measure_loading(folder, 8, n_workers=[0, 1], seconds=0.05, progress=asked.append)
@@ -158,6 +159,7 @@ def test_what_is_hashed_always_is_hashed_in_the_warm_part_too(folder: str) -> No
     assert report.best.warm.checking_s > 0
 
 
+@pytest.mark.process
 def test_the_fastest_run_is_traced(folder: str) -> None:
     report = measure_loading(folder, 8, n_workers=[1], seconds=0.01, wants_trace=True)
     assert report.trace is not None

@@ -18,6 +18,8 @@ from benchmarks.gate import PATHS, UNIT
 from benchmarks.harness import CASES, Bench, Case, Lanes, Limit, measure
 from shardio import Array
 
+pytestmark = pytest.mark.process
+
 Capture = pytest.CaptureFixture[str]
 N_ROUNDS = 3
 FAST = Limit("ours", "s", "theirs", at_most=0.5)

@@ -67,6 +67,7 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path / "notes"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("options", [[], ["--frames=8"], ["--workers=2"]])
 def test_if_names_suggest_no_kind_the_error_lists_the_files_and_all_kinds(
     notes: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
@@ -81,6 +82,7 @@ def test_if_names_suggest_no_kind_the_error_lists_the_files_and_all_kinds(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.process
 def test_a_dataset_is_not_converted_again(tmp_path: Path) -> None:
     samples = [{"x": 1}]
     shardio.convert(samples, tmp_path / "out")

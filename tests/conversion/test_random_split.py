@@ -35,6 +35,7 @@ def tables(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
+@pytest.mark.process
 def test_files_items_and_samples_are_split_as_by_the_command(tables: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"split": PARTS, "split_seed": 3}
     shardio.convert(tables, tmp_path / "files", workers=0, **options)

@@ -31,6 +31,8 @@ from tests.lines import (
 )
 from tests.shards import flip
 
+pytestmark = pytest.mark.process
+
 N_INPUTS = 7
 
 

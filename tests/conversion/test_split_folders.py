@@ -229,6 +229,7 @@ def test_names_of_pictures_give_no_subsets(tmp_path: Path) -> None:
         assert report.n_samples == 2 and report.subsets == {}
 
 
+@pytest.mark.process
 def test_the_bytes_are_the_same_with_any_number_of_workers(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "val/dog")
     made = []

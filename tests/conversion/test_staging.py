@@ -163,6 +163,7 @@ def test_an_out_that_is_a_device_is_refused_as_a_file(source: Path) -> None:
         convert(source, Path("/dev/null"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_converters_may_return_a_long_reason(source: Path, tmp_path: Path, workers: int) -> None:
     (source / "1.txt").write_text("fine returns:long")
@@ -180,6 +181,7 @@ def test_returned_broken(source: Path, tmp_path: Path, *, keep_partial: bool, n_
     assert (report.generation, len(report.broken)) == (n_kept, 1)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("content", "error", "message"),

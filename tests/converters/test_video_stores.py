@@ -292,6 +292,7 @@ def test_no_encoder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.process
 def test_packets_of_real_files_beside_raw(media_root: Path, tmp_path: Path) -> None:
     root = with_the_broken(media_root, tmp_path / "all")
     report = shardio.convert(root, tmp_path / "out", store="packets")

@@ -476,6 +476,7 @@ def test_a_writer_that_meets_anothers_shard_is_told_so(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"000000-000.shard": b"another's"}
 
 
+@pytest.mark.process
 def test_what_a_killed_writer_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
     schema = Schema({"x": Array("int64")})
     pid = os.fork()

@@ -289,6 +289,7 @@ def first_packets(sample: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_transform_gets_encoded_media(dataset: Path, num_workers: int) -> None:
     options: Any = {"output": "numpy", "decode": False, "transform": first_packets}

@@ -196,6 +196,7 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     assert entries(tmp_path) == ["d", "mine", "out"]
 
 
+@pytest.mark.process
 def test_kill_leaves_no_out(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.fork()
     if pid == 0:

@@ -107,6 +107,7 @@ def test_records_with_a_new_codec_are_loaded(tmp_path: Path) -> None:
     assert texts == [sample["text"] for sample in samples()]
 
 
+@pytest.mark.process
 def test_without_its_entry_a_codec_is_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "field 'text' has codec 77, which this version cannot read" in opened(path)
     monkeypatch.delitem(SPECS, ZLIB.name)

@@ -91,5 +91,6 @@ def test_load_verify_and_diff_a_new_type(tmp_path: Path, schema: Schema) -> None
         np.testing.assert_array_equal(padded[mask.any(-1)], expected["cloud"])
 
 
+@pytest.mark.process
 def test_without_its_entry_a_type_is_unknown(path: Path) -> None:
     assert "field 'cloud' has field type 201, which this version cannot read" in opened(path)

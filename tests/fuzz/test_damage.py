@@ -11,6 +11,7 @@ import pytest
 from stress_tests import damage_inputs as tool
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("suffix", ["parquet", "h5"])
 def test_damaged_files_are_broken_or_have_the_values_that_the_library_reads(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -44,6 +44,8 @@ from tests.maintenance.datasets import (
 )
 from tests.shards import flip, same_sample
 
+pytestmark = pytest.mark.process
+
 FLOAT = Array("float32", (3,))
 N = 12
 

@@ -106,6 +106,7 @@ def all_pixels(pictures: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint
     return np.concatenate([each.reshape(-1, 3) for each in pictures])
 
 
+@pytest.mark.process
 def test_images_are_decoded_on_request(pictures: Any) -> None:
     folder, pixels = pictures
     assert compute_stats(folder).stats["fields"] == {}

@@ -94,6 +94,7 @@ def count(folder: Path) -> None:
     publish_next(folder, load(folder), stats={"whole": {}})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", sorted(WITH_PROGRESS))
 @pytest.mark.parametrize("workers", [0, 1])
 def test_progress_reports_steps(source: Path, tmp_path: Path, name: str, workers: int) -> None:

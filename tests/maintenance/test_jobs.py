@@ -13,6 +13,7 @@ def _job(item: str) -> tuple[str, int]:
     return item, os.getpid()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("starts_here", [False, True])
 def test_every_job_is_run_once_and_some_in_the_caller_only_if_asked(
     tmp_path: Path, *, starts_here: bool

@@ -237,6 +237,7 @@ def test_large_shards_stay_and_so_does_the_order(tmp_path: Path) -> None:
     assert diff(tmp_path / "same", folder).is_same
 
 
+@pytest.mark.process
 def test_readers_of_the_older_generation_are_undisturbed(tmp_path: Path) -> None:
     folder = small(tmp_path / "a", 12, 6)
     with (

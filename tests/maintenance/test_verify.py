@@ -42,6 +42,8 @@ from shardio.maintenance.verify import dataset as verification
 from shardio.maintenance.verify.shard import VerifiedShard
 from tests.shards import flip, write_samples, write_shard
 
+pytestmark = pytest.mark.process
+
 SCHEMA = Schema({"label": Array("int64"), "text": Text(), "blob": Bytes()})
 N_SHARDS = 5
 

@@ -14,6 +14,8 @@ from shardio.media.demuxing import demux
 from tests.media import command_line
 from tests.media.test_demuxing import VARIANTS, made
 
+pytestmark = pytest.mark.process
+
 N_FRAMES = 40  # of each real clip
 
 

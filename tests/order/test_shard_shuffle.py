@@ -124,6 +124,7 @@ def windows_of(labels: list[int], n_shards: int = 3, size: int = 5) -> Iterator[
         yield {label // size for label in labels[start : start + n_shards * size]}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_needs_the_shards_of_one_window_at_a_time(folder: Path, num_workers: int) -> None:
     with loader(folder, num_workers=num_workers) as made:

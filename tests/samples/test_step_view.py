@@ -108,6 +108,7 @@ def test_frames_of_two_cameras_at_a_time(dataset: OpenDataset) -> None:
     assert view.schema["wrist_mask"] == Array("bool", (2,))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_delivers_the_samples_of_the_view(folder: str, num_workers: int) -> None:
     offsets = {"camera": [-1, 0], "action": [0, 1], "state": [0]}

@@ -61,6 +61,7 @@ def _asks(address: str, keys: Path | None, **options: Any) -> RemoteLoader:
     return shardio.connect(address, 4, keys=keys, **{**HOW, **options})
 
 
+@pytest.mark.process
 def test_a_killed_server_is_continued(path: str, keys: Path, process: list[Process]) -> None:
     address = process[-1].address
     found = []
@@ -75,6 +76,7 @@ def test_a_killed_server_is_continued(path: str, keys: Path, process: list[Proce
     assert stats.n_restarts == 1
 
 
+@pytest.mark.process
 def test_a_server_runs_a_function_of_its_folder(path: str, tmp_path: Path) -> None:
     module = "def double(sample):\n    return {'label': sample['label'] * 2}\n"
     (tmp_path / "mine.py").write_text(module)

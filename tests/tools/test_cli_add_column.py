@@ -232,6 +232,7 @@ def test_a_function_in_a_file_computes_the_values(dataset: Path) -> None:
     assert values(dataset) == [len("clip 0")] * N
 
 
+@pytest.mark.process
 def test_it_may_be_called_with_batches_in_processes_of_its_own(dataset: Path) -> None:
     code = "import os\nME = os.getpid()\ndef value(samples):\n"
     code += "    return [[len(samples), os.getpid() - ME] for each in samples]\n"

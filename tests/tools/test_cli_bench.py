@@ -16,6 +16,7 @@ Capture = pytest.CaptureFixture[str]
 QUICK = ["--seconds", "0.01", "--batch-size", "2"]
 
 
+@pytest.mark.process
 def test_a_table_of_runs_and_their_limits(dataset: Path, capsys: Capture) -> None:
     assert cli.main(["bench", str(dataset), "--workers", "0", "1", *QUICK]) == 0
     out, err = capsys.readouterr()

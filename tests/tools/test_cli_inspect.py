@@ -71,6 +71,7 @@ def test_history_options_versions_and_shards_are_verbose(dataset: Path, capsys: 
     assert "  not a video             cats/notes.txt" in without
 
 
+@pytest.mark.process
 def test_files_of_other_kinds_are_named_as_by_the_conversion(
     tmp_path: Path, capsys: Capture
 ) -> None:

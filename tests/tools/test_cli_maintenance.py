@@ -115,6 +115,7 @@ def test_merge_puts_datasets_together(dataset: Path, tmp_path: Path, capsys: Cap
     assert sources(out) == sources(dataset) + sources(other)
 
 
+@pytest.mark.process
 def test_reshard_to_a_shard_size(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     arguments = ["reshard", str(dataset), str(tmp_path / "out"), "--workers", "1"]
     assert cli.main([*arguments, "--shard-bytes", "1"]) == 0

@@ -30,6 +30,7 @@ def test_a_sound_dataset_is_said_to_be_so(dataset: Path, capsys: Capture) -> Non
     assert "verifying: 100%" in err
 
 
+@pytest.mark.process
 def test_a_flipped_bit_names_file_field_and_offset(damaged: Path, capsys: Capture) -> None:
     assert cli.main(["verify", str(damaged), "--workers", "2"]) == 1
     finding, summary = capsys.readouterr().out.splitlines()

@@ -16,6 +16,8 @@ from shardio_tools import cli, demo, sample_clips
 from shardio_tools.inspect import pictures
 from shardio_tools.screen import Done
 
+pytestmark = pytest.mark.process
+
 Capture = pytest.CaptureFixture[str]
 Network = type[demo.NumpyNetwork] | type[demo.TinygradNetwork]
 

@@ -212,6 +212,7 @@ def test_gpus_are_those_whose_drivers_are_loaded(tmp_path: Path) -> None:
     assert doctor.visible_gpus(str(tmp_path)) == ["NVIDIA H100", "AMD"]
 
 
+@pytest.mark.process
 def test_a_probe_returns_the_last_line_of_a_program_or_of_its_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,6 +244,7 @@ def test_frameworks_are_asked_only_if_they_are_installed(monkeypatch: pytest.Mon
     assert asked == [doctor.PROBES["torch"]]
 
 
+@pytest.mark.process
 @pytest.mark.cpu_device
 def test_the_probe_of_tinygrad_names_its_device() -> None:
     assert doctor.probe(doctor.PROBES["tinygrad"]).startswith("default device ")

@@ -410,6 +410,7 @@ def test_transforms_are_called_in_their_order_with_one_generator() -> None:
     assert calls == generator(9).random(2).tolist()
 
 
+@pytest.mark.process
 def test_a_loader_gives_the_same_draws_with_any_number_of_workers(tmp_path: Path) -> None:
     schema = Schema({"frames": Array("uint8", (2, 12, 16, 3)), "label": Array("int64")})
     frames = generator().integers(0, 256, (10, 2, 12, 16, 3), np.uint8)

@@ -167,6 +167,7 @@ def test_inner_forks(ends: tuple[socket.socket, Channel], monkeypatch: pytest.Mo
     os.close(block)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", [MessageKind.END, MessageKind.SAMPLES])
 def test_a_sample_that_is_lost_is_an_error(kind: MessageKind) -> None:
     stream: Any = iter(MultiLoader([], 1))

@@ -20,6 +20,8 @@ from shardio._workers.processes import zygote as zygotes
 from shardio._workers.processes.worker_pool import Channel, Event, Message, WorkerExit, WorkerPool
 from shardio.errors import UnsupportedEnvironment
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 30.0
 
 

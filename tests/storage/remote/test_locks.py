@@ -13,7 +13,10 @@ import pytest
 from shardio.storage.remote import cache_folder
 from shardio.storage.remote.cache_folder import ByteLocks, folder_lock, try_exclusive
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* use of fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore:.* use of fork:DeprecationWarning"),
+]
 
 SHARD = 5
 
