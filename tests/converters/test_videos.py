@@ -155,6 +155,7 @@ def test_a_folder_converts_to_the_clips_of_a_plain_decode(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_real_files_are_plain_decodes_or_listed(media_root: Path, tmp_path: Path) -> None:
     root = with_the_broken(media_root, tmp_path / "all")
     report = shardio.convert(root, tmp_path / "out", store="raw")
