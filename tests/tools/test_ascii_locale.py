@@ -15,6 +15,8 @@ from shardio.measuring import measure_stored
 from tests.ascii_locale import LATIN, Ran, run_command, run_python
 from tests.media_made import scene, write_video
 
+pytestmark = pytest.mark.slow  # that is, the fixture `ran`
+
 CONVERT = ("--workers", "0", "--frames", "4", "--size", "16")
 COMMANDS: dict[str, tuple[str | bytes, ...]] = {
     "videos": ("convert", "clips", "vidéo", *CONVERT),
@@ -60,7 +62,6 @@ def ran(folder: Path) -> dict[str, Ran]:
     return {name: run_command(command, folder) for name, command in COMMANDS.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_ends_as_in_utf_8(name: str, ran: dict[str, Ran]) -> None:
     assert "Traceback" not in ran[name].err

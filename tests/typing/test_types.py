@@ -54,6 +54,7 @@ def test_mypy_accepts_the_programs(strict: tuple[str, ...], tmp_path: Path) -> N
     run("mypy", *strict, *PROGRAMS, cwd=tmp_path, MYPYPATH=str(FRAMEWORKS))
 
 
+@pytest.mark.slow
 def test_mypy_needs_no_torch(strict: tuple[str, ...], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
