@@ -21,7 +21,7 @@ import pytest
 from tests import ascii_locale
 from tests.faults import programs, scene
 
-FIXTURES = frozenset({"one_server", "stage", "warm_zygote"})
+FIXTURES = frozenset({"one_server", "process", "stage", "warm_zygote"})
 """The fixtures that start processes."""
 MODULES = (subprocess, multiprocessing)
 HELPERS = frozenset({ascii_locale.__name__, programs.__name__, scene.__name__})
