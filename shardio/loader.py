@@ -104,7 +104,7 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
             loop, in addition to one block per worker. The default is 2; for blocks of at most
             1 MiB, it is 10 plus 7 per worker.
         memory_bytes: the budget for all blocks; by default half of the available memory.
-        on_error: "raise" to raise errors, or "skip" to replace a failing sample by a substitute,
+        on_error: "raise" to raise errors, or "skip" to replace a failing sample with a substitute,
             which is a randomly drawn sample. In the row of the substitute, `batch.valid` is False;
             `batch.skipped` names the failing sample and the reason.
         max_skips: with "skip", the number of samples of an epoch that may fail; it must be given.
@@ -397,7 +397,7 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
         """Return the loading figures of the latest iteration, and of all iterations together.
 
         `LoadingStats` describes each figure. Loaders always collect the figures, at no noticeable
-        cost. This method may be called at any time, also in another thread and after `close`.
+        cost. This method may be called at any time, even in another thread, and after `close`.
         """
         latest, total = self._engine.stats(self._epochs.latest)
         return LoaderStats(self.epoch, self._options.num_workers, latest, total)

@@ -35,7 +35,7 @@ def _listed_names(kind: type, names: Iterable[str]) -> list[str]:
 
 
 class Closing(Listed, ABC):
-    """A context manager that calls `close` at the end of the block, also after an exception."""
+    """A context manager that calls `close` at the end of the block, even after an exception."""
 
     @abstractmethod
     def close(self) -> object:

@@ -1,6 +1,6 @@
 """The display of progress: one line on a terminal or in a notebook, otherwise plain lines.
 
-The texts of counts, sizes and names are also those of the command line and of HTML.
+The command line and the HTML for notebooks use the same functions for counts and sizes.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
 def _tokens(
     state: Mapping[str, Any], view: TokenView, n_windows: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token counts in `state`; `n_windows` are the saved window counts by source."""
+    """Return the token counts in `state`; `n_windows` has the saved window count of each source."""
     found, now = state.get("tokens"), view.packed.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
@@ -280,7 +280,7 @@ class Epochs:
         """The latest iteration; None before the first one, and after `load_state`."""
         self._options = options
         self._next: EpochPlan | int = 0
-        """The next epoch: the rest of an epoch from a loaded state, or else an index."""
+        """The index of the next epoch, or the plan for the rest of an epoch from a loaded state."""
         self._has_warned = False
 
     @property

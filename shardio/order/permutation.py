@@ -34,7 +34,7 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""The maximum bit length of a size that `_scale` multiplies by only the upper bits of the hash.
+"""The maximum bit length of a size for which `_scale` uses only the upper bits of the hash.
 With at least 20 bits of the hash, no result is more than 1/256 more likely than another.
 """
 

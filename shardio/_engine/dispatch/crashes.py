@@ -153,7 +153,7 @@ class SuspectSamples:
 
     def __init__(self) -> None:
         self.to_skip: dict[int, dict[int, str]] = {}
-        """Samples to skip: row in the batch -> {index in the view: reason}."""
+        """Samples to skip: {row in the batch: {index in the view: reason}}."""
         self._n_crashes: dict[tuple[int, int], int] = {}
         self._n_unexplained = 0
 

@@ -47,7 +47,8 @@ class Schedule:
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
         # Worker i is nearly idle at a load of up to `_nearly_idle_loads[i]`. A step of worker i
-        # goes to another worker if the load of i exceeds the least load by over `_max_leads[i]`.
+        # goes to another worker if the load of worker i exceeds the least load by more than
+        # `_max_leads[i]`.
         self._nearly_idle_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_nearly_idle = n_workers
         self._ready: dict[int, int] = {}
