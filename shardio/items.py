@@ -156,7 +156,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             self._end()
 
     def stats(self) -> ItemStats:
-        """Return the figures of the iteration so far, also after `close`."""
+        """Return the figures of the iteration so far, even after `close`."""
         return ItemStats() if self._task_pool is None else self._task_pool.stats
 
     @property
@@ -393,7 +393,7 @@ def _check_loader(loader: Any) -> None:
     lacking = [name for name in _METHODS if not callable(getattr(loader, name, None))]
     if lacking:
         raise InvalidArgument(
-            f"loader must have make_request, load and post_process, as a shardio.Loader has; "
+            f"loader must have make_request, load and post_process, like a shardio.Loader; "
             f"{type(loader).__name__} lacks {', '.join(lacking)}"
         )
 

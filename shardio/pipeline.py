@@ -143,7 +143,8 @@ def _make_step(
         raise InvalidArgument(f"name must be a string; found {short_repr(name)}")
     if check_executor(executor) is not None and call.is_async:
         raise InvalidArgument(
-            f"{argument} is async, and runs in an event loop; found executor={executor!r}"
+            f"{argument} is async and takes no executor, because it runs in an event loop; found "
+            f"executor={executor!r}"
         )
     return PipeStep(
         call,
@@ -237,7 +238,7 @@ class Pipeline(PipelineIterations):
         return self._with_steps(BatchStep(check_count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
-        """Return a pipeline with one more step, which replaces each item by its elements."""
+        """Return a pipeline with one more step, which replaces each item with its elements."""
         group = f"step {len(self._steps)}"
         call = UserCall(iter, yields_many=True)
         return self._with_steps(

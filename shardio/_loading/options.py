@@ -401,8 +401,8 @@ def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
         return RowView(dataset)
     if len(videos) > 1:
         raise InvalidArgument(
-            f"a loader loads clips of one video field; of {', '.join(videos)} choose one "
-            "with dataset.clips(field=…)"
+            f"a loader loads clips of one video field: choose one of {', '.join(videos)} with "
+            "dataset.clips(field=…)"
         )
     if isinstance(dataset, Mixture) and not dataset.has_one_view:
         views = [dict(source.view) for source in dataset.sources]

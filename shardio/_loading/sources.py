@@ -150,12 +150,12 @@ class PipelineSource:
         kept = {"version", "item", "n_passed_over", "n_items", "source"}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:
             raise InvalidArgument(
-                f"state: expected a result of DataLoader.state_dict(); found {short_repr(state)}"
+                f"state must be a result of DataLoader.state_dict(); found {short_repr(state)}"
             )
         n_items = self.n_items
         if state["n_items"] != n_items:
             raise InvalidArgument(
-                f"state: belongs to a source of {state['n_items']} items; this one has {n_items}"
+                f"the state belongs to a source of {state['n_items']} items; this one has {n_items}"
             )
         item = check_count("state['item']", state["item"], 0, n_items)
         passed_over = check_count("state['n_passed_over']", state["n_passed_over"], 0)

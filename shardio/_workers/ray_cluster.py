@@ -88,7 +88,7 @@ def do_job(function_ref: list[Any], shared_path: str, version: str, value: Any) 
         if version != __version__:
             raise UnsupportedEnvironment(
                 f"machine {platform.node()} of the Ray cluster has shardio {__version__}, this one "
-                f"{version}: install the same everywhere"
+                f"{version}: install the same version everywhere"
             )
         if not os.path.exists(shared_path):
             raise UnsupportedEnvironment(
@@ -155,7 +155,7 @@ class Engine:
         if self.name not in get_args(EngineName):
             raise InvalidArgument(f"engine must be 'local' or 'ray'; found {self.name!r}")
         if self.address is not None and self.name == "local":
-            raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
+            raise InvalidArgument(f"address {self.address!r} is only valid with engine='ray'")
         if self.gpus < 0 or (self.gpus and self.name == "local"):
             raise InvalidArgument(
                 f"gpus is {self.gpus}; only engine='ray' supports GPUs, from 0 up"
@@ -317,7 +317,7 @@ class Cluster(Closing):
         elif "No module named 'shardio" in str(error):
             raise UnsupportedEnvironment(
                 "a machine of the Ray cluster lacks shardio: install version "
-                f"{__version__} on all of them"
+                f"{__version__} on all machines"
             ) from error
         else:
             raise WorkerDied(f"Ray failed on {self._name_of(number)}: {error}") from error

@@ -101,7 +101,7 @@ class Collation:
                 if join.companion in schema:
                     raise InvalidArgument(
                         f"collate={join.rule.kind!r} of {name!r} adds {join.companion!r}, which is "
-                        "a field already: leave it out with `fields`, or use another rule"
+                        "a field already: leave that field out with `fields`, or use another rule"
                     )
                 _, dtype, has_dims = _COMPANIONS[join.rule.kind]
                 fields[join.companion] = Array(dtype, (None,) * (1 + has_dims * n_dims))
@@ -142,10 +142,10 @@ def _parse_rule(rule: object) -> CollateRule:
     for kind in KINDS:
         if isinstance(rule, str) and rule == kind:
             return CollateRule(kind)
-    advice = ". A function makes all fields of a batch: collate=f" if callable(rule) else ""
+    advice = ". A function collates all fields of a batch: pass collate=f" if callable(rule) else ""
     raise InvalidArgument(
         f"collate must map a field to one of {', '.join(map(repr, KINDS))}, or the shape to pad "
-        f"to, a tuple with None for the largest of the batch; found {rule!r}{advice}"
+        f"to, a tuple with None for the largest size in the batch; found {rule!r}{advice}"
     )
 
 

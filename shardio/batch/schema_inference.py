@@ -16,7 +16,7 @@ _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)
 _SHAPES_HINT: Final = '; collate="pad", "ragged" or "list" takes arrays of different shapes'
 _SIZES_HINT: Final = (
-    ". Pictures are stacked if the transform gives them one size, as by "
+    ". Pictures are stacked if the transform gives them one size, such as "
     "shardio.transforms.Resize((height, width)) or torchvision's v2.Resize((height, width))"
 )
 
@@ -39,7 +39,7 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
         )
     if not sample:
         raise SchemaError(
-            'a sample has no fields: return those to keep, {"label": sample["label"]}'
+            'a sample has no fields: return the fields to keep, as {"label": sample["label"]}'
         )
     known = source if source is not None else {}
     return Schema({name: _infer(name, value, known.get(name)) for name, value in sample.items()})

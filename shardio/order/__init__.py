@@ -14,7 +14,7 @@ from shardio.errors import InvalidArgument
 from shardio.order.clip_groups import ClipGroupEpochOrder, ClipGrouping
 from shardio.order.permutation import Permutation, Positions, epoch_permutation
 
-CACHE_HINT: Final = "raise cache_bytes, or take shuffle='shards'"
+CACHE_HINT: Final = "raise cache_bytes, or pass shuffle='shards'"
 
 
 class EpochOrder(Protocol):
@@ -67,8 +67,8 @@ class Order:
         reason = samples.no_shards_reason() if cls.needs_shards else None
         if reason is not None:
             raise InvalidArgument(
-                f"{samples.path}: shuffle={cls.name!r} is for samples in the order of their "
-                f"shards, and {reason}; or pass shuffle='blocks'"
+                f"{samples.path}: shuffle={cls.name!r} needs samples in the order of their shards, "
+                f"but {reason}; pass shuffle='blocks' for samples in any order"
             )
         if samples.is_mixture and not cls.mixes:
             raise InvalidArgument(

@@ -92,8 +92,8 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
         most *= 2
         if most > _MAX_POSITIONS:
             raise InvalidArgument(
-                f"until every source is seen whole, an epoch would have more than {most // 2} "
-                "positions; the maximum is 2^48: give larger weights to large sources"
+                f"an epoch that draws every sample would have more than {most // 2} positions; "
+                "the maximum is 2^48: give larger weights to large sources"
             )
     least = -1  # the epoch is known to have more positions than this
     while most - least > 1:

@@ -128,7 +128,7 @@ def rank_from_environment() -> tuple[str, int, int]:
         except ValueError:
             raise InvalidArgument(
                 f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}; both "
-                "must be numbers: set both or none, or pass rank and world_size"
+                "must be numbers: set both or neither, or pass rank and world_size"
             ) from None
         if rank < 0 or world_size < 1:
             raise InvalidArgument(

@@ -131,9 +131,10 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
     n = getattr(sampler, "num_replicas", 1)
     if world_size > 1 and isinstance(n, int) and n > 1:
         raise InvalidArgument(
-            f"sampler is a {type(sampler).__name__} that divides samples among {n} ranks, and so "
-            f"does the loader, of which this is rank {rank} of {world_size}: pass shuffle=True in "
-            "place of the sampler, or rank=0, world_size=1 beside it"
+            f"sampler is a {type(sampler).__name__} that divides samples among {n} ranks, but "
+            f"the loader divides them as well (this is rank {rank} of {world_size}): pass "
+            "shuffle=True instead of the sampler, or keep the sampler and also pass rank=0, "
+            "world_size=1"
         )
 
 

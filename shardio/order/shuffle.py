@@ -263,15 +263,16 @@ class ShardShuffle(Order):
         is_count = isinstance(found, list | tuple) and len(found) == 3 and type(found[0]) is int
         if not is_count or found[0] < 1:
             raise InvalidArgument(
-                "load_state_dict: the state's window must be the number of its shards, from 1 up, "
-                f"the number of its positions, and a hash of the shards; found {found!r}"
+                "load_state_dict: the state's window must be a list: the number of shards in a "
+                "window (at least 1), the mean number of positions in a window, and a hash of the "
+                f"shards; found {found!r}"
             )
         order = self.of(samples.shard_ends(), n, found[0])
         expected = order.to_state()["window"]
         if list(found) != expected:
             raise InvalidArgument(
-                f"load_state_dict: the state's epoch is shuffled by shards that {samples.path} has "
-                f"no longer: expected window {expected}, found {list(found)}; the samples are "
+                f"load_state_dict: the state's epoch is a shuffle of shards that {samples.path} no "
+                f"longer has: expected window {expected}, found {list(found)}; the samples are "
                 "in other shards now (shardio compact): open the generation that the state comes "
                 "from with shardio.open(PATH, generation=…), or begin the next epoch"
             )

@@ -43,7 +43,7 @@ def test_missing_ray_is_named(folder: str, tmp_path: Path, monkeypatch: pytest.M
     ("options", "message"),
     [
         ({"engine": "spark"}, "engine must be 'local' or 'ray'; found 'spark'"),
-        ({"address": "there:1"}, "address 'there:1': only with engine='ray'"),
+        ({"address": "there:1"}, "address 'there:1' is only valid with engine='ray'"),
     ],
 )
 def test_wrong_options(folder: str, tmp_path: Path, options: dict[str, Any], message: str) -> None:

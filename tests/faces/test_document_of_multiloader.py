@@ -229,7 +229,7 @@ def test_samples_that_cannot_travel_are_skipped_too() -> None:
 
 def test_of_a_generator_that_fails_the_other_workers_go_on_and_a_warning_says_so() -> None:
     loader = MultiLoader(Count(9, 3, fail, worker=1), 2, on_error="skip", max_skips=1)
-    with pytest.warns(RuntimeWarning, match="worker 1 ended after sample 3 of it was skipped"):
+    with pytest.warns(RuntimeWarning, match="worker 1 ended after its sample 3 was skipped"):
         assert sorted(loader) == sorted([*range(9), *range(3)])
     assert [s.error for s in loader.skipped] == ["KeyError"]
 

@@ -68,7 +68,7 @@ def test_an_exception_in_the_dataset_is_raised_with_the_worker_and_the_sample() 
     with pytest.raises(KeyError, match="the file is gone") as caught:
         list(MultiLoader(Count(9, 3, fail, worker=1), 2))
     (note,) = caught.value.__notes__
-    assert note.startswith("in worker 1, at sample 3 of it:")
+    assert note.startswith("in worker 1, at its sample 3:")
     assert "in fail" in note  # the traceback
 
 
@@ -91,12 +91,12 @@ def test_a_dataset_that_is_its_own_iterator_and_begins_anew_comes_to_its_end() -
 
 
 def test_an_exception_that_takes_no_notes_says_where_all_the_same() -> None:
-    with pytest.raises(TransformError, match=r"Frozen\nin worker 0, at sample 2 of it"):
+    with pytest.raises(TransformError, match=r"Frozen\nin worker 0, at its sample 2"):
         list(MultiLoader(Count(9, 2, fail_frozen), 1))
 
 
 def test_an_exit_in_the_dataset_is_an_error() -> None:
-    with pytest.raises(TransformError, match=r"worker 0, at sample 2 .* raised SystemExit: 3"):
+    with pytest.raises(TransformError, match=r"worker 0, at its sample 2: .* raised SystemExit: 3"):
         list(MultiLoader(Count(9, 2, say_exit), 1))
     with pytest.raises(TransformError, match="raised StopAsyncIteration"):
         list(MultiLoader(Count(9, 2, say_stop), 1))
@@ -133,7 +133,9 @@ def test_samples_sent_before_a_death_are_delivered(monkeypatch: pytest.MonkeyPat
         assert select.select([loader._pool], [], [], PATIENCE_S)[0]
         loader._handle_events()
     assert [next(loader) for _ in range(7)] == [*range(1, 8)]
-    with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\), after 8 samples of it"):
+    with pytest.raises(
+        WorkerDied, match=r"signal 9 \(SIGKILL\), after 8 samples of this worker had"
+    ):
         next(loader)
 
 
@@ -163,7 +165,7 @@ def test_too_few_files_are_an_error_but_not_fatal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "n_workers", "after"),
-    [(Count(5, 2, hang), 1, "after 2 samples of it"), (Endless(), 2, "")],
+    [(Count(5, 2, hang), 1, "after 2 samples of this worker had"), (Endless(), 2, "")],
     ids=["while main waits", "while the others never stop"],
 )
 def test_a_worker_that_is_killed_is_noticed(dataset: Any, n_workers: int, after: str) -> None:

@@ -436,7 +436,7 @@ def test_of_several_videos_one_is_asked_for(files: list[Path | None], tmp_path: 
     data = [each.read_bytes() for each in path if each is not None]
     sample = {"left": data[0], "right": data[1], "label": 1}
     made = write_dataset(tmp_path / "set", 1, 1, schema, [sample])
-    with pytest.raises(InvalidArgument, match=r"of left, right choose one with dataset.clips\("):
+    with pytest.raises(InvalidArgument, match=r"choose one of left, right with dataset.clips\("):
         loader_of(made)
     with pytest.raises(InvalidArgument, match=r"leave \['right'\] out of"):
         loader_of(made, Clip(field="left"), fields=["left", "right"])

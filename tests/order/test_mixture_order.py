@@ -95,7 +95,7 @@ def test_epochs_end_as_exhausted_says(data: st.DataObject, exhausted: Exhausted)
 
 
 def test_an_epoch_that_would_not_end_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="until every source is seen whole, an epoch would"):
+    with pytest.raises(InvalidArgument, match="an epoch that draws every sample would have"):
         _ = mixture_sizes([1e-9, 1], [1 << 40, 1]).n_positions
     assert mixture_sizes([1e-9, 1], [1 << 40, 1], "stop").n_positions == 1
 

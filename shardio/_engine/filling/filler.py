@@ -209,7 +209,7 @@ def may_skip(error: BaseException) -> bool:
 
 
 class RowByRowFiller:
-    """A filler that replaces each failing sample by another sample. Borrows `filler`."""
+    """A filler that replaces each failing sample with another sample. Borrows `filler`."""
 
     def __init__(self, filler: Filler, seed: int) -> None:
         self._filler, self._seed = filler, seed
@@ -297,7 +297,7 @@ class RowByRowFiller:
         if first is None:
             raise AssertionError("a sample is tried before its substitutes")
         first.add_note(
-            f"{ATTEMPTS} substitutes drawn for this sample failed, too, or were the same: "
+            f"{ATTEMPTS} substitutes drawn for this sample failed, too, or were drawn twice: "
             "on_error='skip' is meant for single samples, not for a bad dataset or transform"
         )
         try:

@@ -427,8 +427,8 @@ def _refuse_array(module: Any, given: Any) -> None:
     is_converted = any(is_of(v, "torch", "Tensor") or is_of(v, "PIL", "Image") for v in values)
     if not is_converted and any(_is_pixels(value) for value in values):
         raise TypeError(
-            f"v2.{kind.__name__} leaves arrays of NumPy as they are, and is called with a picture "
-            "as such: pass transform=shardio.transforms.OnTensors(f), which calls f with tensors"
+            f"v2.{kind.__name__} returns arrays of NumPy unchanged, and is called with a picture "
+            "as an array: pass transform=shardio.transforms.OnTensors(f); it calls f with tensors"
         )
 
 

@@ -80,7 +80,7 @@ def check_message(message: bytes, fds: Sequence[int]) -> None:
     if not 0 < len(message) <= MAX_MESSAGE_BYTES:
         raise InvalidArgument(
             f"a message to or from a worker has 1 to {MAX_MESSAGE_BYTES} bytes, this one "
-            f"has {len(message)}; send more in a memory file, by its descriptor"
+            f"has {len(message)}; to send more, send the descriptor of a memory file"
         )
     if len(fds) > MAX_FDS:
         raise InvalidArgument(f"a message carries at most {MAX_FDS} descriptors, not {len(fds)}")

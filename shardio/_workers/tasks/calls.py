@@ -220,7 +220,7 @@ class _Caller:
                     f"{self._max_bytes}: raise it, or return less at a time"
                 )
             what = f"the bytes that {self._name} returned"
-            hint = "return less, or load fewer at a time"
+            hint = "return less, or fewer results at a time"
             write_to_block(found, self.blocks[number], what, hint)
         except BaseException as error:  # noqa: BLE001  # sent to the main process, even SystemExit
             self._suspended.pop(step, None)

@@ -169,7 +169,9 @@ class SampleStream(Closing):
             sender = self._going[self._crash.worker]
             detail = f":\n\n{sender.failure_text}" if sender.failure_text else ""
             n = sender.n_arrived
-            raise WorkerDied(f"{self._crash.description}, after {n} samples of it{detail}")
+            raise WorkerDied(
+                f"{self._crash.description}, after {n} samples of this worker had arrived{detail}"
+            )
         if message is not None:
             self._open(message)
         return message is not None
@@ -220,7 +222,7 @@ class SampleStream(Closing):
         if kind == MessageKind.END:
             self._release_worker(worker)
             return
-        error = unpack_failure(payload, f"worker {worker}, at sample {sender.n_arrived} of it")
+        error = unpack_failure(payload, f"worker {worker}, at its sample {sender.n_arrived}")
         if kind == MessageKind.FAILED:
             raise error
         self._skip(worker, error)
@@ -254,8 +256,8 @@ class SampleStream(Closing):
         self._log(f"worker {worker} has finished: {n_samples} samples{skipped}")
         if sender.ended_with_a_skip:
             warn(
-                f"worker {worker} ended after sample {sender.n_arrived - 1} of it "
-                "was skipped; a dataset that is a generator cannot continue after it has raised",
+                f"worker {worker} ended after its sample {sender.n_arrived - 1} was "
+                "skipped; a dataset that is a generator cannot continue after it has raised",
                 RuntimeWarning,
             )
         del self._going[worker]

@@ -9,8 +9,8 @@ starts at a multiple of 64 bytes:
     buffers
 
 `ValueBlocks` is the main process's pool of the blocks to which workers write values. A worker of a
-TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
-block for its first large sample; from then on, the main process (`BlockLender`) sends the worker
+TaskPool receives a block with each item. A worker that iterates over a dataset by itself requests
+a block for its first large sample; from then on, the main process (`BlockLender`) sends the worker
 (`LentBlocks`) a few blocks in advance. A block is lent to a worker until its content is handed over
 to the loop; it is then leased by the arrays that are views of the content.
 """
@@ -313,6 +313,6 @@ class LentBlocks:
         # Map the block only now, so that an error is reported as the error of this sample.
         if number not in self._maps:
             self._maps[number] = BlockMap(self._fds[number])
-        what, hint = "the arrays of a sample", "let the dataset give smaller samples"
+        what, hint = "the arrays of a sample", "make the dataset yield smaller samples"
         write_to_block(packed, self._maps[number], what, hint)
         return self._idle.pop()

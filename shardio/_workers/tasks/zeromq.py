@@ -356,7 +356,7 @@ class SampleSender(Closing):
         return Command(command)
 
     def _packed(self, error: BaseException) -> bytes:
-        where = f"worker {self._channel.index}, at sample {self._n_sent} of it"
+        where = f"worker {self._channel.index}, at its sample {self._n_sent}"
         return pack_failure(error, f"{where}: the dataset")
 
 

@@ -130,7 +130,7 @@ def test_shards_come_ahead_in_the_order_in_which_they_are_needed(remote: RemoteS
 
 def test_full_shuffle_beyond_the_cache_is_refused_and_blocks_warn(remote: RemoteSet) -> None:
     small: Any = {"num_workers": 0, "cache_bytes": 300_000}
-    with pytest.raises(InvalidArgument, match=r"raise cache_bytes, or take shuffle='shards'"):
+    with pytest.raises(InvalidArgument, match=r"raise cache_bytes, or pass shuffle='shards'"):
         _loader(remote, shuffle=True, **small)
     with (
         pytest.warns(UserWarning, match="shuffle='blocks' a window"),

@@ -222,7 +222,7 @@ def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
     ("shared_path", "version", "said"),
     [
         ("nowhere", __version__, "does not see .*nowhere"),
-        (".", "0", "has shardio .*, this one 0: install the same everywhere"),
+        (".", "0", "has shardio .*, this one 0: install the same version everywhere"),
     ],
 )
 def test_what_a_machine_lacks_it_says(
