@@ -184,50 +184,53 @@ def convert(
         kind: the name of the converter, such as "videos", "images", "audio" or "arrays"; or the
             name or the class of an installed third-party converter. The default in an append is
             the converter of the dataset; otherwise the kind is guessed from the names of the files.
-        samples: a function that returns one sample, several samples, or None for an item. It is
-            sent to the processes; it may be a lambda or be defined in a notebook. If it raises an
-            exception, the item is reported as broken.
+        samples: a function that takes an item, and returns one sample, several samples, or None.
+            The function is sent to the processes; it may be a lambda or be defined in a notebook.
+            If it raises an exception, the item is reported as broken.
         names: the names of the fields, if samples are tuples.
         schema: the schema of the samples of a Python object. The default is the schema of the
             dataset in an append; otherwise that of the data frame or of the first sample.
         workers: the number of processes, by default one per usable CPU. 0 means to convert in this
             process.
         progress: a function that is called in this process before the first file and after every
-            file; or True to show a bar on standard error: a line that is rewritten on a terminal or
-            in a notebook, otherwise a line after each tenth of the files. With None, the only
-            message is a RuntimeWarning if inputs are broken; with False, there is none.
+            file; or True to show the progress on standard error. On a terminal or in a notebook,
+            this is a bar in one line that is rewritten; elsewhere, a line is printed after each
+            tenth of the work. With None, the only message is a RuntimeWarning if inputs are broken;
+            with False, there is none.
         labels: a CSV or JSON Lines file with the columns `path` (relative to `src`) and `label`
             (the name of the class). By default, the folder of a file is its class.
         split: maps the names of subsets to their shares of the samples, such as
-            `{"train": 0.9, "val": 0.1}`. Samples are assigned at random, as by
-            `shardio.maintenance.split`. If the shares add up to less than 1, the other samples are
-            in no subset.
+            `{"train": 0.9, "val": 0.1}`. Samples are assigned at random, in the same way as
+            `shardio.maintenance.split` assigns them. If the shares add up to less than 1, the other
+            samples are in no subset.
         split_seed: the seed of `split`.
         split_folders: whether folders named like splits, such as `train`, `val` and `test`, become
-            subsets, which share the classes in them. Without such folders, the option applies to
-            tables, records and tars with such names (`train.csv`). By default, folders or files
-            become subsets if two or more lie side by side; with True, one is enough; with False,
-            folders are classes like others. An append uses the setting of the dataset.
+            subsets. All subsets then share the classes, which are the folders in these folders. If
+            there are no such folders, the option applies to files of tables, records and tars that
+            are named like splits (`train.csv`). By default, folders or files become subsets if two
+            or more lie side by side; with True, one is enough; with False, such folders are
+            ordinary classes. An append uses the setting of the dataset.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
             uploaded as soon as it is finished. The cache folder on this machine holds the shards
             that are not uploaded yet, and the state that is needed to resume the conversion.
         engine: "local", or "ray" to convert on the machines of a Ray cluster. All machines must see
             `src` and `out` at these paths. `workers` is the number of processes on all machines
-            together, by default one per CPU. Each engine can resume a conversion of the other.
+            together, by default one per CPU. A conversion that was started with one engine can be
+            resumed with the other.
         address: the address of the Ray cluster, as for `ray.init`. The default is the value of the
             environment variable RAY_ADDRESS; if it is not set, Ray is started on this machine.
         options: the options of the converter.
 
     Raises:
         InvalidArgument: `src` does not exist, is empty, matches no file, or has no file of the
-            kind; `out` is not a valid folder name; an option is invalid; or, with `resume`, the
-            options or versions differ from those of the interrupted conversion.
+            converter's kind; `out` is not a valid folder name; an option is invalid; or, with
+            `resume`, the options or versions differ from those of the interrupted conversion.
         DatasetExists: `out` already contains data or an interrupted conversion.
         DatasetNotFound: there is no dataset to append to.
         DatasetConflict: another process is writing to `out`.
         WorkerDied: the converter raised an unexpected exception in a worker, or workers crashed
-            outside of reading a file. After this or any other error, finished units stay in
-            `out`. If no unit is finished, `out` is as it was before.
+            while they were not reading a file. After this or any other error, finished units stay
+            in `out`. If no unit is finished, `out` is as it was before.
     """
     check_shard_bytes(shard_bytes)
     options_given = ConvertOptions(
@@ -283,8 +286,8 @@ def _convert_files(out: PathName, options: ConvertOptions) -> ConversionReport:
     if listing.subsets and options.split is not None:
         named = ", ".join(sorted({*listing.subsets.values()}))
         raise InvalidArgument(
-            f"{src}: {named} are subsets already, by the names of folders or files; leave split "
-            "(--split) out, or ignore these names: split_folders=False (--no-split-folders)"
+            f"{src}: {named} are subsets already, because folders or files have these names; leave "
+            "split (--split) out, or ignore the names with split_folders=False (--no-split-folders)"
         )
     listing = _labelled(listing, source, options.labels)
     warn_of_equal_names([*(base.classes if base else ()), *listing.classes], src)
@@ -326,7 +329,7 @@ def _convert_object(
 
 
 def _is_table(src: object, workers: int | None) -> bool:
-    """Return True if a source is read by columns, in this process."""
+    """Return True if a source is read column by column, in this process."""
     if isinstance(src, Mapping) or is_data_frame(src):
         return True
     return workers is None and is_hugging_face_table(src)
@@ -381,7 +384,7 @@ def _check_object(
 
 
 def _refuse_readers(src: Any) -> None:
-    """Raise an error for a dataset of shardio and for loaders: samples would lose their types."""
+    """Raise InvalidArgument for a dataset of shardio, and for a loader that returns batches."""
     if isinstance(src, Dataset | SampleView):
         raise InvalidArgument(
             f"found a {type(src).__name__}: its samples are converted already. "
@@ -393,8 +396,8 @@ def _refuse_readers(src: Any) -> None:
     is_loader = bool(names & {"DataLoader", "BatchLoader", "MultiLoader"})
     if is_loader and getattr(src, "batch_size", "") is not None:
         raise InvalidArgument(
-            f"found a {type(src).__name__}, which gives batches, where each value becomes one "
-            "sample: pass the dataset of the loader"
+            f"found a {type(src).__name__}, which yields batches; each of them would be stored as "
+            "one sample: pass the dataset of the loader"
         )
 
 
@@ -424,7 +427,8 @@ def _drops_label(
 ) -> bool:
     """Return True if samples have no field `label`, because there are no classes.
 
-    An append keeps the field if the dataset has it; without the field, it must not add classes.
+    An append keeps the field if the dataset has it. If the dataset lacks the field, the append must
+    not add classes.
     """
     if not source.label_is_class():
         return False

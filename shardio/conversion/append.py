@@ -109,7 +109,7 @@ def check_same_samples(
 def known_classes(
     base: Generation | None, classes: tuple[str, ...], out: str | os.PathLike[str]
 ) -> tuple[str, ...]:
-    """Return the class names of a new dataset; in an append, check those of the samples."""
+    """Return the class names of the dataset; in an append, check the class names of the samples."""
     if base is None or not (base.n_samples or base.classes):
         return classes
     if not classes or classes == base.classes:
@@ -226,13 +226,13 @@ def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation of the dataset in `out`, which the append will extend.
 
     Raise DatasetConflict if, since `base` was read, another writer has changed the schema or the
-    classes, or has replaced the dataset by one with another id (`lineage`).
+    classes, or has replaced the dataset with one that has another id (`lineage`).
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
         raise DatasetConflict(
             f"{out}: generation {latest.number} differs in lineage, fields or classes from "
-            f"generation {base.number}, which this append started from: another writer has "
+            f"generation {base.number}, from which this append started: another writer has "
             "published meanwhile; append again"
         )
     return latest
@@ -246,8 +246,8 @@ def generation_changes(
 ) -> dict[str, Any]:
     """Return the attributes in which the next generation differs from the generation `latest`.
 
-    The new report on an input replaces an earlier report without samples. The statistics of the
-    whole dataset are dropped, as are those of subsets if there are new classes.
+    If an earlier report on an input has no samples, the new report replaces it. The statistics of
+    the whole dataset are dropped; if there are new classes, those of subsets are dropped too.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

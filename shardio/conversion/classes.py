@@ -1,4 +1,7 @@
-"""Classes and subsets of a dataset: labels from a file, folders that are splits, random subsets."""
+"""Classes and subsets of a dataset: labels from a file, folders named like splits, random subsets.
+
+A split is a subset that is recognized by the name of a folder or file, such as `train` or `val`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ Entry = tuple[int, Any, Any]  # a line of a label file: its number, path and lab
 def read_labels(path: str) -> dict[str, str]:
     """Read a label file; return a dict from the paths of files to the names of their classes.
 
-    The names .json, .jsonl and .ndjson are for lines of JSON objects; any other file is CSV. A path
-    with an empty label is not in the result.
+    A file whose name ends in .json, .jsonl or .ndjson contains one JSON object per line; any other
+    file is CSV. A path with an empty label is not in the result.
     """
     check_encodable(path, "labels (--labels)")
     is_json = path.lower().endswith(_JSON_SUFFIXES)
@@ -65,7 +68,7 @@ def read_labels(path: str) -> dict[str, str]:
 
 
 def _is_text(value: object) -> bool:
-    """Return True for a string that UTF-8 can encode; JSON escapes may add lone surrogates."""
+    """Return True for a string without lone surrogates, which JSON escapes may produce."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
@@ -133,9 +136,10 @@ def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listin
 
 
 def warn_of_equal_names(classes: Iterable[str], where: str | os.PathLike[str]) -> None:
-    """Warn about classes whose names look the same, but are written in two forms of Unicode.
+    """Warn about classes whose names look the same, but are in different Unicode normal forms.
 
-    macOS decomposes the names of folders, such as `é`, into letters and accents; others do not.
+    In folder names from macOS, a character such as `é` is often decomposed into a letter and an
+    accent.
     """
     by_text: dict[str, list[str]] = {}
     for name in dict.fromkeys(classes):
@@ -143,21 +147,21 @@ def warn_of_equal_names(classes: Iterable[str], where: str | os.PathLike[str]) -
     for text, names in by_text.items():
         if len(names) > 1:
             warn(
-                f"{os.fspath(where)}: {len(names)} classes look like {text!r}, in different forms "
-                f"of Unicode: {' and '.join(map(ascii, names))}; give them one name, and convert "
-                "again, to have one class"
+                f"{os.fspath(where)}: {len(names)} classes look like {text!r}, but their names are "
+                f"in different Unicode normal forms: {' and '.join(map(ascii, names))}; to have "
+                "one class, give them one name, and convert again"
             )
 
 
 SPLIT_FOLDERS: Final = "split_folders"
-"""The name under which a dataset records, among the options, that folders are subsets."""
+"""The name of the recorded option that is True if folders or files became subsets."""
 
 
 def uses_split_folders(base: Generation | None, *, wanted: bool | None) -> bool | None:
-    """Return True if folders are subsets, False if not, None if their names decide.
+    """Return True if folders are subsets, False if they are not, None if their names decide.
 
-    `wanted` is the option of the caller. If it is None, an append to `base` uses the setting with
-    which `base` was made.
+    `wanted` is the option of the caller. If it is None, an append to `base` uses the setting that
+    `base` records.
     """
     if base is None or wanted is not None:
         return wanted
@@ -167,12 +171,15 @@ def uses_split_folders(base: Generation | None, *, wanted: bool | None) -> bool 
 def split_listing(
     listing: Listing, source: Converter, *, wanted: bool | None, appends: bool
 ) -> Listing:
-    """Return the listing with the subsets of its inputs, and classes shared by all subsets.
+    """Return the listing with the subsets of its inputs, and with classes that all subsets share.
 
-    The subsets are the folders that the converter names. If there are none, they are the folders
-    named like splits; if there are none either, the files named like splits. At least two are
-    needed if `wanted` is None, one if it is True; False means no subsets. If True finds no subsets,
-    it raises InvalidArgument, except in an append.
+    The subsets are the folders that the converter names. If the converter names none, they are the
+    folders named like splits. If there are no such folders, they are the files named like splits,
+    provided that the converter supports this.
+
+    If `wanted` is None, names count only if they denote at least two different splits; if it is
+    True, one is enough; if it is False, there are no subsets. If `wanted` is True and no subset is
+    found, InvalidArgument is raised, except in an append.
     """
     if wanted is False:
         return listing
@@ -208,7 +215,10 @@ def split_listing(
 
 
 def _subset_and_class(folder: str, patterns: Mapping[tuple[str, ...], str]) -> tuple[str, str]:
-    """Return the subset of a folder, or "", and its class: the path without the split's folder."""
+    """Return the subset of a folder ("" for none), and the name of its class.
+
+    The name of the class is the path of the folder without the folder that is the subset.
+    """
     parts = folder.split("/")
     for pattern, subset in patterns.items():
         depth = len(pattern)
@@ -221,8 +231,9 @@ def _subset_and_class(folder: str, patterns: Mapping[tuple[str, ...], str]) -> t
 def subset_details(runs: Sequence[tuple[str, int]], previous: Generation | None) -> dict[str, Any]:
     """Return the attributes of the next generation that assign samples to subsets.
 
-    Each item of `runs` has a subset, or "" for none, and the number of consecutive new samples in
-    it. New samples follow those of `previous`, whose statistics are dropped if a subset grows.
+    Each item of `runs` consists of a subset ("" for none), and the number of consecutive new
+    samples that belong to it. New samples follow the samples of `previous`. If any subset grows,
+    the statistics of `previous` are dropped.
     """
     names = [name for name, _ in runs]
     counts = [n for _, n in runs]
@@ -240,7 +251,7 @@ def subset_details(runs: Sequence[tuple[str, int]], previous: Generation | None)
 
 
 def input_runs(listing: Listing, reports: Sequence[InputReport]) -> list[tuple[str, int]]:
-    """Return the subset, or "", and the number of samples of each input, in order of `reports`."""
+    """Return the subset ("" for none) and the number of samples of the input of each report."""
     return [(listing.subsets.get(report.name, ""), report.n_samples) for report in reports]
 
 
@@ -254,7 +265,8 @@ def random_split_details(
 ) -> dict[str, Any]:
     """Return the attributes of a new generation that assign samples to subsets at random.
 
-    `split` maps subsets to shares of the samples; None to assign none. `out` is for errors.
+    `split` maps the name of each subset to its share of the samples; with None, no sample is
+    assigned. Errors name `out`.
     """
     if split is None:
         return {}
@@ -282,10 +294,11 @@ _WORD: Final = re.compile(r"[^\W\d_]+")
 def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str, str]:
     """Return a dict from the name to the path of each folder that is named like a split.
 
-    A folder counts only if it and its siblings denote at least `min_splits` different splits, and
-    if no such siblings lie closer to the root. If such folders have several parents, the paths are
-    patterns, such as `*/train`. If these folders have no subfolders, their parents are classes, and
-    a parent of a single split counts too.
+    A folder counts only if the names of it and its siblings denote at least `min_splits` different
+    splits. Only the folders at the smallest depth at which there are such siblings count. If these
+    folders have several parents, the returned paths are patterns, such as `*/train`. If none of
+    these folders has subfolders, their parents are classes, and a folder without siblings counts
+    too.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
@@ -308,15 +321,17 @@ def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str,
 
 
 _SHARDED_FILE: Final = re.compile(r"(\w+)-\d{5}-of-\d{5}|(\w+(?:\.\w+)*)-\d{5}-of-\d{5}(?:\.\w+)+")
-"""The names that `datasets`, and the Hub of Hugging Face, give to the files of a split."""
+"""Matches the names that `datasets` and the Hugging Face Hub give to the files of a split."""
 
 
 def find_split_files(names: Sequence[str], min_splits: int = 2) -> dict[str, str]:
     """Return a dict from each file that is named like a split to the split.
 
-    If all files such as `train-00000-of-00002.parquet` are in one folder, their names can be any.
-    Other names contain one word for a split, as in `train.csv` or `mnist-test-01.tar`. A file
-    counts only if, in some folder, files with its suffix have at least `min_splits` splits.
+    If all files with names such as `train-00000-of-00002.parquet` lie in one folder and have at
+    least `min_splits` splits, the result contains only these files, and any text in place of
+    `train` is a split. Otherwise, a name must contain exactly one word for a split, as in
+    `train.csv` or `mnist-test-01.tar`. Such a file counts only if, in some folder, the files with
+    the same suffix have at least `min_splits` different splits.
     """
     matches = {name: _SHARDED_FILE.fullmatch(posixpath.basename(name)) for name in names}
     sharded = {name: match[1] or match[2] for name, match in matches.items() if match}

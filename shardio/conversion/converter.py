@@ -59,17 +59,17 @@ class Item(Input):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an input.
+    """The result of converting one input.
 
-    `reason` explains the outcome. `detail` has further facts in JSON values, which the dataset
-    records. A converter returns one of these kinds:
+    `reason` explains the outcome. `detail` contains further facts, which the dataset records; they
+    must be JSON values. A converter returns one of these kinds:
 
     * `"converted"`: the input gave samples.
     * `"empty"`: the input is readable, but has no samples.
     * `"broken"`: the input is of the converter's kind, but cannot be read. The exit code of
       `shardio convert` is then 1.
     * `"unsupported"`: the input is not of the converter's kind.
-    * `"part"`: the input is read together with another input, which the `reason` describes.
+    * `"part"`: the input is read together with another input, which is named in `reason`.
 
     The conversion itself sets three kinds, for inputs that are not converted:
 
@@ -89,20 +89,20 @@ class Converter(ABC):
     The constructor raises InvalidArgument for an invalid option. Options are recorded in the
     dataset, and an append creates the converter again from them: their values must be JSON values,
     and must not contain machine names or absolute paths. An option whose default is None is
-    recorded only if it is not None. No option may be named like a parameter of
+    recorded only if it is not None. No option may have the name of a parameter of
     `shardio.convert`. Instances are pickled and sent to the workers.
 
     Attributes:
         kind: the name of the converter in the registry.
-        version: a text that must be changed if the converter, for the same inputs and options,
-            makes other samples than before.
-        step_s: a limit of the CPU time in seconds, because some libraries loop forever on damaged
+        version: a text that must change whenever the converter starts to make different samples
+            from the same inputs and options.
+        step_s: a limit on the CPU time in seconds, because some libraries loop forever on damaged
             files; None means no limit. Each step of the generator `samples` may take this time,
             plus one second per MiB of the input. A worker that takes longer is killed, and the
-            input is read again in a new worker. If that worker is killed, the input is reported as
-            broken. With `workers=0`, there is no limit.
+            input is read again in a new worker. If that worker is killed too, the input is reported
+            as broken. With `workers=0`, there is no limit.
         splits_by_file_name: True if files named like splits, such as `train.csv` and `test.csv`,
-            are subsets when no folders are. Suitable if inputs have many samples each.
+            become subsets when no folders do. This suits inputs that contain many samples each.
     """
 
     kind: ClassVar[str]
@@ -146,7 +146,9 @@ class Converter(ABC):
         return {}
 
     def subset_folders(self, inputs: Sequence[Input]) -> Mapping[str, str]:
-        """Return a dict from folders or inputs, relative to the source, to their subsets.
+        """Return a dict from the paths of folders or inputs to the names of their subsets.
+
+        The paths are relative to the source.
 
         If the dict is empty, folders or files are recognized as subsets by their names.
         """
@@ -202,10 +204,11 @@ PARAMETERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A built-in converter: module and class, and the reason reported for files of other kinds.
+    """A built-in converter.
 
-    `suffixes` are the endings of names by which the kind is guessed. `packages` are the packages
-    and modules that `pip install '.[KIND]'` installs.
+    `target` is its module and class. `unsupported` is the reason that is reported for files of
+    other kinds. `suffixes` are the endings of file names from which the kind is guessed. `packages`
+    are the packages and modules that `pip install '.[KIND]'` installs.
     """
 
     target: str
@@ -318,7 +321,7 @@ def _import_class(kind: str, known: Mapping[str, EntryPoint]) -> type[Converter]
 
 
 def kind_of(converter: str | type[Converter] | None) -> str | None:
-    """Return the kind of a converter that may be given as a class, which must be installed."""
+    """Return the kind of a converter; if a class is given, check that it is installed."""
     if not isinstance(converter, type):
         return converter
     kind = getattr(converter, "kind", None)
@@ -331,7 +334,7 @@ def kind_of(converter: str | type[Converter] | None) -> str | None:
 
 
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
-    """Return a new converter of a kind with the given options, which are validated."""
+    """Return a new converter of a kind; raise InvalidArgument if an option is not valid."""
     found = converter_class(kind)
     known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
     listed = ", ".join(known) or "none"
@@ -342,8 +345,8 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
         )
     converter = found(**options)
     try:
-        # `libraries` imports the packages that the converter needs. Call it now, so that a missing
-        # package is an error before the first input is read.
+        # `libraries` imports the packages that the converter needs. Call it now, so that an error
+        # about a missing package is raised before the first input is read.
         converter.libraries()
     except ModuleNotFoundError as error:
         raise missing_package(kind, error) from error

@@ -80,7 +80,7 @@ class FrameRows:
 
 
 class FrameColumn(NamedTuple):
-    """A column of a data frame. `values(start, stop)` slices its values like `[start:stop]`."""
+    """A column of a data frame. `values(start, stop)` returns its values `[start:stop]`."""
 
     name: str
     field: Field
@@ -95,9 +95,10 @@ def _with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
 def object_column(
     name: str, values: Callable[[int, int], Sequence[Any]], every: Iterable[Any]
 ) -> FrameColumn:
-    """Return a column of Python objects, whose field can store all of them.
+    """Return a column of Python objects, with a field that can store all of them.
 
-    `values(start, stop)` returns the objects of these rows; `every` yields those of all rows.
+    `values(start, stop)` returns the objects in rows `start` to `stop - 1`; `every` yields the
+    objects of all rows.
     """
     known: _InferredType | None = None
     has_nulls = False
@@ -111,7 +112,7 @@ def object_column(
             raise InvalidArgument(
                 f"column {name!r}, row {row}: found {_type_name(found)}, "
                 f"expected {_type_name(known)} as in the rows before; convert the "
-                "column to one type, for example to text by .astype(str)"
+                "column to one type, for example to text with .astype(str)"
             )
         known = merged
     field = (known.field or Json() if known else Json()).as_optional(has_nulls)
@@ -156,7 +157,10 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """Return an Array field for the values of both fields; dimensions that differ may vary."""
+    """Return an Array field for the values of both fields, or None if no Array can store them.
+
+    The dimensions in which the fields differ have a variable size in the result.
+    """
     if len(known.shape) != len(found.shape):
         return None
     dtype = known.dtype
@@ -218,9 +222,9 @@ def _number_dtype(value: object) -> str:
 def _infer_list_type(value: Sequence[Any]) -> _InferredType:
     """Return the type of a list or tuple.
 
-    Numbers of one dtype need an Array field. Arrays, or non-empty lists of numbers, of one dtype
-    and number of dimensions need a List field. The field of an empty list is not known yet. Every
-    other list needs a Json field.
+    A list of numbers of one dtype needs an Array field. A list of arrays with the same dtype and
+    number of dimensions needs a List field, and so does a list of non-empty lists of numbers of one
+    dtype. The field of an empty list is not known yet. Every other list needs a Json field.
     """
     if not value:
         return _EMPTY
@@ -256,7 +260,10 @@ def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
 
 
 def _as_array(value: Any, field: Array) -> Any:
-    """Return an array of numbers; integers stay integers, so that the writer rounds none."""
+    """Return an array of numbers; leave it to the writer to convert integers to floats.
+
+    The writer raises an error if a float cannot represent an integer exactly.
+    """
     return np.asarray(value, None if field.dtype == "float64" else field.numpy)
 
 
@@ -268,7 +275,7 @@ _NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int
 
 
 def pandas_columns(frame: Any) -> list[FrameColumn]:
-    """Return the named levels of a pandas frame's index, and then its columns."""
+    """Return the named levels of a pandas frame's index, followed by the columns of the frame."""
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
     found = [
@@ -405,7 +412,7 @@ def _dict_column(name: str, values: Any) -> FrameColumn:
 
 
 def is_hugging_face_table(src: object) -> bool:
-    """Return True for a Dataset of Hugging Face whose rows are those of its table."""
+    """Return True for a Hugging Face Dataset whose format does not change the rows of its table."""
     if not is_of(src, "datasets", "Dataset"):
         return False
     known: Any = src
@@ -413,7 +420,7 @@ def is_hugging_face_table(src: object) -> bool:
 
 
 def hugging_face_splits(src: object) -> dict[str, Any]:
-    """Return the splits of a dict of data sets of Hugging Face; {} for another source."""
+    """Return the splits in a dict of Hugging Face data sets; {} for any other source."""
     if not isinstance(src, Mapping):
         return {}
     kinds = ("Dataset", "IterableDataset")
@@ -431,7 +438,7 @@ def hugging_face_classes(src: object) -> tuple[str, ...]:
 def hugging_face_columns(dataset: Any) -> tuple[int, list[FrameColumn]]:
     """Return the number of rows and the columns of a Dataset of Hugging Face.
 
-    The files of pictures, sound and videos are stored as they are, without decoding them.
+    Pictures, sound and videos are stored as files in their own formats; they are not decoded.
     """
     known = dataset.format
     names = dataset.column_names if known["output_all_columns"] else known["columns"]

@@ -1,8 +1,8 @@
 """Execute a conversion: validate the options, convert the inputs in units, publish a generation.
 
-Units of Python items are cut by number, so their shards may be small. Adjacent small shards are
-merged before a generation is published. Which shards are merged depends only on their sizes and on
-the order of the units.
+Python items are divided into units of equal numbers of items, whatever the sizes of the samples
+are; the shards may therefore be small. Adjacent small shards are merged before a generation is
+published. Which shards are merged depends only on their sizes and on the order of the units.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ConvertOptions:
         if schema is not None:
             raise InvalidArgument(
                 "schema: only for samples from an iterable; a converter has its own schema, or "
-                "an option for it, such as `fields` of arrays"
+                "an option for it, such as `fields` of the converter 'arrays'"
             )
         if self.on_error not in ("skip", "stop"):
             raise InvalidArgument(f"on_error is {self.on_error!r}; it must be 'skip' or 'stop'")
@@ -123,7 +123,7 @@ class ConvertOptions:
             raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 
     def check(self) -> None:
-        """Check the options that files, items and samples share."""
+        """Check the options that apply to files, items and samples alike."""
         if self.overwrite and (self.resume or self.append):
             other = "resume" if self.resume else "append"
             raise InvalidArgument(f"{other} and overwrite are mutually exclusive")
@@ -150,7 +150,7 @@ class ConvertOptions:
         )
 
     def undo_killed_overwrite(self, out: PathName) -> None:
-        """Undo a killed overwrite by Python samples, because it cannot be resumed."""
+        """Undo an overwrite with Python samples that was killed, because it cannot be resumed."""
         is_local = self.uploader is None
         if is_local and not self.overwrite and lacks_units(Path(out) / WORK_FOLDER):
             with self.make_staging(out):
@@ -169,7 +169,7 @@ class ConvertOptions:
             return fit_converter(source, listing.inputs), listing
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
-                # If an option differs from the one in the dataset, report this instead.
+                # If an option differs from the one in the dataset, report the difference instead.
                 all_options = {**base.converter.get("options", {}), **self.converter_options}
                 changed = {**base.converter, "options": all_options}
                 check_same_samples(base, changed, base.schema, out)
@@ -281,7 +281,7 @@ class _Run:
         self.staging.begin(self._settings, [unit.key for unit in units])
 
     def convert(self, others: Sequence[InputReport] = ()) -> list[InputReport]:
-        """Convert all units; return the reports on their inputs, and then the reports `others`."""
+        """Convert all units; return the reports on their inputs, followed by `others`."""
         self.state.report_progress()
         with contextlib.closing(self._events()) as events:
             for event in events:
@@ -358,7 +358,7 @@ class _Run:
     def publish_next(
         self, latest: Generation, placed: Sequence[tuple[str, ShardSummary]]
     ) -> Generation:
-        """Publish a generation with the shards of `latest`, then `placed` (paths and shards)."""
+        """Publish a generation with the shards of `latest`, followed by the shards `placed`."""
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
@@ -403,9 +403,9 @@ class _Run:
 
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""The size that merged shards reach if possible: each shard has 50 kB of tables and padding."""
+"""The minimum size of merged shards, if possible; each shard has 50 kB of tables and padding."""
 COMPACTED: Final = "compacted"
-"""The name of the folder of merged shards, in the work folder."""
+"""The name of the folder inside the work folder that contains the merged shards."""
 
 
 def compact_shards(

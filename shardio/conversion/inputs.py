@@ -1,7 +1,8 @@
-"""List the inputs of a source: patterns, folders as classes, states of files, parts of inputs.
+"""List the inputs of a source: match patterns, find classes, read file states, join parts.
 
-Python decodes file names by the locale: in an ASCII locale, the two bytes of `ß` become surrogates.
-The stored names of inputs do not depend on the locale.
+Python decodes file names according to the locale: in an ASCII locale, for example, the two bytes of
+`ß` become two surrogates. The names under which a dataset records inputs do not depend on the
+locale.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from shardio.format.checksum import Hasher, hash_bytes
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The inputs of a source, and its classes. The label of an input is an index of `classes`.
+    """The inputs of a source, and the classes. The label of an input is an index of `classes`.
 
-    `subsets` has the subset of each input in a folder that is a split, by the input's name.
+    `subsets` maps the name of each input that lies in a subset's folder (such as `train`), or is a
+    subset's file (such as `train.csv`), to the name of that subset.
     """
 
     inputs: tuple[Input, ...]
@@ -36,14 +38,14 @@ class Listing:
 def list_inputs(source: str, exclude: str = "") -> Listing:
     """List all files in a folder and its subfolders, all matches of a pattern, or a single file.
 
-    Each folder below the source is a class if it contains files or is empty, but not if it is that
-    of a dataset of shardio. The name of a class is its path relative to the source. Links are
-    followed, except a link to a folder that contains the link. A folder that cannot be listed is an
-    input too, which is reported as broken when it is read.
+    Each folder below the source that contains files, or is empty, is a class, unless it is the
+    folder of a shardio dataset. The name of a class is its path relative to the source. Links are
+    followed, except a link to a folder that contains the link. A folder that cannot be listed
+    becomes an input, which is reported as broken when it is read.
 
     If nothing exists at the path `source`, and the path contains one of `*?[`, it is a pattern: the
-    listing has all files that match, and all files in folders that match. Files in the output
-    folder `exclude` are not listed.
+    listing contains all files that match the pattern, and all files in folders that match it. Files
+    in the output folder `exclude` are not listed.
     """
     pattern = parse_pattern(source)
     _check_root(source, pattern)
@@ -99,11 +101,11 @@ FileId = tuple[int, int]
 def _walk(
     root: str, pattern: Pattern, exclude: FileId | None
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Search the folder `root`, except `exclude`, for files that match.
+    """Search the folder `root` for files that match `pattern`; do not search the folder `exclude`.
 
-    For each folder that may contain matches, yield its path relative to `root`, the names of the
-    matching files in it, and True if the folder is a class. The name "" stands for a folder that
-    cannot be listed.
+    For each folder that may contain matches, yield the path of the folder relative to `root`, the
+    names of the matching files in it, and True if the folder can be a class. For a folder that
+    cannot be listed, the only name is "".
     """
     start = _expand_stars({pattern.parts})
     waiting: list[tuple[str, set[RemainingParts], frozenset[FileId]]] = [("", start, frozenset())]
@@ -172,7 +174,7 @@ RemainingParts = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern for paths below the folder `root`: parts that match names, as in a shell.
+    """A pattern for paths below the folder `root`. Each part matches one name, as in a shell.
 
     A name that starts with a dot is only matched by a part that starts with a dot. The part `**`
     matches any number of folders, including none. Everything in a matching folder matches too.
@@ -203,7 +205,10 @@ def _expand_stars(remaining: set[RemainingParts]) -> set[RemainingParts]:
 
 
 def parse_pattern(source: str) -> Pattern:
-    """Return the pattern for a source; it has no parts if the path `source` exists."""
+    """Return the pattern for a source.
+
+    It has no parts if `source` contains no wildcards, or if the path `source` exists.
+    """
     if not _SPECIAL.search(source) or os.path.lexists(source):
         return Pattern(source)
     root = os.sep if source.startswith(os.sep) else ""
@@ -218,8 +223,8 @@ def parse_pattern(source: str) -> Pattern:
 
 
 def _name_matches(part: str, name: str) -> bool:
-    # Decode both names as UTF-8, not by the locale. In some locales, one character of a UTF-8 name
-    # is decoded as several characters, and `?` would not match them.
+    # Decode both names as UTF-8, whatever the locale is. In some locales, one character of a UTF-8
+    # name is decoded as several characters, and `?` would not match them.
     is_visible = name[:1] != "." or part[:1] == "."
     return is_visible and fnmatchcase(utf8_name(name), utf8_name(part))
 
@@ -244,7 +249,7 @@ def stored_name(name: str) -> str:
 
 
 def original_name(stored: str) -> str:
-    """Return the file name for `stored`, a result of `stored_name`, as the locale decodes it."""
+    """Return the file name that `stored_name` turned into `stored`, decoded as in this locale."""
     raw = stored.encode()
     if "\\x" in stored:
         raw = _ESCAPE.sub(lambda found: bytes.fromhex((found[1] or b"5c").decode()), raw)
@@ -260,7 +265,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class InputState(NamedTuple):
-    """Attributes of a file; at least one of them differs if the file is changed or replaced."""
+    """Attributes of a file that are compared to detect that it was changed or replaced."""
 
     mode: int
     inode: int
@@ -294,7 +299,10 @@ def input_hash(one: Input) -> str:
 
 
 def file_hash(path: str) -> str:
-    """Return the xxh3-64 hash of a file's content in hexadecimal; an OSError names the file."""
+    """Return the xxh3-64 hash of a file's content in hexadecimal.
+
+    If the file cannot be read, OSError is raised; its attribute `filename` is `path`.
+    """
     hasher = Hasher()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -307,12 +315,12 @@ def file_hash(path: str) -> str:
 
 
 def join_parts(listing: Listing, source: Converter) -> Listing:
-    """Return a listing in which the inputs have the parts that the converter `source` determines.
+    """Return a listing whose inputs have the parts that `source.parts` returns for them.
 
-    An input, such as the metadata file of a Zarr store, represents its folder if it has parts in
-    this folder, or if `source.parts` returns an empty list for it. Its class is then the parent of
-    this folder. A folder that contains only parts, or only the input that represents it, is not a
-    class.
+    An input represents the folder in which it lies if it has parts in this folder, or if
+    `source.parts` returns an empty list for the input. An example is the metadata file of a Zarr
+    store. The class of such an input is the parent of the folder. A folder that contains only
+    parts, or only the input that represents it, is not a class.
     """
     if not (parts := source.parts(listing.inputs)):
         return listing

@@ -3,11 +3,11 @@
 The plan divides the inputs into units, which depend only on the source, so that the same source
 always gives the same shards.
 
-The journal consists of two kinds of files in the work folder, which have a checksum and are written
-atomically. `plan.json` has the settings of the conversion and the keys of its units. When a unit is
-finished, its record `unit.json` is written in the folder of the unit: it lists the shards, and the
-outcomes of the inputs. After the dataset is published, the plan is renamed to `published.json`,
-which is removed last.
+The journal consists of two kinds of files in the work folder. Each file has a checksum and is
+written atomically. `plan.json` contains the settings of the conversion and the keys of its units.
+When a unit is finished, its record `unit.json` is written to the folder of the unit. The record
+lists the shards of the unit and the outcomes of its inputs. After the dataset is published, the
+plan is renamed to `published.json`, which is the last file to be removed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json, write_atomic
 
 MIN_UNIT_BYTES: Final = 1 << 20
-"""The minimum target size of a unit. Shards of smaller units would be too small to read fast."""
+"""The minimum target size of a unit. Shards of smaller units would be slow to read."""
 MAX_UNIT_BYTES: Final = 128 << 20
 """The maximum target size of a unit. With larger units, workers would wait longer at the end."""
 N_UNITS: Final = 64
@@ -43,15 +43,16 @@ N_UNITS: Final = 64
 MIN_INPUT_BYTES: Final = 4096
 """The size that the plan assumes for smaller inputs, because opening a file takes time too."""
 MAX_UNIT_ITEMS: Final = 4096
-"""The maximum number of items in a unit; an interruption loses all work on unfinished units."""
+"""The maximum number of items in a unit: an interruption loses all work on unfinished units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Consecutive inputs that one worker converts into separate shards, named by `number`.
+    """Consecutive inputs that one worker converts into shards of their own.
 
-    `first` is the index of the unit's first input among all inputs. `skipped` has the indices of
-    inputs that are not read again because they crashed workers, and the reasons for the report.
+    `number` is part of the names of these shards. `first` is the index of the unit's first input
+    among all inputs. Each item of `skipped` stands for an input that is not read again because it
+    crashed workers: the index of the input among all inputs, and the reason for the report.
     """
 
     number: int
@@ -80,7 +81,7 @@ class Unit:
 
 
 def cut_units(inputs: Sequence[Input]) -> list[Unit]:
-    """Divide the inputs into units: files by size, items of a Python iterable by number."""
+    """Divide files into units of similar size, and Python items into units of equal length."""
     if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
         starts = range(0, len(inputs), n_items)
@@ -121,8 +122,8 @@ def _power_of_two(n: int) -> int:
 class InputDone(NamedTuple):
     """The event of a finished input, whose index among all inputs is `position`.
 
-    The report has the size of the input when it was read; a later append compares the size of the
-    file with it.
+    The report contains the size that the input had when it was read. A later append compares this
+    size with that of the file.
     """
 
     unit: int
@@ -144,14 +145,17 @@ UnitEvent = InputDone | UnitDone
 WORK_FOLDER: Final = ".conversion"
 PLAN_FILE: Final = "plan.json"
 PUBLISHED_FILE: Final = "published.json"
-"""The name of the plan after the dataset is published: all other files can then be removed."""
+"""The name of the plan after the dataset is published: the rest of the folder can be removed."""
 RECORD_FILE: Final = "unit.json"
 _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class JournaledPlan:
-    """The content of `plan.json`. `units` are the keys of the units."""
+    """The content of `plan.json`. `units` are the keys of the units.
+
+    `replaces` and `appends` are True if the conversion replaces or extends a dataset.
+    """
 
     settings: Mapping[str, Any]
     units: tuple[str, ...]
@@ -185,9 +189,9 @@ def plan_path(folder: Path) -> Path | None:
 
 
 def read_plan(folder: Path) -> JournaledPlan | None:
-    """Read the plan in a work folder; None if there is none.
+    """Read the plan in a work folder; return None if there is none.
 
-    Raise InvalidArgument if another version of shardio wrote it, and DatasetCorrupt if it is
+    Raise InvalidArgument if another version of shardio wrote the plan, and DatasetCorrupt if it is
     damaged.
     """
     path = plan_path(folder)
@@ -234,7 +238,7 @@ def different_settings(
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
     """Raise DatasetExists if the inputs have changed since an earlier conversion published them.
 
-    If that conversion were resumed, success would be reported, although the dataset does not have
+    If that conversion were resumed, success would be reported, although the dataset lacks some of
     the current inputs.
     """
     if plan.units != tuple(units):

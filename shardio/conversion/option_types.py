@@ -1,6 +1,6 @@
 """The options of `convert` for type checkers: one TypedDict for each set of converters' options.
 
-The code that runs does not need this module. `tests/typing` compares it with the converters.
+This module is not needed at run time. `tests/typing` compares it with the converters.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TokenOptions(CommonOptions, total=False):
 
 
 class GuessedOptions(CommonOptions, total=False):
-    """The options of `convert` without `kind`: those of all converters."""
+    """The options of `convert` if `kind` is left out: the options of all converters."""
 
     audio: bool | None
     check: bool | None

@@ -1,6 +1,6 @@
 """Samples from Python values, and items that workers convert.
 
-An item is an input like a file; the items of a map-style data set are indices, or ranges of
+Like a file, an item is an input. The items of a map-style data set are indices, or ranges of
 indices. Tensors and Pillow images are recognized by the names of their classes, without importing
 torch or Pillow.
 """
@@ -111,7 +111,7 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
     if names is None and isinstance(value, str | os.PathLike):
         raise SchemaError(
             f"a sample must be a dict of fields, found a {type(value).__name__}; if these are "
-            "files, pass their folder or a pattern, or samples=, a function of a path"
+            "paths, pass their folder or a pattern, or a function that reads a path: samples="
         )
     if names is None:
         found = f"{type(value).__name__} of {len(parts)}" * isinstance(value, tuple | list)
@@ -200,7 +200,7 @@ def list_items(items: Iterable[Any]) -> Listing:
             Item(name, name, len(content), -1, (number, 0), hash=f"{number:016x}", packed=packed)
         )
     if not found:
-        raise InvalidArgument("no items to make samples of")
+        raise InvalidArgument("no items to make samples from")
     return Listing(tuple(found), ())
 
 
@@ -285,7 +285,7 @@ def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
 
 
 def _format_error(error: Exception) -> str:
-    """Return a text with the exception, and the file and line of the code that raised it."""
+    """Describe an exception, with the file and the line of the code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
@@ -294,7 +294,7 @@ def _format_error(error: Exception) -> str:
 
 
 def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample in the form that a writer accepts, after all its values were checked."""
+    """Check all values of a sample, and return it in the form that a writer accepts."""
     found = prepare_sample(sample, schema)
     check_names(found, schema)
     for name, value in found.items():
@@ -336,7 +336,7 @@ def infer_item_schema(
 
 
 def _infer(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of a sample; raise exceptions of a user's own classes as SchemaError."""
+    """Return the schema of a sample; raise SchemaError also if user code raises an exception."""
     try:
         return infer_sample_schema(sample)
     except SchemaError:
@@ -363,7 +363,10 @@ def is_map_style(src: object, workers: int | None) -> bool:
 
 
 def samples_at(dataset: Any, run: int | tuple[int, int]) -> Iterator[Any]:
-    """Yield the samples of a map-style data set at an index, or at the indices of a range."""
+    """Yield the samples of a map-style data set at `run`.
+
+    `run` is an index, or the first and the last index of a range.
+    """
     first, last = (run, run) if isinstance(run, int) else run
     for position in range(first, last + 1):
         try:

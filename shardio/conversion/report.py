@@ -40,7 +40,7 @@ class Progress:
 
 def progress_state(state: Progress) -> ProgressState:
     """Return the state of a conversion as it is displayed."""
-    has_sizes = state.n_bytes > 0  # Python items have none
+    has_sizes = state.n_bytes > 0
     unit = "files" if has_sizes else "items"
     return ProgressState(
         title="converting",
@@ -75,7 +75,7 @@ class InputReport:
 
     @classmethod
     def of_json(cls, entry: Mapping[str, Any], known: Mapping[str, Input]) -> InputReport:
-        """Return the report for an entry of a generation; `known` are inputs by name."""
+        """Return the report for an entry of a generation; `known` maps names to inputs."""
         source = known.get(entry["path"], Input(entry["path"], "", 0, -1))
         return cls(
             entry["path"],
@@ -114,8 +114,8 @@ class ConversionReport:
 
     `generation` is the number of the generation that has the samples; 0 if no input gave a sample
     and nothing was published. `stopped` is True if the conversion ended early at a broken input.
-    `stats_dropped` is True if an append removed statistics of the whole dataset, because they lack
-    the new samples. `view` is the dataset's default view: what a loader reads as one
+    `stats_dropped` is True if an append removed statistics of the whole dataset, because they did
+    not include the new samples. `view` is the dataset's default view: what a loader reads as one
     sample. `subsets` maps the names of the dataset's subsets to the numbers of their samples.
     """
 
@@ -177,7 +177,7 @@ class ConversionReport:
 
     @property
     def modified(self) -> tuple[InputReport, ...]:
-        """The inputs that changed between conversion and append; the exit code is then 1, too."""
+        """The inputs that changed after their conversion. If there are any, the exit code is 1."""
         return tuple(source for source in self.inputs if source.outcome == "modified")
 
 
@@ -211,7 +211,7 @@ _MAX_SUFFIXES: Final = 4
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Raise InvalidArgument if no file is of the kind; a broken or duplicate file counts as one."""
+    """Raise InvalidArgument if no file is of the kind; broken and duplicate files count as such."""
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
     suggested = kind_from_names(report.name for report in reports)

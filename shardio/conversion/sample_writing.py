@@ -122,7 +122,7 @@ class _SampleRun:
             return latest, output.publish(**details)
 
     def replace_dataset(self) -> tuple[None, Generation | None]:
-        """Write a new dataset in the work folder, and put it in place of the one in `out`."""
+        """Write a new dataset in the work folder, and replace the dataset in `out` with it."""
         with self.options.make_staging(self.out) as staging:
             staging.begin(conversion_settings({"name": "samples"}, {}), [])
             folder = staging.folder / _NEW_DATASET
@@ -143,7 +143,7 @@ class _SampleRun:
 
 
 _NEW_DATASET: Final = "0" * 16
-"""The name of the folder of a new dataset, in the work folder."""
+"""The name of the folder inside the work folder that contains a new dataset."""
 
 
 def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _known_schema(
 
 
 def _infer_schema(rows: Rows) -> tuple[Schema, Rows]:
-    """Infer a schema from the first sample; return it and all rows, the first one included."""
+    """Infer a schema from the first sample; return it and all rows, including the first one."""
     if (first := next(rows, None)) is None:
         raise InvalidArgument("no samples to infer the schema from; pass schema=")
     try:
@@ -180,9 +180,10 @@ def _infer_schema(rows: Rows) -> tuple[Schema, Rows]:
 
 
 def _merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
-    """Return a schema that can store the samples of all parts whose schema is known, or None.
+    """Return a schema that can store the samples of all parts whose schemas are known.
 
-    A field is optional if it is optional in any part. Other differences raise InvalidArgument.
+    A field is optional if it is optional in any part. Other differences raise InvalidArgument. If
+    no schema is known, return None.
     """
     merged: Schema | None = None
     for part in parts:

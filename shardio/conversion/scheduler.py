@@ -48,9 +48,10 @@ from shardio.storage.fs import make_folder, remove_tree, rename, sync_path, unli
 class ConversionState:
     """The state of all units, and the results that their workers have sent so far.
 
-    `on_shard` is called for each shard of a finished unit, with its path below the folder of the
-    job, and a summary with its name in the dataset. If a unit stopped at a broken input, the
-    results of all later units are ignored, whether they finished earlier or not.
+    `on_shard` is called for each shard of a finished unit. It receives the path of the shard
+    relative to the job's folder, and a summary with the shard's name in the dataset. If a unit
+    stopped at a broken input, the results of all later units are ignored, even if they finished
+    before that unit.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class ConversionState:
     def handle(self, event: UnitEvent) -> None:
         """Record an event of a unit, and report finished inputs to `progress`.
 
-        If the unit is converted again after a crash, an input may finish twice: `progress` is
-        called the first time, but the last event has the result.
+        If the unit is converted again after a crash, an input may finish twice. `progress` is
+        called only the first time, but the result is that of the last event.
         """
         if isinstance(event, InputDone):
             is_new = event.position not in self._done
@@ -164,8 +165,8 @@ def run_in_workers(
     """Convert units in `n_workers` processes, and yield the events of the units as they arrive.
 
     Every worker inherits `lock_fds`, so that these locks are held until the last worker has exited.
-    If the generator is closed, the workers are stopped. Errors of workers are raised.
-    WorkerDied is raised if workers crash repeatedly outside of reading an input.
+    If the generator is closed, the workers are stopped. Errors in workers are raised here.
+    WorkerDied is raised if workers crash repeatedly while they are not reading an input.
     """
     running: dict[int, Unit] = {}  # keys: the indices that the pool gave to the units
     n_crashes: Counter[tuple[int, int | None]] = Counter()
@@ -205,7 +206,10 @@ def run_in_workers(
 
 
 class UnitCrash(NamedTuple):
-    """The crash of a worker. `position` is the input's index in the unit; None between inputs."""
+    """The crash of a worker.
+
+    `position` is the index in the unit of the input that was being converted; None if none was.
+    """
 
     position: int | None
     died: WorkerExit
@@ -256,7 +260,10 @@ def _events_or_error(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exc
 
 
 class UnitAttempt(NamedTuple):
-    """The events of a unit, the folder of its new shards, and a path that the worker cannot see."""
+    """The events of a unit, the folder of its new shards, and a path that the worker cannot see.
+
+    `folder` is "" if the unit was already finished; `missing_path` is "" if all paths are visible.
+    """
 
     events: tuple[UnitEvent, ...]
     folder: str
@@ -266,7 +273,7 @@ class UnitAttempt(NamedTuple):
 def _attempt_unit(
     job: ConversionJob, attempts: str, settings: Mapping[str, Any], unit: Unit
 ) -> UnitAttempt:
-    """Convert a unit on a machine of the cluster, in a new folder in the folder `attempts`."""
+    """Convert a unit on a machine of the cluster, in a new folder inside `attempts`."""
     found = conversion_settings(settings["converter"], job.source.libraries())
     if differences := [
         f"{name.removeprefix('versions.')} is {here}, the conversion started with {recorded}"
@@ -330,9 +337,8 @@ def run_on_ray(
                 unit = running.pop(number)
                 if found.folder:
                     path = os.path.join(job.folder, unit.key)
-                    remove_tree(
-                        path
-                    )  # An earlier conversion may have left an unfinished unit here.
+                    # An earlier conversion may have left an unfinished unit here.
+                    remove_tree(path)
                     rename(found.folder, path)
                     sync_path(job.folder)
                 yield from found.events

@@ -260,7 +260,8 @@ class Staging:
     def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
         """Move away a dataset that is to be replaced, and link finished shards into `out`, durably.
 
-        Each item has the paths of a shard relative to the work folder and relative to `out`.
+        Each item of `shards` consists of two paths of one shard: the existing path relative to the
+        work folder, and the new path relative to `out`.
         """
         if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
             make_folder(self._replaced_folder)

@@ -4,9 +4,10 @@ When a shard is uploaded, the local file is replaced by a note: a small file tha
 of the shard in the store. Local disk space is therefore needed only for shards that are not yet
 uploaded, and an interrupted conversion can resume.
 
-The generation is uploaded after all shards. The object `dataset.json`, which points to it, comes
-last: until then, readers of the URL see no dataset. Neither object is ever overwritten. A lease,
-which is an object in the store, prevents two conversions from writing to the same URL.
+The generation is uploaded after all shards. The object `dataset.json`, which points to the
+generation, comes last: until then, readers of the URL see no dataset. Neither object is ever
+overwritten. A lease, which is an object in the store, prevents two conversions from writing to the
+same URL.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def upload_shard(
 ) -> None:
     """Upload the shard at `path`, unless the store already has it.
 
-    The store has the shard if it has an object of the same name, size and last page (4 KiB): that
-    page has hashes of the whole content. `check` is called before each request except the first;
-    its exception cancels the upload.
+    The store has the shard if it has an object with the same name, size and last page (4 KiB),
+    because that page contains hashes of the whole content. `check` is called before each request
+    except the first; an exception that it raises cancels the upload.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
@@ -146,7 +147,7 @@ class ShardUploader(Closing):
             self._is_closed = True
 
     def call_when_done(self, callback: Callable[[], object]) -> None:
-        """Call a function when all uploads have ended; now if they have, else later in a thread."""
+        """Call a function: now if all uploads have ended, otherwise in a thread once they have."""
         if all(each.done() for each in self._running):
             callback()
         else:
@@ -227,7 +228,8 @@ class Upload(Closing):
             self._is_converted = holds_dataset(self.folder)
             self._has_lease = self._lease.is_held()
             self._begin(resume=resume)
-            # `close` keeps the lease while this folder exists; an interrupted run needs it.
+            # `close` keeps the lease while this folder exists, because an interrupted run needs
+            # the lease to resume.
             make_folder(self.folder if was_interrupted else os.path.dirname(self.folder))
         except BaseException:
             self.close()
@@ -328,7 +330,7 @@ class Upload(Closing):
 
 
 class UploadLease:
-    """A lease: an object in the store; only the machine that owns it may write below a URL.
+    """An object in the store. Only the machine that owns this lease may write below the URL.
 
     The owner has a local file with the same content, which includes a random token.
     """

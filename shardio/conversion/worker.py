@@ -1,7 +1,7 @@
 """Convert the inputs of one unit into shards, in a worker process.
 
 Some C libraries loop forever on damaged files, and neither an exception nor Ctrl-C interrupts them.
-A limit of the CPU time therefore kills a worker whose converter loops. Time in which the worker
+A limit on the CPU time therefore kills a worker whose converter loops. Time in which the worker
 waits, for example for a slow disk, does not count.
 """
 
@@ -53,8 +53,8 @@ LABEL: Final = "label"
 class ConversionJob:
     """The settings that all units share.
 
-    `step_s` is the converter's limit of the CPU time; None without workers. With `drops_label`, the
-    field `label` of samples is not stored, because there are no classes.
+    `step_s` is the converter's limit on the CPU time; None without workers. If `drops_label` is
+    True, the field `label` of samples is not stored, because there are no classes.
     """
 
     source: Converter
@@ -131,7 +131,10 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
 def _read_input(
     source: Input, before: Mapping[str, InputState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
-    """Write the samples of one input to the buffer; return the outcome, and the hash or ""."""
+    """Write the samples of one input to the buffer; return the outcome and the hash of the content.
+
+    The hash is "" if there are no samples, or if the content cannot be read again.
+    """
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
@@ -180,7 +183,10 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 
 
 def _is_read_error(error: OSError, source: Input) -> bool:
-    """Return True if an error, even one that names no file, means that an input cannot be read."""
+    """Return True if an input cannot be read: the error names a file of the input, or no file.
+
+    An error that the machine causes, such as a full disk, does not count.
+    """
     if error.errno in _MACHINE_ERRNOS:
         return False
     named, every = error.filename, (source, *source.parts)
@@ -264,9 +270,9 @@ Sample = Mapping[str, Any]
 class SampleBuffer:
     """A buffer for the samples of one input, until the outcome of the input is known.
 
-    The samples of an hour of video take gigabytes. Whenever the samples in memory reach
-    BUFFER_BYTES, they are therefore written to an unnamed file in `folder`, which vanishes with
-    this process.
+    The samples of an hour of video take up gigabytes. Whenever the samples in memory reach
+    BUFFER_BYTES, they are therefore written to an unnamed file in `folder`. The file vanishes when
+    this process exits.
     """
 
     def __init__(self, folder: str) -> None:
@@ -383,7 +389,7 @@ def cpu_limit_s(step_s: float, source: Input) -> float:
 def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
-    """Pass on a generator; kill this process if one step takes `seconds` of CPU time."""
+    """Delegate to a generator; kill this process if one step takes `seconds` of CPU time."""
     try:
         while True:
             signal.setitimer(signal.ITIMER_PROF, seconds)

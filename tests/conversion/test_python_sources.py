@@ -126,7 +126,7 @@ def test_a_sample_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_a_list_of_paths_is_answered_with_how_to_convert_files(tmp_path: Path) -> None:
     for path in ("a.mp4", tmp_path / "a.mp4"):
-        with pytest.raises(SchemaError, match="if these are files, pass their folder or a pattern"):
+        with pytest.raises(SchemaError, match="if these are paths, pass their folder or a pattern"):
             shardio.convert([path], tmp_path / "out")
 
 
@@ -284,7 +284,7 @@ class DataLoader(list[Any]):
 
 def test_a_data_loader_is_refused_unless_it_gives_samples(tmp_path: Path) -> None:
     source = DataLoader([{"x": np.zeros(2)}])
-    with pytest.raises(shardio.InvalidArgument, match="found a DataLoader, which gives batches"):
+    with pytest.raises(shardio.InvalidArgument, match="found a DataLoader, which yields batches"):
         shardio.convert(source, tmp_path / "out")
     source.batch_size = None
     assert shardio.convert(source, tmp_path / "out").n_samples == 1

@@ -348,7 +348,7 @@ def test_split_folders_and_a_random_split_exclude_each_other(
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     assert refused(source, tmp_path / "out", "--split", "a=0.5,b=0.5") == 2
     assert (
-        "train, val are subsets already, by the names of folders or files; leave"
+        "train, val are subsets already, because folders or files have these names; leave"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "out").exists()
@@ -362,8 +362,8 @@ def test_a_class_in_two_forms_of_unicode_is_reported(
     composed, decomposed = "caf\xe9", "cafe\u0301"
     source = make_pictures(tmp_path / "in", composed, decomposed, "tea")
     said = (
-        f"{source}: 2 classes look like '{composed}', in different forms of Unicode: "
-        r"'cafe\u0301' and 'caf\xe9'; give them one name"
+        f"{source}: 2 classes look like '{composed}', but their names are in different Unicode "
+        r"normal forms: 'cafe\u0301' and 'caf\xe9'; to have one class, give them one name"
     )
     with pytest.warns(UserWarning) as caught:
         shardio.convert(source, tmp_path / "out", workers=0)
