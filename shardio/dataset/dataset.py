@@ -38,7 +38,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         generation: the published state of the dataset that was opened.
         files: the files that store the samples; owned until `close`.
         rows: the selected samples, as indices of rows over all shards.
-        subset: the name of the subset that `rows` selects; None if `rows` selects no subset.
+        subset: the name of the subset that `rows` selects; None if `rows` is not a subset.
     """
 
     _public = (
@@ -105,7 +105,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def column_groups(self) -> Mapping[str, ShardList]:
-        """The shards of each added column, by the column's name, in the order of `shards`."""
+        """A mapping from the name of each added column to its shards, in the order of `shards`."""
         return {group.name: group.shards for group in self._generation.column_groups}
 
     @property
@@ -206,16 +206,16 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
 
     def column(self, name: str, rows: Any = None) -> Any:
-        """Return the values of one field, of all samples or of some; other fields are not read.
+        """Return the values of one field for all or some samples. Other fields are not read.
 
-        The values of an array field of fixed shape are one array (samples, …), in which missing
-        values are zero. Any other field is a list, in which missing values are None. The name of a
-        nested record gives a dict of its fields.
+        For an array field of fixed shape, the result is one array of the shape (samples, …), in
+        which missing values are zero. For any other field, the result is a list, in which missing
+        values are None. For the name of a nested record, it is a dict of the record's fields.
 
         Args:
             name: the name of the field.
-            rows: the indices of samples, from 0 up in any order; or a mask with a bool for every
-                sample; by default all samples.
+            rows: the indices of samples, which start at 0 and need not be sorted; or a mask with a
+                bool for every sample. The default is all samples.
 
         Raises:
             KeyError: there is no such field.
@@ -228,7 +228,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return self.column_at(name, self.rows.at(positions))
 
     def column_at(self, name: str, rows: Rows) -> Any:
-        """Return the values of a field in `rows`, indices over all shards; see `column`."""
+        """Return the values of a field at `rows`, indices over all shards; see `column`."""
         if name in self.schema.groups:
             parts = group_parts(self.schema, name)
             return {part: self.column_at(f"{name}.{part}", rows) for part in parts}
@@ -264,7 +264,11 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return found.view(field.numpy).reshape(len(rows), *(n or 0 for n in field.shape))
 
     def _by_shard(self, rows: Rows, shards: Rows) -> Iterator[tuple[int, Rows, Rows]]:
-        """Yield each shard, with the positions in `rows` that are in it, and their local rows."""
+        """Yield each shard that contains some of `rows`.
+
+        Each shard comes with the positions of its rows in `rows`, and with the indices of these
+        rows within the shard.
+        """
         for shard in distinct(shards).tolist():
             positions = np.flatnonzero(shards == shard)
             yield shard, positions, rows[positions] - self.shard_starts[shard]
@@ -336,9 +340,9 @@ _N_THREADS: Final = 16
 class ShardSamples(NamedTuple):
     """Some samples that are stored in one shard.
 
-    `numbers` are the indices of the samples in `scan`; `rows` are their rows within the shard.
-    `reader(name)` returns the reader of the file with the field `name`. Only the function `find` of
-    `scan` may call `reader`.
+    `numbers` are the indices of the samples among all samples of the scan; `rows` are the rows of
+    the samples within the shard. `reader(name)` returns the reader of the file with the field
+    `name`. Only the function `find` of `scan` may call `reader`.
     """
 
     shard: int

@@ -74,8 +74,8 @@ class ExternalList:
         found = content_id(content).hex()
         if (len(content), found) != (self.n_bytes, self.id):
             raise DatasetCorrupt(
-                f"{self.path}: changed since it was written: expected {self.n_bytes} bytes of id "
-                f"{self.id}, found {len(content)} of {found}; {_HINT}"
+                f"{self.path}: changed since it was written: expected {self.n_bytes} bytes with id "
+                f"{self.id}, found {len(content)} bytes with id {found}; {_HINT}"
             )
         return content
 
@@ -109,7 +109,7 @@ def parse_external_list(content: Mapping[str, Any], kind: str, path: Path) -> Ex
         or not (0 < n_bytes <= _MAX_BYTES and 0 < count <= _MAX_COUNT)
     ):
         raise DatasetCorrupt(
-            f"{path}: {kind} must be a list, or refer to an external list by an 'id' of 32 hex "
+            f"{path}: {kind} must be a list, or refer to an external list with an 'id' of 32 hex "
             f"digits, 'bytes' and 'count'; found {dict(content)!r}"
         )
     return ExternalList(path.parent / f"{id}.{kind}", str(id), n_bytes, count)
@@ -161,10 +161,10 @@ MAX_NAME_BYTES: Final = 255
 class ShardList(Sequence[ShardSummary]):
     """The shards of a generation, or of an added column. Immutable.
 
-    `content` has the columns of an external list of `n` shards; `file` is the file that was read,
-    or None. `samples`, `sizes` and `ids` have the number of samples, the size in bytes and the
-    id (16 bytes) of each shard; do not modify the arrays. A ShardList is equal to a tuple or list
-    of the same shards.
+    `content` contains the columns of an external list of `n` shards; `file` is the file that was
+    read, or None. `samples`, `sizes` and `ids` contain the number of samples, the size in bytes and
+    the id (16 bytes) of each shard; do not modify the arrays. A ShardList is equal to a tuple or
+    list of the same shards.
     """
 
     def __init__(self, content: bytes, n: int, file: ExternalList | None = None) -> None:
@@ -184,7 +184,7 @@ class ShardList(Sequence[ShardSummary]):
         numbers = [[shard.n_samples for shard in shards], [shard.n_bytes for shard in shards]]
         ids = b"".join(bytes.fromhex(shard.id) for shard in shards)
         try:
-            # In a mixture, the names are paths, with any bytes.
+            # In a mixture, the names are paths, which may contain any bytes.
             names = "".join(f"{shard.name}\0" for shard in shards).encode(errors=_PATH_BYTES)
         except UnicodeEncodeError as error:
             raise SchemaError(f"a generation cannot be written: {error}") from error
@@ -321,6 +321,6 @@ def check_inputs(inputs: Sequence[Any], path: Path) -> None:
         counts = [entry.get(key, 0) for key in ("samples", "bytes")]
         if not (all(type(t) is str for t in texts) and all(type(n) is int for n in counts)):
             raise DatasetCorrupt(
-                f"{path}: input {i} must have texts 'path' and 'outcome', and only texts as "
-                f"'reason' and 'hash', and counts as 'samples' and 'bytes'; found {entry!r}"
+                f"{path}: input {i}: 'path' and 'outcome' must be texts; if present, 'reason' and "
+                f"'hash' must be texts, 'samples' and 'bytes' must be counts; found {entry!r}"
             )

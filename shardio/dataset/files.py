@@ -1,11 +1,11 @@
 """Open the files of a dataset on demand, and record which parts of the files are verified.
 
 A *unit* is a range of bytes of a file with one hash and one *mark*: a byte that is 1 if the unit
-has been verified. One table has the marks of all files, one file after another. The table outlives
-the readers, so that a unit is not verified again when its file is reopened.
+has been verified. One table contains the marks of all files, one file after another. The table
+outlives the readers, so that a unit is not verified again when its file is reopened.
 
 The number of units of a file is known only once the file has been opened. If the files cannot all
-be open at once, the table has room for upper bounds of these numbers instead.
+be open at once, an upper bound on this number determines the room for a file in the table.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class DatasetFiles:
 
     Args:
         sources: the files of the dataset; for a mixture, the files of each dataset in it.
-        groups: the groups of the dataset. In a mixture, a group has the files of all sources, one
-            source after another, and `groups` have only the common fields.
+        groups: the groups of the dataset. In a mixture, each group contains the files of all
+            sources, one source after another, and only the fields that all sources have in common
+            are in the schemas.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class DatasetFiles:
         self._mark_starts: Rows | None = None
 
     def first_file(self, name: str | None) -> int:
-        """Return the index of shard 0's file with field `name`; those of other shards follow."""
+        """Return the index of the first shard's file with field `name`; the other files follow."""
         return self._first_files.get(name or "", 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
@@ -161,9 +162,10 @@ class DatasetFiles:
         ]
 
     def file_numbers(self, name: str) -> Rows:
-        """Return numbers, from 0 up, of the files that store the field `name`, one for each shard.
+        """Return for each shard a number that identifies the file with the field `name`.
 
-        Shards with equal numbers have the same file: sources of a mixture may share files.
+        The numbers start at 0. Shards with equal numbers have the same file, because sources of a
+        mixture may share files.
         """
         if len(self.sources) == 1:
             return np.arange(self.n_shards)
@@ -171,7 +173,7 @@ class DatasetFiles:
         return np.array([known.setdefault(each, len(known)) for each in names])
 
     def path(self, shard: int, name: str | None = None) -> str:
-        """Return the path of a shard or its file with the field `name`; the file may be missing."""
+        """Return the path of a shard, or of its file with field `name`; the file may be missing."""
         source, local = self._locate(shard)
         return source.storage.path_of(_find_group(source.groups, name).shards[local])
 
@@ -246,7 +248,7 @@ class DatasetFiles:
         return int(self._compute_mark_starts()[-1])
 
     def _compute_mark_starts(self) -> Rows:
-        """Return the position of each file's first mark in the table, then the table's size."""
+        """Return the position of each file's first mark in the table, and the size of the table."""
         if self._mark_starts is None:
             n_files = len(self._groups) * self.n_shards
             if self.is_partial:
@@ -279,7 +281,7 @@ class DatasetFiles:
         return marks
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the table of marks, and where in it the marks of each shard's file begin."""
+        """Return the table of marks, and the position of the first mark of each shard's file."""
         first_file = self.first_file(name)
         starts = self._compute_mark_starts()[first_file : first_file + self.n_shards]
         return self._make_marks(), starts

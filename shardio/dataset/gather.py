@@ -95,9 +95,8 @@ class MappedRows:
         """For each part, the index of its first row in the array `_rows`."""
         self._shift = self._part_starts - starts
         """For each shard: the index of a row in `_rows`, minus the row's index in the dataset."""
-        self._is_shifted = bool(
-            self._shift.any()
-        )  # False for one shard, or for shards without gaps
+        # False for one shard, or for shards without gaps
+        self._is_shifted = bool(self._shift.any())
         self._mapped: dict[int, int] = {}
         """For each part into which a file is mapped, the number of mapped bytes."""
         raw = (ctypes.c_ubyte * self._n_bytes).from_address(self._address)
@@ -166,7 +165,7 @@ class MappedRows:
         out[:] = scratch[:, : self._row_bytes]
 
     def disable_readahead(self) -> None:
-        """Disable the kernel's read-ahead for all files, also for those attached later."""
+        """Disable the kernel's read-ahead for all files, including files attached later."""
         self._is_readahead_disabled = True
         disable_readahead_at(self._address, self._n_bytes)
 
@@ -178,7 +177,7 @@ class MappedRows:
 class PooledRows(MappedRows):
     """One column of all shards; at most `max_parts` shards can be attached at the same time.
 
-    `counts` has the number of rows of each shard. The other arguments are those of MappedRows.
+    `counts` are the numbers of rows of all shards. The other arguments are those of MappedRows.
     """
 
     def __init__(
@@ -259,8 +258,8 @@ _UNKNOWN: Final = -1
 class ColumnGather:
     """An object that copies and verifies rows of one column of all shards. Owns the memory maps.
 
-    `files` are borrowed. `shard_starts` has the index of each shard's first row, then the number of
-    rows.
+    `files` are borrowed. `shard_starts` contains the index of each shard's first row, followed by
+    the total number of rows.
     """
 
     def __init__(
@@ -350,7 +349,7 @@ class ColumnGather:
 
     @property
     def _max_shards_per_copy(self) -> int:
-        """The maximum number of shards per copy: half of `max_open`, so none evicts another."""
+        """The maximum number of shards per copy: half of `max_open`, so that all stay open."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
@@ -431,7 +430,7 @@ class ColumnGather:
         )
 
     def _verify_hash_blocks(self, rows: Rows, shards: Rows) -> None:
-        """Verify the stored hashes of `rows`, which are themselves hashed in blocks of 4 KiB."""
+        """Verify the stored hashes of `rows` with the hashes of the 4 KiB blocks that hold them."""
         local = rows - self._starts[shards]
         blocks = local * DIMENSION.size // BLOCK_BYTES + self._block_shift[shards]
         if self._verify == "first" and self._marks[blocks].all():

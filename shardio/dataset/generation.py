@@ -57,7 +57,7 @@ def is_known_view(view: Any) -> bool:
 
 
 def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
-    """Return why a view of a known kind is invalid for a schema; None if the view is valid."""
+    """Return the reason why a view of a known kind is invalid for a schema; None if it is valid."""
     if view["kind"] == "rows":
         return None
     for name, most in _NUMBERS.items():
@@ -114,7 +114,7 @@ def full_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
 def describe_shards(
     shards: ShardList, external_lists: dict[str, bytes]
 ) -> list[dict[str, Any]] | dict[str, Any]:
-    """Return shards as JSON; add a long list to `external_lists` (content by file name)."""
+    """Return shards as JSON; add a long list to `external_lists`, which maps names to contents."""
     if is_long(shards):
         return add_external_list(external_lists, SHARDS, shards.content, len(shards))
     return [
@@ -168,17 +168,18 @@ def parse_column_groups(content: Any, shards: ShardList, path: Path) -> tuple[Co
             )
         if not group.fits(shards):
             raise DatasetCorrupt(
-                f"{path}: field {group.name!r}: expected a shard beside each of the "
-                f"{len(shards)}, with equal counts; found {len(group.shards)}, or other counts"
+                f"{path}: field {group.name!r}: expected {len(shards)} shards, with the sample "
+                "counts of the dataset's shards; found "
+                f"{len(group.shards)} shards, or other sample counts"
             )
         found.append(group)
     return tuple(found)
 
 
 _COLUMN_GROUPS: Final = "column_groups"
-"""The name of column groups in `required`, the features that a reader must support."""
+"""The entry for column groups in `required`, the list of features that a reader must support."""
 _EXTERNAL_LISTS: Final = "external_lists"
-"""The name of external lists in `required`."""
+"""The entry for external lists in `required`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ class Generation:
 
     @property
     def files(self) -> Iterator[tuple[ShardSummary, Schema]]:
-        """The files in `shards`, then those of each column group; each with its schema."""
+        """The files in `shards`, followed by those of each column group; each with its schema."""
         groups: tuple[Generation | ColumnGroup, ...] = (self, *self.column_groups)
         return ((shard, group.schema) for group in groups for shard in group.shards)
 

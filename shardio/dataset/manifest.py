@@ -1,8 +1,8 @@
 """Publish and read the generations of a dataset.
 
 A generation is one state of a dataset, stored in a numbered file in the folder `generations/`. The
-file `dataset.json` (the *pointer*) has the number of the published generation. In a local folder, a
-change is committed only by replacing `dataset.json`. A dataset at a URL is committed when
+file `dataset.json` (the *pointer*) contains the number of the published generation. In a local
+folder, a change is committed only by replacing `dataset.json`. A dataset at a URL is committed when
 `shardio.conversion.upload` has uploaded `dataset.json`, after all other files.
 
 Writers lock the folder `generations/`. The pointer and the generations are canonical JSON with a
@@ -110,7 +110,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(classes, list | tuple) or not all(isinstance(n, str) for n in classes):
         raise InvalidArgument(f"classes must be a list of names; found {classes!r}")
     if twice := [name for name, n in Counter(classes).items() if n > 1]:
-        raise InvalidArgument(f"classes must differ; {', '.join(map(repr, twice))} comes twice")
+        raise InvalidArgument(f"classes must be distinct; repeated: {', '.join(map(repr, twice))}")
     return tuple(classes)
 
 
@@ -196,8 +196,8 @@ def publish_next(
 def recover(folder: str | os.PathLike[str]) -> Generation:
     """Undo the unfinished commit of a killed writer; return the published generation.
 
-    The file of the generation after the published one is removed, but no shard. Temporary
-    files and unreferenced external lists are removed, too. Raises the errors of `load`.
+    The file of the generation that follows the published one is removed, but its shards are not.
+    Temporary files and unreferenced external lists are removed, too. Raises the errors of `load`.
     """
     root = Path(folder)
     if not holds_dataset(root):
@@ -371,7 +371,7 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
 
 
 def generation_numbers(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the numbers of all generation files, also of unpublished ones, in ascending order."""
+    """Return the numbers of all generation files, published or not, in ascending order."""
     return sorted(int(path.stem) for path in Path(folder, GENERATIONS).glob("[0-9]" * 6 + ".json"))
 
 

@@ -38,7 +38,7 @@ class LocalStorage:
         return choose_access(self.root, access)
 
     def manifest_folder(self, generation: int | None) -> str:
-        """Return a local folder that has the given generation (None: the published one)."""
+        """Return a local folder that contains the given generation (None: the published one)."""
         return path_as_given(self._user_path, self.root)
 
     def invalidate(self) -> bool:
@@ -48,7 +48,8 @@ class LocalStorage:
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return how many files of these sizes may be pinned at the same time; None: no limit.
 
-        Closed files of which user code holds views also stay pinned, but are not counted.
+        Closed files also stay pinned while user code holds views of their content. They are not
+        counted.
         """
         return None
 
@@ -111,10 +112,11 @@ class OpenFiles:
     its content is deleted.
 
     Args:
-        open_file: the method that opens the file with an index. Only a weak reference to the object
-            of this method is kept.
+        open_file: the method that opens a file, given its index. Only a weak reference to the
+            object of this method is kept.
         max_pinned: the number of files that the storage can pin at the same time; None: no limit.
-        n_maps: the number of memory maps per open file, without those in `add_listener`.
+        n_maps: the number of memory maps per open file, without those of listeners (see
+            `add_listener`).
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class OpenFiles:
         return len(self._readers)
 
     def reader(self, file: int) -> ShardReader:
-        """Return the reader of the file with an index; open the file if needed."""
+        """Return the reader of the file with the index `file`; open the file if needed."""
         reader = self._readers.get(file)
         if reader is None:
             reader = self._open(file)
@@ -153,7 +155,7 @@ class OpenFiles:
         return reader
 
     def reader_if_open(self, file: int) -> ShardReader | None:
-        """Return the reader of the file with an index; None if the file is not open."""
+        """Return the reader of the file with the index `file`; None if the file is not open."""
         return self._readers.get(file)
 
     def items(self) -> list[tuple[int, ShardReader]]:
@@ -161,7 +163,7 @@ class OpenFiles:
         return list(self._readers.items())
 
     def disable_readahead(self) -> None:
-        """Disable the kernel's read-ahead for mapped files, also for files opened later."""
+        """Disable the kernel's read-ahead for mapped files, including files opened later."""
         self._is_readahead_disabled = True
         for reader in self._readers.values():
             _disable_readahead(reader)
@@ -180,7 +182,7 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Lower `max_open`: all OpenFiles share 3/4 of the kernel's limit on memory maps."""
+        """Lower `max_open` if necessary: all OpenFiles share 3/4 of the kernel's limit on maps."""
         if self.max_open is None or not self._maps_per_file:
             return
         others = (each() for each in tuple(_instances))

@@ -24,8 +24,8 @@ _Numbers = npt.NDArray[np.int64]
 class RowRuns:
     """A set of rows of a dataset, in ascending order, as runs of consecutive rows. Immutable.
 
-    `starts` has the first row of each run, and `n_rows` the length of each run, at least 1. Between
-    two runs is a gap. The row at a position is found by binary search.
+    `starts` contains the first row of each run, and `n_rows` the length of each run, which is at
+    least 1. There is a gap between any two runs. The row at a position is found by binary search.
     """
 
     def __init__(self, starts: npt.ArrayLike, n_rows: npt.ArrayLike) -> None:
@@ -42,7 +42,10 @@ class RowRuns:
 
     @classmethod
     def from_text(cls, text: Any, n_rows: int) -> Self:
-        """Parse the result of `to_text`; raise InvalidArgument if it is invalid for n_rows rows."""
+        """Parse a result of `to_text`.
+
+        Raise InvalidArgument if it is not valid for a dataset of `n_rows` rows.
+        """
         if not isinstance(text, str):
             raise InvalidArgument(f"expected runs of rows as a text; found {text!r}")
         try:
@@ -152,7 +155,7 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Return a sequence of integers from 0 to n - 1 as an array; `where` names it in errors."""
+    """Return a sequence of integers from 0 to n - 1 as an array; errors name it `where`."""
     numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
         return np.zeros(0, np.int64)
@@ -171,7 +174,7 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_mask(found: Any, n: int, where: str) -> _Numbers:
-    """Return the positions at which a mask of n bools is True; `where` names it in errors."""
+    """Return the positions at which a mask of n bools is True; errors name the mask `where`."""
     mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:
         raise InvalidArgument(
@@ -265,7 +268,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The joined row lists of the sources, as indices over all shards; None if all lack one."""
+        """The row lists of all sources, one after another; None if no source has a row list."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.all_rows() + first
@@ -276,7 +279,7 @@ class MixtureSelection(RowSelection):
         return self._row_list
 
     def set_rows(self, row_list: RowList) -> None:
-        """Replace the list that `row_list` returns by another list of the same length."""
+        """Replace the list that `row_list` returns with another list of the same length."""
         self._row_list = row_list
 
     @property
@@ -303,8 +306,8 @@ class MixtureSelection(RowSelection):
 def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
     """Concatenate the selected rows of all sources, whose first rows are `firsts`.
 
-    The rows of a RowList cannot be stored as runs: the placeholder n_rows + i, where `n_rows` is
-    the number of rows of all sources, stands for element i of `MixtureSelection.row_list`.
+    The rows of a RowList cannot be stored as runs. The placeholder n_rows + i therefore stands for
+    element i of `MixtureSelection.row_list`; `n_rows` is the total number of rows of all sources.
     """
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):

@@ -1,10 +1,11 @@
 """Make all new files of an operation appear in a dataset together, or none of them.
 
 An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
-complete, each gets its final name as a second link, and a generation that names them is published.
-Until the operation ends, its files in the dataset are recognized by their inodes, which the links
-in the staging folder share. If the operation fails, `undo` removes these files, unless a generation
-names them. If the operation is killed, the next operation on the dataset removes them.
+complete, each file gets its final name as a second hard link, and a generation that names the files
+is published. Until the operation ends, the files that it added to the dataset are recognized by
+their inodes, because the links in the staging folder have the same inodes. If the operation fails,
+`undo` removes these files, unless a generation names them. If the operation is killed, the next
+operation on the dataset removes them.
 
 A file may be missing because another writer has changed the dataset during an operation.
 `detect_conflict` reports this as a conflict, not as damage.
@@ -80,7 +81,8 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    Check the generations `before` <= number < published number; for None, check none.
+    Check the files of the generations from `before` up to, but not including, the published one. If
+    `before` is None, check nothing.
     """
     now = published_number(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -183,7 +185,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def link_staged(staged: Path, final: Path) -> None:
-    """Give a staged file its final name as a second link; raise DatasetConflict if it is taken."""
+    """Give a staged file its final name as a second link; raise DatasetConflict if it exists."""
     try:
         link(staged, final)
     except FileExistsError as error:
@@ -296,7 +298,7 @@ class NewFolder:
         self._exchange(other)
 
     def publish(self, *, replace: bool) -> None:
-        """Rename the new folder to `out`; with `replace`, in place of the existing folder.
+        """Rename the new folder to `out`; with `replace`, exchange it with the existing folder.
 
         Raises DatasetExists if another process has created `out` in the meantime.
         """

@@ -97,7 +97,7 @@ class GenerationWriter:
             self._shard = ShardWriter(self.staging / self._next_name(), self.schema)
         try:
             self._shard.append(sample)
-        except (SchemaError, MediaError) as error:  # names the staged shard
+        except (SchemaError, MediaError) as error:  # the error names the staged shard
             place = f"{self._shown_path}, sample {self.n_samples}"
             raise type(error)(f"{place}: {error.__cause__}") from error
         if self._shard.n_bytes >= self._shard_bytes:

@@ -519,5 +519,7 @@ def test_an_append_compares_recorded_sizes_and_hashes(out: Path, key: str, value
     content = read_checksummed_json(place)
     content["inputs"][0][key] = value
     place.write_bytes(to_checksummed_json(content))
-    with pytest.raises(DatasetCorrupt, match="'hash', and counts as 'samples' and 'bytes'"):
+    with pytest.raises(
+        DatasetCorrupt, match="'hash' must be texts, 'samples' and 'bytes' must be counts"
+    ):
         load(out)

@@ -235,7 +235,7 @@ GENERATIONS: Rules = {
         *((("shards", 1, key), [GONE]) for key in ("name", "samples", "bytes", "id")),
         (("format_version",), [GONE]),
     ],
-    r"000001\.json: input 0 must have": [
+    r"000001\.json: input 0: 'path' and 'outcome' must be texts": [
         (("inputs", 0, "path"), [None, 7, GONE]),
         (("inputs", 0, "outcome"), [None, ["converted"], GONE]),
         (("inputs", 0, "reason"), [None, 7]),

@@ -186,7 +186,8 @@ def test_damage_of_any_byte_of_a_list_is_found(published: Path, kind: str, n: in
             DatasetCorrupt, match=f"{place.name}: changed since it was written"
         ) as c:
             read_lists(published)
-        assert f"expected {len(whole)} bytes of id {place.stem}, found {len(other)}" in str(c.value)
+        expected = f"expected {len(whole)} bytes with id {place.stem}, found {len(other)} bytes"
+        assert expected in str(c.value)
     place.unlink()
     with pytest.raises(DatasetCorrupt, match=f"is missing; a generation keeps a list of {n} there"):
         read_lists(published)
@@ -219,7 +220,11 @@ INPUT = b'{"outcome":"x","path":"y"'
         ("inputs", b"[]\n" * 9, "must be a dict"),
         ("inputs", (INPUT + b"}\n") * 8, "expected 9 lines"),
         ("inputs", b'{"path":"y","outcome":"x"}\n' * 9, "canonical"),
-        ("inputs", b'{"outcome":"x","path":7}\n' * 9, "input 0 must have"),
+        (
+            "inputs",
+            b'{"outcome":"x","path":7}\n' * 9,
+            "input 0: 'path' and 'outcome' must be texts",
+        ),
         ("inputs", (INPUT + b',"z":NaN}\n') * 9, "not lines of JSON"),
         ("inputs", INPUT + b',"z":' + b"[" * 300 + b"]" * 300 + b"}\n", "nested more than 256"),
     ],
