@@ -10,8 +10,9 @@ A hash is xxh3-64 with seed 0. A *unit* is the part of a section that one hash c
 * a **chunk** of `CHUNK_BYTES` of a stream (a video or audio), so that a part of a stream can be
   verified alone. The stream's index entry has the hash of the hashes of its chunks.
 
-The last run, block or chunk may be smaller. The section table has one hash for each section: of the
-hashes of its units (as little-endian integers) or, if the section has no units, of its bytes.
+The last run, block or chunk may be smaller. The section table contains one hash for each section:
+the hash of the hashes of its units (as little-endian integers) or, if the section has no units, the
+hash of its bytes.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def format_hashes(expected: int, found: int) -> dict[str, Any]:
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:
     """Return the indices of the blocks that contain the items at the offsets `starts`.
 
-    An item has `n_bytes`, at most the size of a block.
+    The size of an item is `n_bytes`, which is at most the size of a block.
     """
     first = starts // BLOCK_BYTES
     last = (starts + (n_bytes - 1)) // BLOCK_BYTES

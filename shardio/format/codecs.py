@@ -1,7 +1,7 @@
 """The codecs of records: raw (not compressed), and zstd with or without a dictionary.
 
-A compressed record is one zstd frame. A record that compression makes no smaller is stored raw, so
-the index entry of each record has the codec of the record.
+A compressed record is one zstd frame. A record that compression does not make smaller is stored
+raw. The index entry of each record therefore contains the codec of the record.
 
 Before memory is allocated, the size that a frame declares is compared with the index entry, because
 python-zstandard ignores `max_output_size` if a frame declares its size.
@@ -125,7 +125,7 @@ cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
 
 
 def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
-    """Return the content of a dictionary trained on a field's records; b"" for too little data."""
+    """Return the content of a dictionary trained on `records`; b"" if there is too little data."""
     samples: list[bytes | bytearray | memoryview] = []
     n_bytes = 0
     for record in records:

@@ -1,7 +1,7 @@
 """The header page and the section table of a shard: structs, packing, unpacking and validation.
 
 A shard consists of the header page, sections, the section table, and a copy of the header page.
-Sections begin at page boundaries, padded with zeros, without gaps or overlaps.
+Sections begin at page boundaries and are padded with zeros. There are no gaps and no overlaps.
 `docs/reference/format.md` is the specification; a test compares its tables with the structs here.
 """
 
@@ -156,7 +156,7 @@ def pack_table(sections: Sequence[Section]) -> bytes:
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
-    """Unpack and validate a header page, which was read at `offset`, without the rest of the file.
+    """Unpack a header page that was read at `offset`, and validate it without the rest of the file.
 
     Raises ShardIncomplete for a page of zeros, ShardUnsupported for another major version or an
     unknown required feature, and ShardCorrupt if any other rule is broken.
@@ -165,7 +165,7 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
     if not any(page):
         raise ShardIncomplete(
             f"{path}: the header was never written: the writer did not finish; "
-            "nothing in it can be read, write the shard again"
+            "nothing in the file can be read; write the shard again"
         )
     fields = HEADER.unpack_from(page)
     magic, major, minor, page_size, required, optional = fields[:6]

@@ -87,11 +87,11 @@ class Schema(Mapping[str, Field], Listed):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """Return the field names as a dict's view, which compares faster than Mapping's."""
+        """Return the field names as a view of a dict, which is faster than a Mapping's view."""
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:
-        """Return names and fields as a dict's view, which is iterated faster than Mapping's."""
+        """Return names and fields as a view of a dict, which is faster than a Mapping's view."""
         return self._fields.items()
 
     def __eq__(self, other: object) -> bool:
@@ -194,7 +194,7 @@ class Schema(Mapping[str, Field], Listed):
 
 
 def group_parts(names: Iterable[str], group: str) -> list[str]:
-    """Return the names of the fields and groups directly in a nested record, without its name."""
+    """Return the names of the fields and groups directly in a nested record, without its prefix."""
     start = f"{group}."
     inner = (name.removeprefix(start) for name in names if name.startswith(start))
     return list(dict.fromkeys(name.partition(".")[0] for name in inner))
@@ -228,7 +228,7 @@ def _leaves(fields: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _field_hint(given: object) -> str:
-    """Return the end of a message about a value that is no field, such as a dtype or a class."""
+    """Return the end of a message about a value that is not a field, such as a dtype or a class."""
     for kind in FIELD_TYPES.values():
         if given is kind or given == kind.spec_name():
             return f"; write {kind.__name__}({'dtype, shape' * (kind is Array)})"

@@ -59,7 +59,8 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
 
     A valid record has an allowed codec and is inside the payload. A raw record is aligned, and its
     two sizes are equal. A compressed record is smaller than its content, but not by more than the
-    codec's maximum ratio. The content has a possible size of a value, or 0 in an optional field.
+    codec's maximum ratio. The content has a size that is possible for a value of the field; in an
+    optional field, the size may also be 0.
     """
     stored, found_codes, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = found_codes == Codec.RAW, SPECS[field.codec]
@@ -93,10 +94,10 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 
 
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
-    """Return True only if all entries are raw and valid, in half the time of `invalid_entries`.
+    """Return True only if all entries are raw and valid.
 
-    In the entry of a raw record, `stored` is the size, because the codec is 0. Sums of two numbers
-    below 2^48 do not overflow.
+    This takes half the time of `invalid_entries`. In the entry of a raw record, `stored` is the
+    size, because the codec is 0. Sums of two numbers below 2^48 do not overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or field.alignment > 1:
@@ -134,8 +135,8 @@ def plan_sections(
 ) -> tuple[SectionSpec, ...]:
     """Return the sections of a shard with n_samples, in the order in which they are in the file.
 
-    `counts` has the number of items of each section of a kind in `VARIABLE_COUNT_STRIDES`; 0 if
-    missing.
+    `counts` contains the number of items of each section whose kind is in `VARIABLE_COUNT_STRIDES`.
+    A section that is missing there has no items.
     """
     counted = dict(counts)
     ids, n_records = schema.field_id, n_samples * len(schema.records)
@@ -188,12 +189,12 @@ HASH_SECTION_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds of sections that have the hashes of units. The value is 1 if a section of the kind is
-itself a unit, verified as a whole before its hashes are used; otherwise 0."""
+"""The kinds of sections that contain the hashes of units. The value is 1 if a section of the kind
+is itself a unit, which is verified as a whole before its hashes are used; otherwise 0."""
 
 
 def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
-    """Return, for each of several shards, an upper bound of the number of its units."""
+    """Return, for each of several shards, an upper bound on the number of its units."""
     found: Counts = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
         found[n_samples == n] = sum(

@@ -51,7 +51,7 @@ def test_packets_are_contiguous_with_size_and_flags(sizes: list[int], flag: int,
 def test_no_packets_tile_no_bytes() -> None:
     none = pack_packets([], 0, 0, 0)
     assert packets_error(none, 0) is None
-    assert packets_error(none, 1) == "1 bytes of packets, and no packet"
+    assert packets_error(none, 1) == "1 bytes of packets, but no packet"
 
 
 def line(**changes: int) -> Any:
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[EncodedStream], dict[str, Any]], str]] = {
     ),
     "packets of another dtype": (lambda s: {"packets": np.zeros(3)}, "expected packets of dtype"),
     "data that is too short": (lambda s: {"data": s.data[:-1]}, "back to back"),
-    "frames that are not there": (lambda s: {"n_frames": 99}, "n_frames is 99, and 11 packets"),
+    "frames that are not there": (lambda s: {"n_frames": 99}, "n_frames is 99, but 11 packets"),
     "a number of frames that is none": (
         lambda s: {"n_frames": 1.5},
         "n_frames must be an integer; found 1.5",

@@ -274,7 +274,7 @@ def test_a_record_of_a_list_that_is_cut_or_padded_is_refused() -> None:
         (record[:63], "has no head", 64, 63),
         (record[:-1], r"of shape \(1,\) in a list is cut off", 1, 0),
         (bytes(record) + b"x", "do not fill its record", 68, 69),
-        (b"\xff" + bytes(record[1:]), "has more arrays than bytes", 8, 255),
+        (b"\xff" + bytes(record[1:]), "has too many arrays for its size", 8, 255),
         (bytes(record[:33]) + b"\1" + bytes(record[34:]), "padding is not zero", 64, 32),
     ):
         with pytest.raises(ShardCorrupt, match=text) as caught:

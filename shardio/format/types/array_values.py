@@ -31,7 +31,10 @@ def is_of(value: object, package: str, name: str) -> bool:
 
 
 def as_bfloat16_bits(value: Any) -> Any:
-    """Return uint16 bits of bfloat16 numbers, also in lists, as arrays that `is_bfloat16_bits`."""
+    """Return the bits of bfloat16 numbers as arrays whose dtype `is_bfloat16_bits` recognizes.
+
+    The items of a list are converted one by one.
+    """
     if isinstance(value, list):
         return [as_bfloat16_bits(each) for each in value]
     return None if value is None else np.asarray(value).view(_BFLOAT16_BITS)
@@ -43,7 +46,7 @@ def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
 
 
 def format_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype for messages; "bfloat16" for its bits."""
+    """Return the name of a dtype for messages; "bfloat16" for the dtype of bfloat16 bits."""
     return "bfloat16" if is_bfloat16_bits(dtype) else str(dtype)
 
 
@@ -57,12 +60,12 @@ def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
     if device != "cpu":
         raise SchemaError(
             f"field {name!r}: expected a tensor on the CPU, found one on {device}; "
-            "move it first, x.cpu()"
+            "move it first: x.cpu()"
         )
     if layout != "torch.strided":
         raise SchemaError(
             f"field {name!r}: expected a dense tensor, found {layout}; "
-            "convert it first, x.to_dense()"
+            "convert it first: x.to_dense()"
         )
     try:
         if str(tensor.dtype) != "torch.bfloat16":
@@ -72,8 +75,8 @@ def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
         return as_bfloat16_bits(bits)  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, ValueError) as error:
         raise SchemaError(
-            f"field {name!r}: a tensor of {tensor.dtype} has no array of NumPy ({error}); "
-            "convert it first, as x.float()"
+            f"field {name!r}: no NumPy array can represent a tensor of {tensor.dtype} ({error}); "
+            "convert it first, for example with x.float()"
         ) from error
 
 
@@ -85,11 +88,11 @@ def is_masked(value: object) -> bool:
 
 
 def refuse_masked(place: str, value: object, depth: int = 1) -> None:
-    """Raise SchemaError for a masked array, also one in lists up to `depth` levels deep."""
+    """Raise SchemaError for a masked array, even inside lists nested up to `depth` levels deep."""
     if is_masked(value):
         raise SchemaError(
-            f"{place}: a masked array would lose its mask; fill it, x.filled(0), or give the mask "
-            "as a field of its own, np.ma.getmaskarray(x)"
+            f"{place}: a masked array would lose its mask; fill it with x.filled(0), or store the "
+            "mask in a field of its own: np.ma.getmaskarray(x)"
         )
     if depth and isinstance(value, list | tuple) and not PLAIN_TYPES.issuperset(map(type, value)):
         for each in value:
@@ -97,7 +100,9 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
 
 
 def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
-    """Return a value whose torch tensors are replaced by arrays, also in lists `depth` levels deep.
+    """Return a value with arrays in place of torch tensors, even inside nested lists.
+
+    Lists are searched up to `depth` levels deep.
 
     Raises SchemaError for a masked array, or a tensor that cannot become an array.
     """
@@ -113,8 +118,8 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Raises SchemaError for another shape, or if a number would change. Only Python numbers are
-    rounded, if the field is floating-point.
+    Raises SchemaError for another shape, or if a number would change. The only numbers that may be
+    rounded are Python numbers in a floating-point field.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(

@@ -1,7 +1,7 @@
 """The field types of numbers: arrays, and lists of arrays.
 
-The functions returned by `row_encoder` and `record_encoder` encode values of common types directly,
-and other values by `encode_array`, which takes ten times as long.
+The functions that `row_encoder` and `record_encoder` return encode values of common types directly,
+and other values with `encode_array`, which takes ten times as long.
 
 The record of a list of arrays is
 
@@ -50,7 +50,7 @@ VARYING: Final = -1
 
 
 class DType(IntEnum):
-    """The codes of dtypes in stored schemas. The codes from FLOAT8_E4M3 on are not used yet."""
+    """The codes of dtypes in stored schemas. FLOAT8_E4M3 and all later codes are not used yet."""
 
     BOOL = 1
     INT8 = 2
@@ -77,7 +77,7 @@ DTYPES: Final[dict[str, DType]] = {d.name.lower(): d for d in DType if d < DType
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the little-endian dtype of NumPy for a name of DTYPES; bfloat16 becomes uint16."""
+    """Return the little-endian dtype of NumPy for a name in DTYPES; uint16 for bfloat16."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
@@ -216,7 +216,7 @@ class Array(Field):
         return (0,) * len(self.shape)
 
     def filled_shape(self, dims: Dims) -> tuple[int, ...]:
-        """Return the shape with `dims` as its varying dimensions, unchecked."""
+        """Return the shape with `dims` as the varying dimensions, which are not checked."""
         rest = iter(dims.tolist())
         return tuple(next(rest) if d is None else d for d in self.shape)
 
@@ -367,7 +367,7 @@ def _view(array: npt.NDArray[Any]) -> memoryview:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class List(Field):
-    """A field of lists of any number of arrays of one dtype and number of dimensions.
+    """A field of lists of arrays, which all have the same dtype and number of dimensions.
 
     Args:
         element: the type of each array; its shape may have varying dimensions.
@@ -481,7 +481,7 @@ def _unpack_head(element: Array, record: bytes | memoryview) -> tuple[int, npt.N
     n_varying = element.shape.count(None)
     smallest = element.row_bytes or _NUMBER.size * n_varying
     if count > len(record) // smallest:
-        raise _corrupt("a list has more arrays than bytes", len(record) // smallest, count)
+        raise _corrupt("a list has too many arrays for its size", len(record) // smallest, count)
     end = _NUMBER.size * (1 + count * n_varying)
     start = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
     if start > len(record) or any(record[end:start]):

@@ -177,7 +177,7 @@ class Field(ABC):
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask: True for each record that is certainly valid, judging by `dims` alone."""
+        """Return a mask that is True for each record whose `dims` alone prove that it is valid."""
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
@@ -226,7 +226,7 @@ def type_mismatch(name: str, expected: str, value: object) -> SchemaError:
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
     """Return the meaning of a code, or raise ShardUnsupported.
 
-    The message has `what`, the kind of the code, and the `name` of the field.
+    The message contains `what`, which is the kind of the code, and the `name` of the field.
     """
     if code not in known:
         raise ShardUnsupported(

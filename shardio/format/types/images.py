@@ -69,7 +69,7 @@ class EncodedImage(bytes):
 class Image(EncodedMedia):
     """A field of images. Each value is the bytes of an image file (JPEG, PNG, …).
 
-    Displayed height and width and the number of channels are stored too. See `Array` for
+    The height and width as displayed, and the number of channels, are stored too. See `Array` for
     `optional`.
     """
 
@@ -80,7 +80,7 @@ class Image(EncodedMedia):
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """The dimensions whose sizes the index stores: all three."""
+        """The positions of the stored dimensions: all three."""
         return (0, 1, 2)
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:

@@ -5,7 +5,8 @@ record of a stream is
 
     | parameters: canonical JSON | extradata | packets, back to back |
 
-One table has a row for each stream (`STREAM`), another one for each packet (`PACKET`).
+One table has a row for each stream (`STREAM`), and another one has a row for each packet
+(`PACKET`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class PacketFlag(IntFlag):
     KEY = 1
     """Decoding can begin at this packet."""
     HIDDEN = 2
-    """The frame is never shown: an edit list excludes it, or it is only a reference for others."""
+    """The frame is never shown: an edit list excludes it, or it only serves as a reference."""
     DISPOSABLE = 4
     """No other frame depends on the frame of this packet."""
 
@@ -190,7 +191,7 @@ Record = tuple[Content, tuple[int, ...]] | StreamRecord
 
 
 def with_first_indices(row: bytes, first_packet: int, first_chunk: int) -> bytes:
-    """Return a copy of a stream's packed row with these first packet and first chunk."""
+    """Return a copy of a stream's packed row with other numbers of the first packet and chunk."""
     _, n_packets, _, *rest = STREAM.unpack(row)
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
@@ -254,13 +255,13 @@ def stream_tables(
 ) -> StreamTables:
     """Return the tables of a user's stream; raise SchemaError if the stream is invalid.
 
-    `n_parameters` is the size of the parameters as canonical JSON. With `has_frames`, `n_frames`
-    must be the number of shown packets.
+    `n_parameters` is the size of the parameters as canonical JSON, in bytes. If `has_frames` is
+    True, `n_frames` must be the number of shown packets.
     """
     packets = np.ascontiguousarray(stream.packets)
     if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
         raise SchemaError(
-            f"field {name!r}: expected packets of dtype {PACKET_DTYPE}, found {packets.dtype} of "
+            f"field {name!r}: expected packets of dtype {PACKET_DTYPE}, found {packets.dtype} with "
             f"{packets.ndim} dimensions"
         )
     if (wrong := packets_error(packets, len(stream.data))) is not None:
@@ -285,7 +286,7 @@ def stream_tables(
     shown = n_shown(packets)
     if has_frames and shown != stream.n_frames:
         raise SchemaError(
-            f"field {name!r}: n_frames is {stream.n_frames}, and {shown} packets are shown"
+            f"field {name!r}: n_frames is {stream.n_frames}, but {shown} packets are shown"
         )
     row = STREAM.pack(
         0,
@@ -308,9 +309,9 @@ def n_shown(packets: Packets) -> int:
 
 
 def packets_error(packets: Packets, n_bytes: int) -> str | None:
-    """Return the reason why a table of packets with n_bytes in total is invalid, or None."""
+    """Return the reason why a table of packets with `n_bytes` in total is invalid, or None."""
     if not len(packets):
-        return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
+        return None if n_bytes == 0 else f"{n_bytes} bytes of packets, but no packet"
     if (packet_flags(packets) & ~_FLAGS).any():
         return "a packet has a flag that is not known"
     offsets, sizes = packets["offset"], packet_sizes(packets).astype(np.uint64)
@@ -328,8 +329,8 @@ def invalid_streams(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
-    `sizes` has the size of each stream's record, below 2^48; 0 if missing. `n_packets` and
-    `n_chunks` count the packets and chunks of all streams of the field.
+    `sizes` contains the size of each stream's record: a number below 2^48, or 0 for a missing
+    stream. `n_packets` and `n_chunks` count the packets and chunks of all streams of the field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _exceeds(streams["first_packet"], streams["n_packets"], n_packets)

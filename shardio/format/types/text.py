@@ -85,7 +85,7 @@ class Text(RecordField):
 class Json(RecordField):
     """A field of JSON values, stored as canonical JSON. See `Array` for `codec` and `optional`.
 
-    In an optional field, None is a missing value; in others, JSON's null.
+    In an optional field, None is a missing value; in any other field, it is JSON's null.
     """
 
     code: ClassVar[int] = FieldType.JSON
