@@ -205,7 +205,7 @@ def _open(
         return ShardDataset(dataset, subset=subset)
     if subset is not None:
         raise InvalidArgument(
-            "subset needs the path of a dataset; open the dataset with the subset"
+            f"subset: only for the path of a dataset; pass dataset.subset({subset!r}) instead"
         )
     return contextlib.nullcontext(dataset)
 

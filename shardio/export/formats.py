@@ -1,4 +1,4 @@
-"""Define the interface of exporters, which write one format each, and helpers for exporters."""
+"""Define the interface of exporters, each of which writes one format, and helpers for exporters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class ExportOptions:
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise InvalidArgument if `reasons` has a field that the format cannot represent."""
+        """Raise InvalidArgument if there are fields that the format cannot represent.
+
+        `reasons` maps the names of these fields to the reasons.
+        """
         if not reasons:
             return
         why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
@@ -59,7 +62,7 @@ class Exporter(Protocol):
     prepare: Prepare
     """Functions that are applied to values before `write` gets them."""
     schema_spec: Mapping[str, str] | None
-    """The types of the fields for `shardio convert --schema`; None if the files alone show them."""
+    """The types of the fields for `shardio convert --schema`; None if the files determine them."""
 
     def open(self, folder: Path) -> None:
         """Start writing. `folder` is an empty folder for the files of the export."""
@@ -94,9 +97,9 @@ class Skipped:
 class SampleBatch:
     """Consecutive samples of a dataset, whose indices are `numbers`.
 
-    `columns` has, for each column, an array with one row per sample. `records` has, for each other
-    field, a list of values, in which None is a missing value. `present` has, for each optional
-    column, a mask of the samples that have a value.
+    `columns` maps the name of each column to an array with one row per sample. `records` maps the
+    name of each other field to a list of values, in which None is a missing value. `present` maps
+    the name of each optional column to a mask of the samples that have a value.
     """
 
     numbers: list[int]
@@ -344,7 +347,7 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "json": lambda value: json.dumps(value, ensure_ascii=False).encode(),
     "bytes": bytes,
 }
-"""For each field type that is neither array nor media, a function that returns a file's content."""
+"""For each field type that is neither array nor media, the function that encodes a value."""
 
 
 def npy_encoder(field: Array) -> Callable[[Any], bytes]:

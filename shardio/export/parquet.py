@@ -45,7 +45,7 @@ class ParquetExporter:
     def __init__(self, options: ExportOptions) -> None:
         self._options = options
         arrays = {n: field.array or field.item for n, field in options.fields.items()}
-        why = "a dimension after the first varies, and Parquet lists without items do not store it"
+        why = "a dimension after the first varies, and an empty Parquet list does not store it"
         options.refuse(
             {name: why for name, array in arrays.items() if array and None in array.shape[1:]}
         )

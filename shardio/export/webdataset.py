@@ -69,7 +69,7 @@ class WebDatasetExporter:
         self._file = self._open_next()
 
     def write(self, batch: SampleBatch) -> None:
-        """Append a batch. Before each sample, start a new tar if the tar exceeds `shard_bytes`."""
+        """Append a batch. Before each sample, start a new tar if the last exceeds `shard_bytes`."""
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
             if self._file is None or self._n_bytes > self._options.shard_bytes:
                 self.finish()

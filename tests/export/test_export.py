@@ -191,7 +191,7 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="contains the dataset; choose another folder"):
         export(dataset, tmp_path, "files")
     with shardio.open(dataset) as opened:
-        with pytest.raises(InvalidArgument, match="subset needs the path of a dataset"):
+        with pytest.raises(InvalidArgument, match="subset: only for the path of a dataset"):
             export(opened, tmp_path / "new", "files", subset="a")
     assert entries(tmp_path) == ["d", "mine", "out"]
 
