@@ -1,6 +1,6 @@
 """Operate on finished shards and datasets: verify, repair, rewrite, extend, count and compare them.
 
-Each public name is imported on first use: verifying loads no code that rewrites shards.
+Each public name is imported on first use, so that verifying loads no code that rewrites shards.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def _is_sequence(values: Any) -> bool:
 def _write(
     staging: Path, schema: Schema, path: str, first: int, values: Iterable[Any]
 ) -> tuple[str, ShardSummary]:
-    """Write the values of the samples from `first` on to a new shard in a new folder."""
+    """Write values to a new shard in a new folder; `first` is the index of the first sample."""
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
     new_path, (name,) = str(folder / "values.shard"), schema
@@ -89,7 +89,7 @@ def _write(
         for row, value in enumerate(values, first):
             try:
                 writer.append({name: value})
-            except (SchemaError, MediaError) as error:  # names the new shard, not the dataset
+            except (SchemaError, MediaError) as error:  # it names the new shard, not the dataset
                 raise type(error)(f"{path}, sample {row}: {error.__cause__}") from error
         return new_path, writer.close()
 
@@ -110,8 +110,8 @@ def add_column(
 ) -> MaintenanceReport:
     """Add a field to every sample of a dataset, and publish the result as its next generation.
 
-    The new field is stored in additional shards, a column group. Existing files, the indices of
-    samples, the dataset's lineage (its id), subsets and statistics stay the same.
+    The new field is stored in additional shards, which form a column group. Existing files, the
+    indices of samples, the dataset's lineage (its id), subsets and statistics stay the same.
 
     Args:
         folder: the dataset.
@@ -123,8 +123,9 @@ def add_column(
         batch_size: if given, the function receives a list of up to `batch_size` samples of one
             shard instead, and returns a sequence with one value per sample.
         workers: the number of processes that call the function, each for whole shards. The function
-            is sent once to each process by cloudpickle. By default, and with 0, it is called in the
-            calling process. On a cluster, the default is the number of CPUs of the cluster.
+            is serialized with cloudpickle, and sent to each process once. By default, and with 0,
+            it is called in the calling process. On a cluster, the default is the number of CPUs of
+            the cluster.
         engine: "local", or "ray" to call the function on the machines of a Ray cluster. All these
             machines must be able to access the dataset at the path `folder`.
         address: the address of the Ray cluster, as for `shardio.convert`.
@@ -194,7 +195,7 @@ def _check_options(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator over `values`; refuse a wrong type and, if it is known, a wrong length."""
+    """Return an iterator over `values`; raise InvalidArgument for a wrong type or known length."""
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError
@@ -231,6 +232,6 @@ def _write_values(
 
 def _count_error(dataset: ShardDataset, n_values: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{dataset.path}: has {len(dataset)} samples, and there are {n_values} values; nothing was "
+        f"{dataset.path}: has {len(dataset)} samples, but there are {n_values} values; nothing was "
         "added"
     )

@@ -1,8 +1,9 @@
 """Compare two datasets or shards, and find the samples that differ.
 
-Values are compared by 64-bit digests. A *stored* digest is computed from the hashes in a shard, if
-possible without reading the data. The stored digests of equal values may differ, if the values were
-encoded by different codecs or codec versions. A *value* digest is computed from the decoded value.
+Instead of values, 64-bit digests are compared. A *stored* digest is computed from the hashes in a
+shard, if possible without reading the data. The stored digests of equal values may differ if the
+values were encoded with different codecs or codec versions. A *value* digest is computed from the
+decoded value.
 """
 
 from __future__ import annotations
@@ -112,12 +113,13 @@ _CHUNK_ROWS: Final = 1 << 14
 class DiffReport:
     """The differences between two datasets or shards, with the paths `a` and `b`.
 
-    If both have the same number of samples, samples with the same index are compared: `changed` has
-    the index of each sample that differs, and the names of the fields in which it differs.
-    Otherwise, the order is ignored: `only_a` and `only_b` have the indices of the samples without
+    If both have the same number of samples, samples with the same index are compared: `changed`
+    lists the index of each sample that differs, and the names of the fields in which it differs.
+    Otherwise, the order is ignored: `only_a` and `only_b` list the indices of the samples without
     an equal sample on the other side.
 
-    Each list has at most `MAX_LISTED` samples; `n_changed`, `n_only_a` and `n_only_b` count all.
+    Each list has at most `MAX_LISTED` items; `n_changed`, `n_only_a` and `n_only_b` count all
+    samples.
     """
 
     a: str
@@ -204,9 +206,9 @@ class _Side:
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     """Compare two datasets or shards: their fields, their classes and their samples.
 
-    Samples are compared in the fields that both sides have, by the hashes that the shards store;
-    compressed values are decoded if their hashes differ. The distribution of samples over shards
-    makes no difference. Only data that must be read is verified.
+    Samples are compared in the fields that both sides have. First, the hashes in the shards are
+    compared; compressed values are decoded if their hashes differ. The distribution of samples over
+    shards makes no difference. Only data that must be read is verified.
 
     Raises:
         DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read.

@@ -106,7 +106,8 @@ class _ShardJob(Generic[R]):
 
     def __call__(self, k: int) -> R:
         if self._dataset is None:
-            # Import the class here: verification imports this module, but reads no datasets.
+            # Import the class here, because verification also imports this module and does not need
+            # the class.
             from shardio.samples.shard_dataset import ShardDataset
 
             self._dataset = ShardDataset(
@@ -170,7 +171,7 @@ def run_jobs(
     traceback keeps the generator and the workers alive.
 
     Args:
-        function: the job. It is sent by cloudpickle, once to each process.
+        function: the job. It is serialized with cloudpickle, and sent to each process once.
         items: for each shard, its index or its name.
         workers: the total number of processes on all machines. By default, and with 0, jobs run in
             the calling process. On a cluster, the default is the number of CPUs of the cluster.
@@ -205,7 +206,7 @@ def _run_in_workers(
     starts_here: bool,
 ) -> Iterator[tuple[int, R]]:
     waiting = deque(range(len(items)))
-    under_way: dict[int, int] = {}  # the index of the item for each step of the pool
+    under_way: dict[int, int] = {}  # maps the number that the pool gives to a job to its item
     with TaskPool(
         partial(_run_job, function),
         n_workers,
@@ -214,8 +215,9 @@ def _run_in_workers(
         name="the job",
     ) as pool:
         while waiting or under_way:
-            # While many jobs are left, let one job wait in the queue of each worker. Towards
-            # the end, a job might wait for a busy worker while another worker is idle.
+            # While many jobs are left, let one job wait in the queue of each worker. Towards the
+            # end, queue none: a queued job might wait for a busy worker while another worker is
+            # idle.
             while waiting and len(under_way) < n_workers * (1 + (len(waiting) > 2 * n_workers)):
                 number = waiting.popleft()
                 under_way[pool.put(items[number], _item_name(items[number]))] = number
@@ -227,10 +229,10 @@ def _run_in_workers(
                 pool.wait()
             while (finished := pool.take()) is not None:
                 starts_here = False
-                step, (result, failure) = finished
+                job, (result, failure) = finished
                 if failure is not None:
                     raise unpack_error(failure)
-                yield under_way.pop(step), result
+                yield under_way.pop(job), result
 
 
 def _run_job(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:

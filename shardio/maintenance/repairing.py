@@ -55,7 +55,7 @@ class SourceShard:
 class RepairPlan:
     """The files that are repaired, and the metadata that the new dataset gets.
 
-    A group has a shard, followed by the shards that store added columns of the same samples.
+    A group consists of a shard and the shards that store added columns of the same samples.
     `generation` is the generation that is repaired, if one can be read. `unlisted` maps each shard
     that is left out to the reason. Such a shard may belong to a later generation that is damaged.
     """
@@ -122,7 +122,7 @@ def _schema_of(paths: list[str]) -> Schema:
             return schema_of(path)
         except DataError as error:
             reason = reason or error
-    raise DatasetCorrupt(f"the state of the data is unknown: {reason}") from reason
+    raise DatasetCorrupt(f"no schema can be read: {reason}") from reason
 
 
 _MAX_REASON: Final = 300
@@ -150,7 +150,7 @@ class Loss:
 class ShardRepair:
     """The outcome of the repair of one shard.
 
-    `n_kept` is the number of samples in the new dataset. `mended` has a note for each change.
+    `n_kept` is the number of samples in the new dataset. `mended` contains a note for each change.
     """
 
     name: str
@@ -160,7 +160,10 @@ class ShardRepair:
 
     @property
     def outcome(self) -> str:
-        """Outcome: "sound", "mended" (none lost), "damaged" (some lost) or "lost" (all lost)."""
+        """The outcome of the repair: "sound", "mended", "damaged" or "lost".
+
+        In a mended shard, no sample is lost; in a damaged one, some; in a lost one, all.
+        """
         if self.losses:
             return "damaged" if self.n_kept else "lost"
         return "mended" if self.mended else "sound"

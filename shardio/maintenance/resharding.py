@@ -228,8 +228,8 @@ def merge(
         out: a folder that is missing or empty.
         sources: the folders of datasets.
         shard_bytes: the target size in bytes of new shards. Copied shards keep their sizes.
-        workers: the number of processes that verify. The default is 0 for less than half a GiB,
-            otherwise one per usable CPU.
+        workers: the number of processes that verify. The default is 0 for a source of less than
+            half a GiB; for a larger source, it is one per usable CPU.
         progress: called in the calling process, at the start and after every shard of each step; or
             True to show a bar on standard error, as `shardio.convert` does.
 
@@ -289,7 +289,7 @@ def _write_shard(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Raise InvalidArgument with the differences if `a` and `b` have different fields."""
+    """Raise InvalidArgument if `a` and `b` have different fields; the message lists them."""
     if dict(a.schema) == dict(b.schema):
         return
     parts = []

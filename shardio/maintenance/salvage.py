@@ -1,10 +1,11 @@
 """Read the metadata of a damaged shard, and restore redundant parts of the shard in a copy.
 
-The header is stored twice, and the schema also in the generation of the dataset. Hashes of 4 KiB
-blocks, and of the rows of columns, can be computed again from intact data. If they were not, one
-damaged block hash would make a shard unreadable, and one damaged row hash could cost 512 samples.
-The hashes of the chunks of streams are not restored, as this gains little: a random damaged byte
-costs on average about 1 sample by damage to streams, and 0.005 samples by damage to these hashes.
+The header is stored twice, and the schema is also stored in the generation of the dataset. Hashes
+of 4 KiB blocks, and of the rows of columns, can be computed again from intact data. If they were
+not, one damaged block hash would make a shard unreadable, and one damaged row hash could cost 512
+samples. The hashes of the chunks of streams are not restored, as this would gain little: on
+average, a random damaged byte costs about 1 sample because it damages a stream, and 0.005 samples
+because it damages one of these hashes.
 
 A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other damage is
 copied, and is detected when the copy is read.
@@ -157,7 +158,7 @@ def restore_shard(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]
         header.file_size - PAGE, header.pack(), "the last page is restored from the first"
     )
     if len(content) > header.file_size:
-        notes.append(f"{len(content) - header.file_size} bytes after its end are left out")
+        notes.append(f"{len(content) - header.file_size} bytes after the shard's end are left out")
     known = _restore_schema(shard, schema)
     _restore_block_hashes(shard)
     if known is not None:
@@ -201,7 +202,7 @@ def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
 
 
 def unreadable_pages(path: str) -> list[int]:
-    """Return the offset of each page of a file that the disk cannot read; reads the whole file."""
+    """Read a whole file, and return the offset of each page that the disk cannot read."""
     fd = open_shard(path)
     try:
         n_bytes, holes = os.fstat(fd).st_size, []
@@ -282,7 +283,10 @@ def _header_offsets(content: Content) -> Iterator[int]:
 
 
 def _restore_schema(shard: _DamagedShard, schema: Schema) -> Schema | None:
-    """Return the schema of the shard; restore a damaged one from `schema` if the hash matches."""
+    """Return the schema of the shard.
+
+    If it is damaged, restore it from `schema` if the hash matches; otherwise return None.
+    """
     try:
         return read_schema(shard.content, shard.sections, shard.path)
     except DataError:

@@ -28,7 +28,10 @@ _CHUNK_ROWS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """The number of the generation with the subsets, and the size of each subset."""
+    """The result of a split. `generation` is the number of the generation that has the subsets.
+
+    `n_samples` and `n_groups` map the name of each subset to its numbers of samples and groups.
+    """
 
     dataset: Path
     generation: int
@@ -73,7 +76,7 @@ def split(
     with detect_conflict(folder), ShardDataset(folder) as dataset:
         if group is not None and group not in dataset.schema:
             known = ", ".join(dataset.schema)
-            raise InvalidArgument(f"{dataset.path}: no field {group!r}; there are {known}")
+            raise InvalidArgument(f"{dataset.path}: no field {group!r}; the fields are {known}")
         previous = load_generation(folder, dataset.generation)
         groups, counts = _groups(dataset, group)
         subset_of_group = _assign_groups(groups, counts, list(parts.values()), seed)
@@ -135,7 +138,7 @@ def check_split(
 ) -> None:
     """Check the shares of subsets, and the seed; the shares must add up to 1 if `is_whole`.
 
-    `names` are those of the two options, for messages.
+    `names` are the names of the two options in messages.
     """
     if not isinstance(parts, Mapping) or not parts:
         raise InvalidArgument(f"{names[0]} must map names to their shares; found {parts!r}")
@@ -166,7 +169,7 @@ def _check_parts(parts: Mapping[Any, Any], *, is_whole: bool) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return each row's group and each group's size; groups are numbered in order of first row."""
+    """Return each row's group and each group's size; groups are numbered as they first occur."""
     n_rows = len(dataset)
     if group is None:
         return np.arange(n_rows, dtype=np.intp), np.ones(n_rows, np.int64)
@@ -187,7 +190,7 @@ def _assign_groups(
 ) -> npt.NDArray[np.int64]:
     """Return, for each group, the index in `shares` of the subset to which it is assigned.
 
-    Groups are taken in random order. Each goes to the subset that lacks the most samples.
+    In random order, each group is assigned to the subset that lacks the most samples.
     """
     indices, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     # Mix in the key several times, so that the results for adjacent groups are not correlated.

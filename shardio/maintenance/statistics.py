@@ -41,41 +41,42 @@ _FRAME_BYTES: Final = 256 << 20
 """The size of the frames of a video that are decoded at a time."""
 _MAX_CHANNELS: Final = 4
 _MAX_COMPONENTS: Final = 64
-"""The maximum sizes of a last dimension with statistics per channel or component."""
+"""The maximum sizes of a last dimension for which each channel or component has statistics."""
 _READ_ONLY_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _PICTURE_MEDIA: Final = ("image", "video")
 _PIXELS: Final = Array("uint8", (None, None, 3))
 
 Floats = npt.NDArray[np.float64]
 _Moments = tuple[Any, Any, Any]
-"""A count, a mean and a sum of squared deviations: numbers, or arrays with one per channel."""
+"""A count, a mean and a sum of squared deviations; for channels, arrays with one item for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
     """The statistics of a dataset or subset, and the number of the generation that stores them.
 
-    If the dataset is read-only, they are not stored: `not_stored` is the reason, `generation` the
-    number of the generation that was read. Otherwise, `not_stored` is "".
+    If the dataset is read-only, the statistics are not stored: `not_stored` is then the reason, and
+    `generation` is the number of the generation that was read. Otherwise, `not_stored` is "".
 
-    `stats["samples"]` is the number of samples. `stats["fields"]` has, for each numeric field:
+    `stats["samples"]` is the number of samples. `stats["fields"]` maps the name of each numeric
+    field to a dict with these keys:
 
     * `count`, `mean`, `std`, `min`, `max` of all finite values,
     * `not_finite`: the number of values that are infinite or NaN,
     * `missing`: the number of samples without a value,
     * `smallest`, `largest`: the smallest and the largest size of each dimension,
-    * `channels`: lists with the `mean` and `std` of each channel, for pictures, or of each
-      component, for vectors of floats; other arrays do not have this,
-    * `pictures`: for uint8 of (…, height, width, 3), the number of pictures.
+    * `channels`: lists with the `mean` and `std` of each channel (for pictures) or of each
+      component (for vectors of floats); missing for other arrays,
+    * `pictures`: the number of pictures; only for uint8 arrays of shape (…, height, width, 3).
 
-    Decoded images and videos are fields of pictures. `frames_per_video` is the maximum number of
-    frames that were decoded of each video; None for all. Labels with class names have no `mean` and
-    `std`.
+    Decoded images and videos count as pictures. `frames_per_video` is the maximum number of frames
+    that were decoded from each video; None for all. The `mean` and `std` of labels with class names
+    are None.
 
     An open dataset keeps the statistics of its generation: reopen the dataset to see new ones.
 
-    If the dataset has class names and labels, `stats["classes"]` has the number of samples of each
-    class, and `stats["without_class"]` the number of all others.
+    If the dataset has class names and labels, `stats["classes"]` maps the name of each class to its
+    number of samples, and `stats["without_class"]` is the number of all other samples.
     """
 
     dataset: Path
@@ -157,9 +158,10 @@ def compute_stats(
     Args:
         folder: the folder of the dataset.
         subset: the name of a subset; by default, the statistics are about all samples.
-        decode: True to decode images and videos for statistics of their pixels. Without it,
-            statistics of pixels that the current generation has are kept.
-        frames: the maximum number of frames to decode of each video, evenly spread; None for all.
+        decode: True to decode images and videos for statistics of their pixels. With False, the
+            statistics of pixels in the current generation are kept.
+        frames: the maximum number of frames to decode from each video, evenly spread over it; None
+            for all.
         workers: the number of processes; 0 to compute in the calling process. By default one per
             CPU if `decode` is True, otherwise 0; on a cluster, one per CPU of the cluster.
         progress: called in the calling process, at the start and after every shard; or
@@ -202,7 +204,7 @@ def compute_stats(
 
 
 def _counted_fields(dataset: ShardDataset, *, decode: bool) -> dict[str, Array]:
-    """Return the type of the values that are counted, for each field that has any."""
+    """Return, for each field with statistics, the type of the values that are counted."""
     found = {}
     for name, field in dataset.schema.items():
         array = _PIXELS if decode and field.medium in _PICTURE_MEDIA else field.array or field.item
@@ -212,7 +214,7 @@ def _counted_fields(dataset: ShardDataset, *, decode: bool) -> dict[str, Array]:
 
 
 def _keep_pixels(dataset: ShardDataset, older: Any, found: dict[str, Any]) -> None:
-    """Copy the statistics of images and videos from `older`, unchecked JSON, to `found`."""
+    """Copy the statistics of images and videos from `older` (JSON, not checked yet) to `found`."""
     fields = older.get("fields") if isinstance(older, dict) else None
     known = fields if isinstance(fields, dict) else {}
     pixels = {
@@ -252,7 +254,7 @@ def _compute_shard(
     dataset: ShardDataset,
     k: int,
 ) -> _DatasetStatistics:
-    """Return statistics of the dataset's samples in shard k: `ends[k]` to `ends[k + 1] - 1`."""
+    """Return statistics of samples `ends[k]` to `ends[k + 1] - 1`, which are stored in shard k."""
     found = _DatasetStatistics(dataset, arrays)
     rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.shard_starts[k])
     for name, array in arrays.items() if len(rows) else ():
@@ -318,10 +320,10 @@ def _values(
 def _pixels(
     reader: ShardReader, name: str, rows: Rows, frames: int | None
 ) -> Iterator[npt.NDArray[np.uint8] | None]:
-    """Yield the pictures of a field of images or videos, (n, height, width, 3).
+    """Yield the pictures of a field of images or videos, as arrays (n, height, width, 3).
 
-    Yield None for a missing value. Decode at most `frames` frames of a video: the middle frame of
-    each of `frames` equal parts.
+    Yield None for a missing value. Decode at most `frames` frames of a video: the video is divided
+    into `frames` equal parts, and the middle frame of each part is decoded.
     """
     with ClipDecoder() as decoder:
         for row, value in zip(rows.tolist(), reader.records.values(name, rows), strict=True):
@@ -398,7 +400,7 @@ class _FieldStatistics:
         self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
 
     def _add_numbers(self, numbers: npt.NDArray[Any]) -> None:
-        """Add values, (rows, columns); column k has values of channel k % n_channels."""
+        """Add an array (rows, columns) in which column k has values of channel k % n_channels."""
         wide, n = numbers.astype(np.float64), np.full(self._n_channels, len(numbers))
         n *= numbers.shape[1] // self._n_channels
         not_finite = ~np.isfinite(numbers) if numbers.dtype.kind == "f" else None
@@ -465,7 +467,7 @@ class _FieldStatistics:
 
 
 def _n_channels(field: Array) -> int:
-    """Return the size of the last dimension if it has statistics of its own; otherwise 1."""
+    """Return the number of channels or components that have their own statistics; otherwise 1."""
     n = (field.shape[-1] if field.shape else None) or 1
     if len(field.shape) >= 3:
         return n if n <= _MAX_CHANNELS else 1

@@ -249,9 +249,9 @@ def of_batches(values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"values": (i for i in range(N - 1))}, "12 samples, and there are only 11 values"),
-        ({"values": (i for i in range(N + 1))}, "has 12 samples, and there are more values"),
-        ({"values": list(range(N + 3))}, "has 12 samples, and there are 15 values"),
+        ({"values": (i for i in range(N - 1))}, "12 samples, but there are only 11 values"),
+        ({"values": (i for i in range(N + 1))}, "has 12 samples, but there are more values"),
+        ({"values": list(range(N + 3))}, "has 12 samples, but there are 15 values"),
         ({"values": np.arange(5)}, "there are 5 values"),
         ({"values": "x" * N}, "found a str"),
         ({"values": b"x" * N}, "found a bytes"),

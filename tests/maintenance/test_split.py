@@ -138,7 +138,7 @@ def test_what_else_cannot_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument) as caught:
             split(folder, PARTS, seed=seed)
         assert str(caught.value) == f"seed must be an integer from 0 up; found {seed!r}"
-    with pytest.raises(InvalidArgument, match="no field 'nose'; there are label, source"):
+    with pytest.raises(InvalidArgument, match="no field 'nose'; the fields are label, source"):
         split(folder, PARTS, group="nose")
     words = "'c' would have no sample: there are 20 samples in 2 groups"
     with pytest.raises(InvalidArgument, match=words) as empty:

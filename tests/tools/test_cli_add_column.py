@@ -118,7 +118,7 @@ def test_csv_named_column(dataset: Path, kind: str, cells: list[str], expected: 
 @pytest.mark.parametrize(
     ("kind", "content", "options", "message"),
     [
-        ("jsonl", "1\n", ("--field", "int8"), "has 4 samples, and there are only 1 values"),
+        ("jsonl", "1\n", ("--field", "int8"), "has 4 samples, but there are only 1 values"),
         ("jsonl", "1\n" * 5, ("--field", "int8"), "there are more values"),
         ("jsonl", "1\n2\nx\n", ("--field", "int8"), "line 3: 'x' is not a value of x: Expecting"),
         ("jsonl", "1\n2\n300\n", ("--field", "int8"), "sample 2: field 'x'"),

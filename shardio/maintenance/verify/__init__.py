@@ -1,4 +1,4 @@
-"""Verify every byte of shards and datasets. This module defines findings, the reported errors."""
+"""Verify every byte of shards and datasets. The errors that are found are called findings."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ _CODES: Final[dict[type[Exception], str]] = {
 class Finding:
     """An error in a file. Attributes that do not apply to the error are None.
 
-    `code` is the name of the broken rule of the file format; names do not change between versions.
-    `sample` is the index of the row in the shard. `offset` is the offset in the file in bytes.
-    `expected` and `found` are the two values that differ.
+    `code` is a short name for the kind of error, usually the rule of the file format that is
+    violated. Codes stay the same in later versions. `sample` is the index of the row in the shard.
+    `offset` is the offset in the file in bytes. `expected` and `found` are the two values that
+    differ.
     """
 
     path: str
@@ -141,7 +142,7 @@ class Findings:
             self.add_error(error, **where)
 
     def close(self) -> tuple[Finding, ...]:
-        """Return the kept findings, then a finding with the number of the others, if any."""
+        """Return the kept findings; if there are more, the last finding says how many."""
         more = self.n_found - len(self._findings)
         if not more:
             return tuple(self._findings)

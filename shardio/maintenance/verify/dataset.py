@@ -38,10 +38,10 @@ MAX_BYTES_WITHOUT_WORKERS: Final = 512 << 20
 class VerificationReport:
     """The outcome of verifying a dataset.
 
-    `unknown` has the files and folders in the dataset's folder that no generation names; of these,
-    only shards are also findings. `generation` and `lineage` (the dataset's id) are None if
-    `dataset.json` or the published generation cannot be read; all shards in the folder are then
-    verified. `n_shards` includes the shards of added columns.
+    `unknown` lists the files and folders in the dataset's folder that no generation names. There is
+    a finding for each shard in this list, but not for other files. `generation` and `lineage` (the
+    dataset's id) are None if `dataset.json` or the published generation cannot be read; all shards
+    in the folder are then verified. `n_shards` includes the shards of added columns.
     """
 
     path: str
@@ -74,7 +74,7 @@ class VerificationReport:
 
 
 def verify_shard(path: str | os.PathLike[str]) -> list[Finding]:
-    """Verify every byte of one shard; return the findings, none for a sound shard.
+    """Verify every byte of one shard; return a list of findings, which is empty for a sound shard.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -131,8 +131,8 @@ def verify_dataset(
         folder: the folder of the dataset.
         workers: the number of worker processes; at most one per shard is started. With 0, the
             calling process verifies all shards. By default, this is also done if the shards have
-            less than half a GiB in total; otherwise, there is one process per usable CPU, and
-            the calling process verifies shards until they have started.
+            less than half a GiB in total; otherwise, there is one worker per usable CPU, and the
+            calling process verifies shards until the workers have started.
         progress: called in the calling process, at the start and after every shard; or
             True to show a bar on standard error, as `shardio.convert` does.
         engine: "local", or "ray" to use the machines of a Ray cluster. All these machines must be
@@ -212,7 +212,7 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
 
 
 def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
-    """Check the lists of inputs in files of their own; loading a generation does not read them."""
+    """Check the external lists of inputs, because loading a generation does not read them."""
     findings = []
     lists = (generation.inputs for generation in generations)
     for inputs in {each.file: each for each in lists if isinstance(each, InputList)}.values():

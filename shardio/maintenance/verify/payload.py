@@ -1,7 +1,8 @@
 """Verify the records of a shard (values of varying size), and the index of the records.
 
-The *payload* is the section with all records. The index has one entry per record: its hash, offset,
-codec, and sizes before and after compression. The records of a row are next to each other.
+The *payload* is the section with all records. The index has one entry per record, with the hash,
+the offset and the codec of the record, and its sizes before and after compression. The records of a
+row are next to each other.
 """
 
 from __future__ import annotations
@@ -127,14 +128,14 @@ class PayloadVerifier:
             self._check_tiling(first_row, entries, bad)
             for k, verifier in self._streams.items():
                 verifier.check(first_row, entries[k::n_fields], bad[k::n_fields])
-                bad[k::n_fields] = True  # `_check_records` skips the streams, checked above
+                bad[k::n_fields] = True  # the streams are checked: `_check_records` must skip them
             self._check_records(first_row, entries, bad)
         for verifier in self._streams.values():
             verifier.close()
         self._check_end(hasher.intdigest())
 
     def _location(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
-        """Return the details of a finding about the i-th record from the row `first_row` on."""
+        """Return the details of a finding about record i, counted from the row `first_row`."""
         row, number = divmod(first_row * len(self._fields) + i, len(self._fields))
         where = {"field": self._fields[number][0], "sample": row}
         return {"section": self._payload.name, **where, "offset": offset}
@@ -250,7 +251,7 @@ class PayloadVerifier:
     def _hash_suffices(
         self, first_row: int, numbers: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that, if they are not compressed, need only a matching hash.
+        """Return a mask of the records that are valid if they are raw and match their hashes.
 
         Records of optional fields need another check: a missing value must not have a record.
         """
@@ -263,7 +264,7 @@ class PayloadVerifier:
         return found
 
     def _utf8_suffices(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that, if not compressed, need only a hash and UTF-8."""
+        """Return a mask of the records that are valid if they are raw, match, and are UTF-8."""
         fields = self._fields
         plain = [field.is_utf8 and name not in self._present for name, field in fields]
         found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]

@@ -153,7 +153,7 @@ def verify_file(path: str | os.PathLike[str]) -> VerifiedShard:
 
 
 def verify_or_report(root: Path, name: str) -> VerifiedShard:
-    """Verify a shard in the folder `root`; a missing or unreadable file is a finding, no error."""
+    """Verify a shard in the folder `root`; report a missing or unreadable file as a finding."""
     findings = Findings(root / name)
     try:
         return verify_file(root / name)
@@ -198,7 +198,7 @@ def _verify_headers(content: ShardWindows, findings: Findings) -> Header | None:
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
         if not any(content.bytes[: min(size, PAGE)]):
-            findings.add("incomplete", "there is no header: its writer did not finish")
+            findings.add("incomplete", "there is no header: the writer did not finish")
         elif size < PAGE or _header_at(content, 0, "header", findings):
             findings.add("file_size", "too short to be a shard", expected=3 * PAGE, found=size)
         return None
@@ -299,7 +299,7 @@ def _verify_section_hashes(
 def _verify_validity(
     content: ShardWindows, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Return, for each optional field, a mask of the samples with a value; check the spare bits."""
+    """Return a mask of the samples with a value for each optional field; check the unused bits."""
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]

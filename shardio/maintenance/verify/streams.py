@@ -91,7 +91,7 @@ class StreamVerifier:
         """
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check the streams of consecutive rows; skip those whose index entry is `bad`."""
+        """Check the streams of consecutive rows; skip rows whose index entry is `bad`."""
         streams = self._content.items(self._streams, STREAM_DTYPE, first_row, len(entries)).copy()
         sizes = entries["n_bytes"]
         wrong = invalid_streams(streams, sizes, self._packets.count, self._hashes.count)

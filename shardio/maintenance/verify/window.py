@@ -22,7 +22,7 @@ DIGEST_BYTES: Final = 8
 WINDOW_BYTES: Final = 512 << 10
 """The approximate size of a window. A window of this size stays in the CPU cache.
 
-A longer row or record forms a window of its own.
+A row or record that is longer than this forms a window of its own.
 """
 
 U64: Final = np.dtype("<u8")
@@ -68,7 +68,10 @@ class ShardWindows:
     def items(
         self, section: Section, dtype: Any, first: int = 0, n: int | None = None
     ) -> npt.NDArray[Any]:
-        """Return n items (by default all) of a section from `first` on, as a read-only array."""
+        """Return `n` items of a section, beginning with item `first`, as a read-only array.
+
+        If `n` is None, return all items that follow.
+        """
         size = np.dtype(dtype).itemsize
         n = section.size // size - first if n is None else n
         start = section.offset + first * size
@@ -127,8 +130,8 @@ def slice_window(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable
 def find_mismatches(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
     """Return the index, the expected hash and the actual hash of each part that does not match.
 
-    `expected` is a result of `pack_digests`. The loop runs in C (`map`): a loop in Python would
-    take as long as hashing rows of 3 KB.
+    `expected` is a result of `pack_digests`. The loop runs in C (`map`): in Python, each iteration
+    would take as long as hashing 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
