@@ -1,7 +1,7 @@
-"""Open a shard: validate its structure, in the same time for any number of samples.
+"""Open a shard and validate its structure. This takes the same time for any number of samples.
 
-After `open_sections`, a shard has all sections that its schema requires; any other section is
-of an optional kind. All are inside the file, with valid sizes, counts and strides. Readers
+After `open_sections`, a shard has all sections that its schema requires; any other section is of an
+optional kind. All sections are inside the file, with valid sizes, counts and strides. Readers
 therefore check only hashes and values in tables, such as index entries.
 """
 

@@ -53,7 +53,7 @@ class ShardReader(Closing):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._mapped_columns: dict[str, npt.NDArray[Any]] = {}
-        """Columns of which a row was read, as views of the map."""
+        """Views of the columns in a mapped file of which a row was read."""
         self.absolute_path = os.path.abspath(path)
         """The path of the file, which is still valid after a chdir."""
         found: Content
@@ -100,7 +100,7 @@ class ShardReader(Closing):
         return tuple(self.units.sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return the sample in a row: each field's value by its dotted name; None if missing."""
+        """Return the sample in a row: a dict from dotted field names to values, None if missing."""
         return self.sample(row, self.schema)
 
     def sample(

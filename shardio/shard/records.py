@@ -1,8 +1,8 @@
 """Read and verify records: the values that are not stored in columns.
 
 The index has an entry for each record of the payload, with its offset, codec, sizes and hash. A
-video or audio is a *stream* of packets with tables in sections of their own, verified chunk by
-chunk, so that a part can be read without the rest.
+video or audio is a *stream* of packets, which are described by tables in separate sections. Streams
+are verified chunk by chunk, so that a part of a stream can be read without the rest.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _BITS_DTYPE: Final = np.dtype(np.uint8)
 class Records:
     """The records of one open shard.
 
-    The methods raise ChecksumMismatch or ShardCorrupt for changed or invalid data, with the field,
-    the offset and, if only one sample is affected, the sample.
+    The methods raise ChecksumMismatch or ShardCorrupt for changed or invalid data. These errors
+    name the field, the offset and, if only one sample is affected, the sample.
     """
 
     def __init__(self, units: VerifiedUnits) -> None:
@@ -97,7 +97,7 @@ class Records:
         `entries` are the index entries for `rows`. Uncompressed records of a mapped file are views.
         """
         payload = self.offset
-        content = self.units.content  # keep the content, also if the reader is closed meanwhile
+        content = self.units.content  # keep the content, even if the reader is closed meanwhile
         dictionary = self._dictionary(name)
         k = self._ids[name]
         is_checked = self.units.are_records_checked(k, rows)
@@ -149,7 +149,7 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """Return the verified stored dimensions of the values in `rows`, as (len(rows), n).
+        """Return the verified stored dimensions of the values in `rows`: an array (len(rows), n).
 
         n is the number of varying dimensions of an array, 3 for images, and 0 for other fields.
         """
@@ -256,8 +256,7 @@ class Records:
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
         """Yield the tables of each row's stream; equal streams have equal tables in all shards.
 
-        For this reason, the stream table of a stream has 0 as the indices of the first packet and
-        chunk.
+        To achieve this, the indices of the first packet and the first chunk are set to 0.
         """
         table = self.stream_table(name, rows, entries)
         for row, stream, entry in zip(rows.tolist(), table, entries, strict=True):
@@ -314,7 +313,7 @@ class StreamData:
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
         first_chunk: the index of the record's first chunk among all chunks of the field.
-        n_head_bytes: the size of the parameters and the extradata, to skip before the packets.
+        n_head_bytes: the size of the parameters and the extradata, which precede the packets.
     """
 
     units: VerifiedUnits

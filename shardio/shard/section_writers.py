@@ -94,7 +94,8 @@ class SectionBuffer:
 class SectionTable:
     """The section table of a borrowed shard file, to which sections are appended.
 
-    The file must begin with the first page. If it has a streamed section, call `add_entry` first.
+    The file must begin with the first page. If it already contains a streamed section, call
+    `add_entry` for this section first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -238,14 +239,14 @@ TRAINING_BYTES: Final = 32 << 20
 
 
 class StreamWriter:
-    """A buffer of a field's streams, their packets, and chunk hashes."""
+    """Buffers for the stream table, the packet table and the chunk hashes of a field."""
 
     def __init__(self) -> None:
         self.rows, self.packets, self.chunk_hashes = (SectionBuffer() for _ in range(3))
         self.buffers = self.rows, self.packets, self.chunk_hashes
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
-        """Append a stream here and its record to `data`; return the hash for the index entry."""
+        """Append a stream: its tables here, its record to `data`; return the hash for the index."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunk_hashes.n_bytes // DIMENSION.size
         self.rows.write(with_first_indices(record.tables.row, first_packet, first_chunk))
@@ -295,7 +296,7 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """The number of payload bytes so far; held-back records have their uncompressed size."""
+        """The number of payload bytes so far; records that are held back count uncompressed."""
         return self.data.n_bytes + self._n_pending_bytes
 
     def append(self, records: Sequence[Record]) -> None:
@@ -311,7 +312,7 @@ class PayloadWriter:
             self.finish()
 
     def min_added_bytes(self, records: Sequence[Record]) -> int:
-        """Return a lower bound of the bytes that a row adds to `data`."""
+        """Return a lower bound on the number of bytes that a row adds to `data`."""
         if self._is_training_pending:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))

@@ -1,9 +1,9 @@
 """The verification state of a shard: one byte, the *mark*, for each unit (bytes with one hash).
 
-`format/checksum` defines units; *index sections* are those that locate and describe data, such as
-the index and the sections of hashes. Marks are in the order of the sections with the hashes; 1
-means verified. A loader's processes share the marks of all shards without a lock: at worst, a unit
-is verified once more.
+`format/checksum` defines units. *Index sections* are sections that locate and describe data, such
+as the index and the sections of hashes. Marks are in the order of the sections that contain the
+hashes of the units; the mark of a verified unit is 1. A loader's processes share the marks of all
+shards without a lock: at worst, a unit is verified more than once.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ _HASHED_KINDS: Final[dict[int, int]] = {
     Kind.INDEX: Kind.PAYLOAD,
     Kind.CHUNK_HASHES: Kind.PAYLOAD,
 }
-"""The kind of the hashed section, by the kind of the section with the hashes. For BLOCK_HASHES, it
-is `Section.of_kind`."""
+"""A dict from the kind of a section that contains hashes to the kind of the section that is hashed.
+For BLOCK_HASHES, the latter is `Section.of_kind`."""
 
 
 class VerifiedUnits:
     """The units of one open shard, their marks, and the content of the file.
 
     The content is borrowed until `release`. With verify="first", a check verifies units with the
-    mark 0, and sets the mark to 1; "always" ignores marks, "off" checks nothing. ChecksumMismatch
-    has the field, the sample and the offset; for an index section, the section and no sample.
+    mark 0, and sets the mark to 1; "always" ignores marks, "off" checks nothing. A ChecksumMismatch
+    names the field, the sample and the offset; for an index section, it names the section instead
+    of a sample.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class VerifiedUnits:
         self._n_records = len(schema.records)
         self._first_marks: dict[tuple[int, int], int] = {}
         """The index of the mark of a section's first unit, by kind and field. The key of records
-        is (PAYLOAD, NO_FIELD); the key of a field's chunks is (PAYLOAD, field). Before the first
-        mark of an index section is the mark of the section with the hashes of its blocks."""
+        is (PAYLOAD, NO_FIELD); the key of a field's chunks is (PAYLOAD, field). The mark just
+        before the first mark of an index section is that of the section of its block hashes."""
         self.n_marks = 0
         for (_, field, of_kind), hashes in sections.items():
             if hashes.kind in HASH_SECTION_UNITS:
@@ -88,14 +89,15 @@ class VerifiedUnits:
             self._columns[name] = mark, offset, row_bytes, stride, per_unit
         self._first_record_mark = self._first_marks.get((Kind.PAYLOAD, NO_FIELD), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
-        """A loader replaces this array by one in shared memory."""
+        """The marks of all units. A loader replaces this array with one in shared memory."""
 
     @property
     def content(self) -> Content:
         """The content of the file; raises ClosedError after `release`."""
         if self._content is None:
             raise ClosedError(
-                f"{self.path}: the reader is closed: decode values before, or open it again"
+                f"{self.path}: the reader is closed: decode values before you close it, or open it "
+                "again"
             )
         return self._content
 
@@ -160,7 +162,7 @@ class VerifiedUnits:
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify the `stored` bytes of a record, at `offset` in the file; `expected` is their hash.
+        """Verify the `stored` bytes of a record, at file offset `offset`; `expected` is their hash.
 
         `k` is the position of the field among those stored as records.
         """
@@ -180,7 +182,7 @@ class VerifiedUnits:
         self.marks[mark] = 1
 
     def unverified_chunks(self, name: str, first: int, n: int) -> Rows:
-        """Return which of `n` chunks, from the field's chunk `first` on, must be verified."""
+        """Return the chunks of a field from `first` to `first + n - 1` that must be verified."""
         chunks = np.arange(first, first + n)
         if self._verify == "off":
             return chunks[:0]
@@ -189,7 +191,10 @@ class VerifiedUnits:
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify the `stored` bytes of a chunk, at `offset` in the file, by their hash."""
+        """Verify the `stored` bytes of a chunk, at file offset `offset`; their hash is `expected`.
+
+        `chunk` is the index of the chunk among all chunks of the field.
+        """
         start_ns = now_ns()
         found = hash_bytes(stored)
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
@@ -200,7 +205,7 @@ class VerifiedUnits:
     def items(self, kind: Kind, name: str, dtype: np.dtype[Any], indices: Rows) -> npt.NDArray[Any]:
         """Return verified copies of the items `indices` of an index section of a field.
 
-        The section of the kind INDEX has the items of all fields.
+        The section of the kind INDEX contains the items of all fields.
         """
         content, size = self.content, dtype.itemsize  # raises ClosedError after `release`
         field_id = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
@@ -210,7 +215,8 @@ class VerifiedUnits:
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
         """Verify the blocks of an index section that contain the items at the offsets `starts`.
 
-        An item has `n_bytes`, at most the size of a block; `field` is a field id or NO_FIELD.
+        The size of an item is `n_bytes`, which is at most the size of a block. `field` is a field
+        id or NO_FIELD.
         """
         if self._verify == "off" or not len(starts):
             return
@@ -250,7 +256,7 @@ class VerifiedUnits:
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
     def _check_bytes(self, section: Section, start: int, end: int, expected: int) -> memoryview:
-        """Return a section's bytes from `start` to `end` in the file, verified by their hash."""
+        """Return a section's bytes from `start` to `end` in the file; check that they match."""
         stored = self.read(section, start, end)
         if (found := hash_bytes(stored)) != expected:
             field = self._field_of(section)

@@ -1,9 +1,9 @@
 """Write samples to one shard file, in one pass.
 
-Sections grow in buffers in memory. When these have `STREAMING_BYTES`, the largest section of data
-(a column or the payload) is *streamed*: its data goes directly to the shard file, which has a
-temporary name. Whenever the other buffers have `MEMORY_BYTES`, the largest of them moves to a
-temporary file without a name. Closing appends all sections but the streamed one, and renames the
+Sections grow in buffers in memory. When the buffers hold `STREAMING_BYTES`, the largest section of
+data (a column or the payload) is *streamed*: its data goes directly to the shard file, which has a
+temporary name. Whenever the other buffers hold `MEMORY_BYTES`, the largest of them moves to a
+temporary file without a name. Closing appends all sections except the streamed one, and renames the
 file. Thus memory is bounded, and the largest section is written only once.
 """
 
@@ -91,7 +91,7 @@ class ShardSummary:
 
 _AS_A_DICT: Final = 'write writer.append({"image": …, "label": …}), with a dict of all fields'
 APPEND_ADVICE: Final = dict.fromkeys((ANY_OPTION, "sample"), _AS_A_DICT)
-"""The correction of calls of `append` with anything but a dict."""
+"""The advice in errors about calls of `append` with other arguments than one dict."""
 _WRITER_ADVICE: Final = {
     **dict.fromkeys(("add", "write", "write_sample"), _AS_A_DICT),
     **dict.fromkeys(("extend", "write_all"), "write writer.append(sample) for each sample"),
@@ -101,7 +101,7 @@ _WRITER_ADVICE: Final = {
 
 
 class SampleWriter(Publishing):
-    """A writer of samples; refuses what it lacks of other libraries' writers, with a hint."""
+    """A writer of samples. For methods of other libraries' writers, errors say what to write."""
 
     if not TYPE_CHECKING:  # for type checkers, a writer would have every attribute
 
@@ -226,7 +226,7 @@ class ShardWriter(SampleWriter):
             column.flush()
 
     def _n_buffered(self) -> int:
-        """Return an upper bound of the bytes in all buffers, with the sample being added."""
+        """Return an upper bound on the bytes in all buffers, including the sample being added."""
         return (self.n_samples + 1) * self._max_row_bytes + self._payload.n_buffered
 
     def _limit_memory(self) -> None:
@@ -243,7 +243,7 @@ class ShardWriter(SampleWriter):
             largest.move_to(create_unnamed(self._folder))
         n_in_memory = sum(buffer.n_in_memory for buffer in self._all_buffers())
         most = STREAMING_BYTES if self._streamed is None else MEMORY_BYTES
-        # Check again only after as many bytes as the buffers may still take.
+        # Check again when the buffers have grown by the number of bytes that they may still take.
         self._next_check_bytes = self._n_buffered() + most - n_in_memory
 
     def _stream_largest(self) -> None:
@@ -300,7 +300,7 @@ class ShardWriter(SampleWriter):
     def _add(
         self, table: SectionTable, spec: SectionSpec, buffers: Mapping[Key, SectionBuffer]
     ) -> None:
-        """Append a section unless it was streamed; for an index section, also its block hashes."""
+        """Append a section that was not streamed; append the block hashes of an index section."""
         (kind, number, _), buffer = spec.key, buffers[spec.key]
         if kind == Kind.PAYLOAD:
             hash_ = self._payload.hash.intdigest()
