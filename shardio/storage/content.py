@@ -37,11 +37,11 @@ Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
 """The number of bytes at the start of a shard that contain all header fields, such as the id. If
-they are equal, a reopened file is the same shard."""
+these bytes are equal, a reopened file is the same shard."""
 
 _GAP_BYTES: Final = 8 << 10
-"""The maximum distance between the starts of two small rows that are read by one call. Reading the
-bytes between them takes at most about as long as a second system call."""
+"""The maximum distance between the starts of two small rows that are read with one call. Reading
+the bytes between them takes at most about as long as a second system call."""
 _SPAN_BYTES: Final = 256 << 10
 """The maximum number of bytes that one call reads for several small rows. These bytes stay in the
 CPU cache until the rows are copied."""
@@ -80,7 +80,8 @@ class PreadFile:
         self._absolute = os.path.abspath(path)  # the file may be opened again after a chdir
         self._descriptor: _Descriptor | None = None
         fd = _open(self._absolute, path)
-        with undo_on_error(os.close, fd):  # now, although the error may be kept for long
+        # Close the descriptor at once after an error, because an error may be kept for long.
+        with undo_on_error(os.close, fd):
             self.state = FileState.of(os.fstat(fd))
             self.nbytes = self.state.n_bytes
             if self.nbytes == 0:
@@ -121,9 +122,9 @@ class PreadFile:
     ) -> None:
         """Read row `rows[i]`, as `read_rows` does, into `out[out_rows[i]]`.
 
-        `rows` has at least one index, and the indices ascend. Rows of 2 KiB and more that follow
-        each other in the file are read by one call, directly into `out`. Smaller rows that are
-        close together are read into a buffer by one call, and then copied.
+        `rows` contains at least one index, and the indices ascend. Rows of 2 KiB and more that
+        follow each other in the file are read with one call, directly into `out`. Smaller rows that
+        are close together are read into a buffer with one call, and then copied.
         """
         n_bytes = out.shape[1]
         try:
@@ -176,7 +177,7 @@ class PreadFile:
     def _read_sequences(
         self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], out_rows: Rows
     ) -> None:
-        """Read rows whose stride is the width of `out`; read consecutive rows by one call."""
+        """Read rows whose stride is the width of `out`; read consecutive rows with one call."""
         size, flat = out.shape[1], out.reshape(-1).data
         ends = [*(np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise([0, *ends]):
@@ -191,7 +192,7 @@ class PreadFile:
                 self._read_all(some, len(some) * size, start + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
-        """Fill `views`, of `n_bytes` together, with the bytes of the file from `offset` on."""
+        """Fill `views`, which have `n_bytes` in total, with the bytes of the file at `offset`."""
         descriptor = self._descriptor or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
@@ -207,7 +208,7 @@ class PreadFile:
             offset += view.nbytes
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes of the file from `offset` on, by as many calls as needed."""
+        """Fill a buffer with the bytes of the file at `offset`, with as many calls as needed."""
         done, n_failures = 0, 0
         while done < view.nbytes:
             descriptor = self._descriptor or self._open_again()
@@ -231,7 +232,7 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _drop_stale_descriptor(self, error: OSError, n_failures: int = 0) -> None:
-        """Drop the descriptor after the first ESTALE, by which a network file system rejects it.
+        """Drop the descriptor after the first ESTALE, with which a network file system rejects it.
 
         Raise any other error again, with the path.
         """
@@ -302,7 +303,7 @@ Content = memoryview | PreadFile
 
 
 def open_content(path: str, access: Access) -> tuple[Content, FileState]:
-    """Open a file, by the method that `choose_access` returns; return its content and its state."""
+    """Open a file with the method that `choose_access` returns; return its content and state."""
     if choose_access(path, access) == "mmap":
         return map_file(path)
     file = PreadFile(path)

@@ -1,8 +1,8 @@
 """Open shard files, choose a safe access method for them, map them and prefetch them.
 
-To *map* a file means to make it readable as memory of this process by mmap(2), without copies.
-mmap(2) is called by ctypes, because Python's module `mmap` keeps a descriptor open for each map,
-and can neither reserve addresses nor map a file to given addresses.
+To *map* a file means to make it readable as memory of this process with mmap(2), without copies.
+mmap(2) is called through ctypes, because Python's module `mmap` keeps a descriptor open for each
+map, and can neither reserve addresses nor map a file to given addresses.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
     0xBACBACBC: "VMware shared folders",
     0x7C7C6673: "Parallels shared folders",
 }
-"""The names of the file systems on which mapping a file is unsafe, by their `f_type` of statfs(2).
+"""The file systems on which mapping a file is unsafe: a dict from `f_type` of statfs(2) to names.
 
 On these, the server or another client can truncate a file without this kernel's knowledge, and the
 connection can be lost. A process that then reads a lost page is killed by SIGBUS."""
@@ -156,7 +156,7 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
 
     For "auto", this is "pread" on the UNSAFE_FILE_SYSTEMS and "mmap" on all others.
     """
-    given: object = access  # a user may pass an array, and comparing it by == returns no bool
+    given: object = access  # a user may pass an array, and `array == access` is not a bool
     if not isinstance(given, str) or given not in ACCESS:
         raise InvalidArgument(f"access must be one of {', '.join(ACCESS)}; found {access!r}")
     if access != "auto":
@@ -229,7 +229,7 @@ def clear_reserved(address: int, n_bytes: int) -> None:
 
 
 def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
-    """Map `n_bytes` of a file, from `offset` on, to reserved addresses for reading."""
+    """Map `n_bytes` of a file, beginning at `offset`, to reserved addresses for reading."""
     _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
 
 
@@ -330,9 +330,10 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 def prefetch_ends(paths: Sequence[str]) -> None:
     """Start to read the first page and the end of each shard into the page cache.
 
-    The disk then reads many shards at once. If a few of them are cached already, the others
-    probably are, too: nothing is read. Errors are ignored: opening the file later raises them.
-    Links are skipped: a link may lead to a device, and opening a device has side effects.
+    The disk then reads many shards at once. If a few shards that are tested first are cached
+    already, the others probably are, too, and nothing is read. Errors are ignored: opening the file
+    later raises them. Links are skipped: a link may lead to a device, and opening a device has side
+    effects.
     """
     step = max(1, len(paths) // _N_PROBED)
     if not all(_ends_are_cached(path, starts_prefetch=False) for path in paths[::step]):

@@ -49,7 +49,8 @@ def perform(call: str, path: str, function: Callable[P, R], *args: P.args, **kwa
     """Call `function`, which makes a system call that changes the file or folder at `path`.
 
     `call` is the name of the system call, for functions that replace `perform`. If the call fails,
-    the path is added to the error. If a file got too large, the limit on file sizes is added.
+    the path is added to the error. If it fails because a file got too large, the limit on file
+    sizes is added, too.
     """
     try:
         return function(*args, **kwargs)
@@ -345,8 +346,9 @@ def read_file(path: Path) -> bytes:
 def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
     """Return `content` as JSON with a digest; raise SchemaError if JSON cannot represent it."""
     try:
-        # Turn all keys into strings first: when the file is read, they are strings, and `_dumps`
-        # must then sort them in the same order. This is fast: without indents, json runs in C.
+        # Turn all keys into strings first: when the file is read, its keys are strings, and
+        # `_dumps` must then sort them in the same order. Without indents, json is fast: it runs in
+        # C.
         plain = json.loads(json.dumps(content, sort_keys=True, allow_nan=False))
         text = _dumps({**plain, "digest": _NO_DIGEST})
         if _TOO_DEEP in text:

@@ -20,8 +20,8 @@ stays readable after its removal. Pins save downloads. With shuffle="shards", 2 
 without (2026-11, 60 samples of 6 KiB a shard).
 
 A downloaded shard must have the id that the generation names: a hash of the section table. This
-table has hashes of the sections that store hashes, and those sections have hashes of all other
-bytes that readers use. All hashes are checked.
+table contains hashes of the sections that store hashes, and those sections contain hashes of all
+other bytes that readers use. All hashes are checked.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ _MAX_DOWNLOADS: Final = 3
 """The number of downloads of a shard that are verified before the object counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""The maximum time to wait for a shard that is missing although other processes have pinned it:
-somebody has removed it by hand."""
+"""The maximum time to wait for a shard that is missing although other processes have pinned it,
+which means that somebody has removed it by hand."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
 """The errors for a damaged shard. ShardUnsupported is raised for a damaged version number."""
@@ -142,8 +142,8 @@ class ShardCache:
             self._prepare()
         except OSError as error:
             raise UnsupportedEnvironment(
-                f"{folder}: not usable as a cache of shards ({error}): name another folder by "
-                "`cache`, or by the environment variable SHARDIO_CACHE"
+                f"{folder}: not usable as a cache of shards ({error}): name another folder with "
+                "`cache`, or with the environment variable SHARDIO_CACHE"
             ) from error
         self._locks = ByteLocks(self._lock_path)
         self._evictor = CacheEvictor(folder, max_bytes)
@@ -170,7 +170,7 @@ class ShardCache:
         return os.path.join(self.root, _file_name(shard))
 
     def pin_if_cached(self, shard: ShardSummary) -> str | None:
-        """Pin a shard until `unpin` and return its path; return None unless it is verified."""
+        """Pin a shard until `unpin` and return its path; None if it is not cached and verified."""
         byte = lock_byte(_file_name(shard))
         try:
             if not self._locks.acquire_shared(byte):

@@ -1,9 +1,9 @@
 """The folder of a cache: locks between threads and processes, the total size, and eviction.
 
-To lock a shard means to lock one byte of a lock file, by Linux's open file description locks
-(fcntl(2), F_OFD_SETLK). Such a lock belongs to a descriptor, also within one process, and the
-kernel releases it when the descriptor is closed. A byte has either any number of shared locks or
-one exclusive lock. A shard with a shared lock is *pinned*; a download holds the exclusive lock.
+To lock a shard means to lock one byte of a lock file with one of Linux's open file description
+locks (fcntl(2), F_OFD_SETLK). Such a lock belongs to a descriptor, not to a process, and the kernel
+releases it when the descriptor is closed. A byte has either any number of shared locks or one
+exclusive lock. A shard with a shared lock is *pinned*; a download holds the exclusive lock.
 
 To *evict* a shard means to remove it to make room. Only shards without a lock are evicted, the
 least recently used first.
@@ -65,7 +65,7 @@ class ByteLocks:
             self._release_pending()  # `release` may have been called while the mutex was locked
 
     def release(self, byte: int) -> None:
-        """Undo one call of `acquire_shared`. Safe in any thread at any point, as in a finalizer."""
+        """Undo one call of `acquire_shared`. Safe in any thread, even in a finalizer."""
         self._pending_releases.append(byte)
         self._release_pending()
 
@@ -156,7 +156,7 @@ _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 
 
 class CachedFile(NamedTuple):
-    """A shard or partial download in the cache, removable unless its `byte` is locked."""
+    """A shard or partial download in the cache. It may be removed unless `byte` is locked."""
 
     used_s: float
     path: str
@@ -218,7 +218,7 @@ class CacheEvictor:
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict shards to free `n_bytes`, or fewer; return False if nothing was freed."""
+        """Evict shards to free `n_bytes`, if possible; return False if nothing was freed."""
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0
 
@@ -269,8 +269,8 @@ class CacheEvictor:
 def lock_byte(file_name: str) -> int:
     """Return the offset of the byte that locks a shard, given the shard's file name in the cache.
 
-    The offset is a 60-bit hash: two of a million shards share an offset with probability 4e-7.
-    The hash is of the name, because shards with the same content have the same id.
+    The offset is a 60-bit hash: two of a million shards share an offset with probability 4e-7. The
+    name is hashed, and not only the id, because shards with the same content have the same id.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 

@@ -32,7 +32,7 @@ CACHE_VARIABLE: Final = "SHARDIO_CACHE"
 """The environment variable that names the folder of the cache."""
 
 DEADLINE_S: Final = 120.0
-"""The default of the time that a call may take without receiving a byte."""
+"""The default limit on the time that a call may take without receiving a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class RemoteOptions:
 
     @property
     def for_reopening(self) -> RemoteOptions:
-        """The options once the server has answered: the deadline also applies to connecting."""
+        """The options to use once the server has answered: connecting has the same deadline."""
         return replace(self, options={"deadline_s": DEADLINE_S, **self.options})
 
     @property
@@ -121,8 +121,8 @@ def validate_url(url: str) -> str:
         )
     if parts.username is not None or parts.query or parts.fragment:
         raise InvalidArgument(
-            f"{shown}: has a user, a query or a fragment, which may be secret: give credentials by "
-            "storage_options, or by the environment"
+            f"{shown}: has a user, a query or a fragment, which may be secret: pass credentials in "
+            "storage_options, or in environment variables"
         )
     if not parts.netloc:
         raise InvalidArgument(f"{shown}: names no bucket or host")
@@ -144,7 +144,7 @@ _CONNECT_CAUSES: Final = (
     (r"\bInvalidCertificate\b", "the TLS certificate of the server is invalid or not trusted"),
     (r"", "unknown cause"),
 )
-"""Patterns in the debugging part of obstore's messages, and the causes of a failed connection."""
+"""Patterns for the debugging part of obstore's messages, and the cause that each indicates."""
 
 
 class TransientError(Exception):
@@ -290,11 +290,11 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     if _first_user.setdefault("first", os.getpid()) != os.getpid():
         raise UnsupportedEnvironment(
             f"{url}: this process was forked from one that has used object stores, whose threads "
-            "do not survive a fork: start it by spawn, forkserver or shardio's zygote"
+            "do not survive a fork: start it with spawn, forkserver or shardio's zygote"
         )
     endpoint = endpoint_of(options)
     if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise InvalidArgument(f"{url}: its endpoint must begin with http:// or https://")
+        raise InvalidArgument(f"{url}: the endpoint must begin with http:// or https://")
     given, timeout = dict(options), timedelta(seconds=REQUEST_TIMEOUT_S)
     allows_http = url.startswith("http://") or endpoint.startswith("http://")
     client = {"timeout": timeout, "allow_http": allows_http, **given.pop("client_options", {})}

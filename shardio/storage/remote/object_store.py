@@ -51,7 +51,7 @@ Item = TypeVar("Item")
 R = TypeVar("R")
 
 _SIGNAL_POLL_S: Final = 0.25
-"""The maximum duration of one wait: a signal just before a wait is handled only after the wait."""
+"""The maximum duration of one wait: a signal that arrives just before it is handled after it."""
 
 
 def interruptible(call: Callable[[], R]) -> R:
@@ -129,8 +129,8 @@ def start_thread(call: Callable[[], R]) -> Future[R]:
 
 
 _CONNECT_DEADLINE_S: Final = 5.0
-"""The default of the time for connecting to a server that has never answered. A wrong address is
-more likely than a server that is about to start."""
+"""The default limit on the time for connecting to a server that has never answered. A wrong address
+is more likely than a server that is about to start."""
 _NOTE_AFTER_S: Final = 1.0
 """The time without success after which a warning says that a call is being repeated."""
 PIECE_BYTES: Final = 8 << 20
@@ -201,7 +201,10 @@ class ObjectStore:
         return bytes(self._get(name, None, deadline_s=deadline_s).data)
 
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
-        """Return `n_bytes` from `start` on; ShardChanged if some are missing or the tag differs."""
+        """Return `n_bytes` of an object from `start`.
+
+        Raises ShardChanged if bytes are missing, or if the tag of the object is not `tag`.
+        """
         found = self._get(name, (start, start + n_bytes), tag=tag)
         if len(found.data) != n_bytes:
             raise self._changed(name, start + n_bytes, found.n_bytes)
@@ -253,7 +256,10 @@ class ObjectStore:
                 back_off(failure)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write a small object; with `exclusive`, DatasetConflict if it exists with other data."""
+        """Write a small object.
+
+        With `exclusive`, raise DatasetConflict if the object exists with other data.
+        """
         mode = "create" if exclusive else "overwrite"
 
         def write() -> None:
@@ -316,7 +322,7 @@ class ObjectStore:
         return self.deadline_s
 
     def warn_of_repetition(self, failure: TransientError, deadline_s: float) -> None:
-        """Warn that calls fail and are repeated, once until the next success."""
+        """Warn, only once until the next success, that calls fail and are repeated."""
         if not self._is_noted:
             self._is_noted = True
             warn(f"{self.url}: {failure}; trying again for up to {deadline_s:.0f} s")
@@ -372,7 +378,7 @@ class ObjectStore:
 
 
 class _BackOff:
-    """The pauses between the attempts of a call, which get longer, and their deadline.
+    """The pauses between the attempts of a call, which get longer, and the attempts' deadline.
 
     All attempts since the last `reset` may together take `deadline_s`, by default the deadline of
     the store. `check` is called before each pause.

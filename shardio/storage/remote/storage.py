@@ -63,8 +63,8 @@ class ManifestCache:
     def download(self, number: int | None) -> None:
         """Download the files of the generation `number`; None means the published generation.
 
-        Files that are in the folder are not requested again, except that None always requests
-        `dataset.json`. Raises DatasetNotFound if there is no dataset at the URL.
+        If `number` is None, `dataset.json` is always requested. All other files are requested only
+        if they are not in the folder. Raises DatasetNotFound if there is no dataset at the URL.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
             self._download_pointer()
@@ -125,7 +125,7 @@ class ManifestCache:
         fs.write_atomic(path, remote_file, exclusive=False)
 
     def _external_list_names(self, generation: str) -> list[str]:
-        """Return the names of the files in which a generation, a local file, stores long lists."""
+        """Return the names of the files with the long lists of the generation in a local file."""
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             raw = Path(generation).read_bytes()
             if b'"external_lists"' in raw:  # few generations have external lists
@@ -191,7 +191,7 @@ class RangeFile(PreadFile):
         return self._objects.read_range(self._name, start, stop - start, self._tag)
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes of the object from `offset` on."""
+        """Fill a buffer with the bytes of the object at `offset`."""
         view[:] = self[offset : offset + view.nbytes]
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
@@ -287,7 +287,7 @@ class RemoteStorage:
         return RangeFile(self._objects, summary.name)
 
     def unpin(self, summary: ShardSummary) -> None:
-        """Unpin a file. Safe in any thread at any point, also after `close`."""
+        """Unpin a file. Safe in any thread at any point, even after `close`."""
         self._cache.unpin(summary)
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ _JOIN_TIMEOUT_S: Final = 1.0
 
 
 class PrefetchRequest(NamedTuple):
-    """A file that the epoch needs from the step `step` on; `storage` can download it."""
+    """A file that the epoch first needs at step `step`; `storage` can download the file."""
 
     step: int
     storage: RemoteStorage
@@ -338,7 +338,8 @@ class Prefetcher:
     """A downloader of the files of one epoch, ahead of the loop. Owns its threads until `close`.
 
     A downloaded file stays pinned in the cache until the loop reaches the file's step, or until the
-    thread that downloaded it ends. Otherwise, the next download could evict it unread.
+    thread that downloaded it ends. Without the pin, the next download could evict the file before
+    it is read.
 
     Args:
         requests: the files in the order in which they are needed.

@@ -255,7 +255,7 @@ def test_unusable_cache_folder_is_reported(remote: RemoteSet, what: str) -> None
             locks = Path(cache.root, "locks")
         locks.unlink()
         locks.mkdir()  # which not even root can write to
-    words = r"/cache: not usable as a cache .* by `cache`"
+    words = r"/cache: not usable as a cache .* with `cache`"
     with pytest.raises(UnsupportedEnvironment, match=words), remote.open_cache():
         pass
 
