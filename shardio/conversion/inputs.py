@@ -270,7 +270,7 @@ class InputState(NamedTuple):
     mode: int
     inode: int
     n_bytes: int
-    changed_ns: int
+    modified_ns: int
 
 
 def _path_state(path: str) -> InputState | None:
@@ -314,15 +314,15 @@ def file_hash(path: str) -> str:
     return f"{hasher.intdigest():016x}"
 
 
-def join_parts(listing: Listing, source: Converter) -> Listing:
-    """Return a listing whose inputs have the parts that `source.parts` returns for them.
+def join_parts(listing: Listing, converter: Converter) -> Listing:
+    """Return a listing whose inputs have the parts that `converter.parts` returns for them.
 
     An input represents the folder in which it lies if it has parts in this folder, or if
-    `source.parts` returns an empty list for the input. An example is the metadata file of a Zarr
+    `converter.parts` returns an empty list for the input. An example is the metadata file of a Zarr
     store. The class of such an input is the parent of the folder. A folder that contains only
     parts, or only the input that represents it, is not a class.
     """
-    if not (parts := source.parts(listing.inputs)):
+    if not (parts := converter.parts(listing.inputs)):
         return listing
     by_name = {one.name: one for one in listing.inputs}
     part_of: dict[str, str] = {}  # the name of a part -> the name of the first input with this part

@@ -116,7 +116,7 @@ class Findings:
             where |= {"expected": _plain(expected), "found": _plain(found)}
             self._findings.append(Finding(self.path, code, _short(message), **where))
 
-    def add_hash(
+    def add_mismatch(
         self,
         expected: int,
         found: int,

@@ -154,7 +154,7 @@ class PayloadVerifier:
         if digest != payload.hash:
             what = "the payload's hash does not match its records' hashes"
             where = {"section": payload.name}
-            self._findings.add_hash(payload.hash, digest, "section_hash", what, **where)
+            self._findings.add_mismatch(payload.hash, digest, "section_hash", what, **where)
         for feature in (self._features ^ self._required) & RECORD_FEATURES:
             codec = str(feature.name).lower()
             self._findings.add(
@@ -235,7 +235,7 @@ class PayloadVerifier:
                 slice_window(window, ranges[first:last]), expected
             ):
                 where = self._location(first_row, int(numbers[first + i]), int(starts[first + i]))
-                self._findings.add_hash(wanted, found, **where)
+                self._findings.add_mismatch(wanted, found, **where)
                 needs_decoding[first + i] = False
             if is_text is None:
                 continue

@@ -81,7 +81,7 @@ def _verify_column(
     hashes = content.items(sections[Kind.COLUMN_HASHES, number, 0], U64)
     if (found := hash_bytes(hashes.data)) != column.hash:
         what = "a section's hash does not match its unit hashes"
-        findings.add_hash(column.hash, found, "section_hash", what, **where)
+        findings.add_mismatch(column.hash, found, "section_hash", what, **where)
     expected = pack_digests(hashes)
     # Create the views of units only when `content.window` returns another memoryview object:
     # creating one view takes as long as hashing 3 KB.
@@ -97,7 +97,7 @@ def _verify_column(
         for i, wanted, actual in find_mismatches(units, here):
             row = first + i * per_unit
             place = column.offset + row * stride
-            findings.add_hash(wanted, actual, sample=row, offset=place, **where)
+            findings.add_mismatch(wanted, actual, sample=row, offset=place, **where)
         mask = None if present is None else present[first : first + n_rows]
         for i, code, message in _invalid_rows(window, field, stride, mask):
             place = start + i * stride
@@ -291,7 +291,7 @@ def _verify_section_hashes(
         if target.hash != section.hash:
             what = "a section's hash does not match its block hashes"
             where = {"section": target.name, "field": field}
-            findings.add_hash(section.hash, target.hash, "section_hash", what, **where)
+            findings.add_mismatch(section.hash, target.hash, "section_hash", what, **where)
     elif section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
         content.check_hash(section, findings, field)
 

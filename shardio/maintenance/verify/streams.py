@@ -170,7 +170,7 @@ class StreamVerifier:
             place = self._index.offset + (row * self._n_fields + self._field_index) * ENTRY.size
             what = "the hash of a stream does not match its chunk hashes"
             where = self._location(self._index, row, place)
-            self._findings.add_hash(found, expected, "chunks", what, **where)
+            self._findings.add_mismatch(found, expected, "chunks", what, **where)
         for at in range(0, n_bytes, WINDOW_BYTES):
             window = self._content.window(offset + at, offset + min(at + WINDOW_BYTES, n_bytes))
             starts = range(0, window.nbytes, CHUNK_BYTES)
@@ -179,7 +179,7 @@ class StreamVerifier:
             digests = pack_digests(hashes[first : first + len(chunks)])
             for i, wanted, actual in find_mismatches(chunks, digests):
                 where = self._location(self._payload, row, offset + at + starts[i])
-                self._findings.add_hash(wanted, actual, **where)
+                self._findings.add_mismatch(wanted, actual, **where)
 
     def _check_packets(self, row: int, stream: np.void, n_bytes: int) -> None:
         first, count = int(stream["first_packet"]), int(stream["n_packets"])

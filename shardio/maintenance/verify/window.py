@@ -81,7 +81,7 @@ class ShardWindows:
         """Add a finding if a section does not match its hash."""
         found = hash_bytes(self.bytes[section.offset : section.offset + section.size])
         if found != section.hash:
-            findings.add_hash(
+            findings.add_mismatch(
                 section.hash, found, section=section.name, field=field, offset=section.offset
             )
 
@@ -106,7 +106,7 @@ class ShardWindows:
             blocks = [window[at : at + BLOCK_BYTES] for at in starts]
             for i, wanted, found in find_mismatches(blocks, pack_digests(here)):
                 place = start + starts[i]
-                findings.add_hash(wanted, found, section=target.name, field=field, offset=place)
+                findings.add_mismatch(wanted, found, section=target.name, field=field, offset=place)
 
 
 def pack_digests(hashes: npt.NDArray[np.uint64]) -> bytes:
