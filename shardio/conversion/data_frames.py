@@ -361,7 +361,7 @@ def _polars_columns(converter: Any, series: Any) -> Iterator[FrameColumn]:
 def dict_columns(arrays: Mapping[str, Any]) -> tuple[int, list[FrameColumn]]:
     """Return the number of rows and the columns of a dict of arrays, tensors or lists."""
     if not arrays:
-        raise InvalidArgument("found an empty dict; expected arrays by the names of fields")
+        raise InvalidArgument("found an empty dict; expected an array for each field")
     lengths: dict[str, int] = {}
     for name, values in arrays.items():
         is_rows = hasattr(type(values), "__len__") and hasattr(type(values), "__getitem__")

@@ -59,7 +59,7 @@ class InputReport:
     """The result of one input, which is a file or an item of a Python iterable.
 
     `reason` explains an outcome other than "converted". `n_samples` is the number of samples that
-    this conversion read from the input. `detail` has facts that the converter recorded about the
+    this conversion read from the input. `detail` contains what the converter recorded about the
     input. `label` is the index of the input's class in `ConversionReport.classes`, or -1. `hash` is
     the xxh3-64 hash of the content if the input gave samples, else "".
     """

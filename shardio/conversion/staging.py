@@ -127,7 +127,7 @@ class Staging:
         return self
 
     def _check_work_folder(self) -> None:
-        """Raise DatasetExists if something else has the name of the work folder by chance."""
+        """Raise DatasetExists if the work folder is not a folder, or contains unknown entries."""
         try:
             kind = os.lstat(self.folder).st_mode
         except (OSError, ValueError):

@@ -130,7 +130,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def subsets(self) -> Mapping[str, int]:
-        """The number of samples in each subset, by the name of the subset."""
+        """A mapping from the name of each subset to the number of its samples."""
         return {name: len(rows) for name, rows in self._generation.subsets.items()}
 
     @property

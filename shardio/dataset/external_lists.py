@@ -93,7 +93,10 @@ def is_long(entries: Sized) -> bool:
 def add_external_list(
     external_lists: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add a list to `external_lists` (content by file name); return a reference to it as JSON."""
+    """Add a list to `external_lists`, which maps file names to contents.
+
+    Return a reference to the list as JSON.
+    """
     id = content_id(content).hex()
     external_lists[f"{id}.{kind}"] = content
     return {"bytes": len(content), "count": count, "id": id}

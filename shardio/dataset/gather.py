@@ -355,8 +355,8 @@ class ColumnGather:
     def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Copy rows of the dataset, whose indices the caller has checked, into `out`.
 
-        `shards` has the index of each row's shard. `out` is a C-contiguous uint8 array of the shape
-        (number of rows, bytes per row).
+        `shards` contains the index of each row's shard. `out` is a C-contiguous uint8 array of the
+        shape (number of rows, bytes per row).
 
         Raises:
             ChecksumMismatch: data is damaged. The error names file, field, sample and offset. `out`

@@ -184,7 +184,7 @@ class SampleReader:
     def _records(
         self, shard: int, numbers: Rows, rows: Rows, names: Sequence[str]
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
-        """Yield (indices in `rows`, values by field) in batches of limited size.
+        """Yield batches of limited size: indices in `rows`, and a dict from fields to values.
 
         The fields `names` are not columns. Damaged samples are left out.
         """

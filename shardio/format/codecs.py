@@ -216,7 +216,7 @@ def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
 
 
 SPECS: Final[dict[str, CodecSpec]] = {}
-"""The codecs by name; `BY_CODE` has them by code."""
+"""The codecs by name; `BY_CODE` contains the same codecs by code."""
 BY_CODE: Final[dict[int, CodecSpec]] = {}
 
 for _spec in (

@@ -289,7 +289,7 @@ def _write_shard(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Raise InvalidArgument if `a` and `b` have different fields; the message lists them."""
+    """Raise InvalidArgument with a list of the differences if `a` and `b` have different fields."""
     if dict(a.schema) == dict(b.schema):
         return
     parts = []

@@ -53,7 +53,7 @@ class ShardReader(Closing):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._mapped_columns: dict[str, npt.NDArray[Any]] = {}
-        """Views of the columns in a mapped file of which a row was read."""
+        """If the file is mapped, views of the columns from which a row has been read."""
         self.absolute_path = os.path.abspath(path)
         """The path of the file, which is still valid after a chdir."""
         found: Content

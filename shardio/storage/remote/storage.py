@@ -152,7 +152,7 @@ _MAX_CACHED_BLOCKS: Final = 64
 
 
 class RangeFile(PreadFile):
-    """A shard in an object store of which only byte ranges are read. Thread-safe.
+    """A shard in an object store. Only byte ranges of the shard are read. Thread-safe.
 
     The end of the object, which usually contains all that is needed to open the shard, is fetched
     first and kept. A read of the first page returns the last page, which is a copy of the first;
