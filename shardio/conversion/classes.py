@@ -297,8 +297,8 @@ def find_split_folders(folders: Iterable[str], min_splits: int = 2) -> dict[str,
     A folder counts only if the names of it and its siblings denote at least `min_splits` different
     splits. Only the folders at the smallest depth at which there are such siblings count. If these
     folders have several parents, the returned paths are patterns, such as `*/train`. If none of
-    these folders has subfolders, their parents are classes, and a folder without siblings counts
-    too.
+    these folders has subfolders, their parents are classes, and a folder without such siblings
+    counts too.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
