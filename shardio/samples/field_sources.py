@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -109,10 +110,12 @@ class IndexChunk:
         return self.keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.start_codes
 
 
-class BatchRows(NamedTuple):
+@dataclass(slots=True, eq=False)
+class BatchRows:
     """The rows of one batch in a block, and the samples to write there: `part` of `chunk`.
 
     `states` holds the status of each sample and the field being read; `n_rows` includes padding.
+    A named tuple would be slower to create, and to read.
     """
 
     layout: BlockLayout

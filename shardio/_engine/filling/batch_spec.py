@@ -228,7 +228,8 @@ class IndexPlanner:
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
         """Return a chunk that contains the samples of a step, and the slice with these samples."""
         partition, n_workers = plan.partition, self.n_workers
-        self._use(plan)
+        if plan is not self._plan:
+            self._use(plan)
         found = self._chunks.get(step % n_workers)
         if found is None or not found[0] <= step < found[1]:
             found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
@@ -239,7 +240,8 @@ class IndexPlanner:
         return chunk, slice(start, stop)
 
     def chunk_at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
-        self._use(plan)
+        if plan is not self._plan:
+            self._use(plan)
         keys = Keys(self._seed, plan.epoch, positions)
         return IndexChunk(self._view, self._order.at(positions), keys, plan.stream_tokens)
 
@@ -253,8 +255,6 @@ class IndexPlanner:
         return samples_of(self._view)
 
     def _use(self, plan: EpochPlan) -> None:
-        if plan is self._plan:
-            return
         self._plan = None  # if Ctrl-C interrupts the next lines, the next call repeats them
         n, epoch = plan.partition.n, plan.epoch
         order = plan.order.arrange(self._samples, n, seed=self._seed, epoch=epoch)

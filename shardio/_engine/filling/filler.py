@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -156,7 +157,7 @@ class Filler:
         views = memory.views
         if views is None:
             views = memory.views = layout.views(memory.bytes)
-        origins, states = views.origins, views.states
+        origins, states, _ = views
         if n_read < len(states):
             states[n_read:] = EMPTY
             origins, states = origins[:n_read], states[:n_read]
@@ -255,11 +256,11 @@ class RowByRowFiller:
         batch: BatchRows,
     ) -> int:
         layout = layout_for_samples(batch.layout.samples, 1)
-        one = batch._replace(layout=layout, memory=Scratch(layout), part=slice(0, 1), n_rows=1)
+        one = replace(batch, layout=layout, memory=Scratch(layout), part=slice(0, 1), n_rows=1)
         batch.states[:] = _EMPTY
         used = 0
         for i, position in enumerate(range(*plan.partition.read_range(step))):
-            one = one._replace(states=batch.states[i : i + 1])
+            one = replace(one, states=batch.states[i : i + 1])
             skipped = self._fill_row(plan, position, i, to_skip.get(i, {}), origins[i], one)
             if skipped is not None:
                 skips.append(skipped)
@@ -286,7 +287,7 @@ class RowByRowFiller:
             chunk = self._filler.index_planner.chunk_at(plan, np.array([candidate]))
             origin[:] = chunk.origins[0]
             why = to_skip.get(int(origin[0]))
-            error = self._try(one._replace(chunk=chunk)) if why is None else WorkerDied(why)
+            error = self._try(replace(one, chunk=chunk)) if why is None else WorkerDied(why)
             if error is None:
                 return found
             if found is None or first is None:

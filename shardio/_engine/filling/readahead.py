@@ -59,6 +59,9 @@ class ReadAhead:
         """True if the data of every batch is requested."""
         self._n_hits, self._next_pause = 0, 1
         self._has_stopped = False
+        self._plan: EpochPlan | None = None
+        self._n_positions: int | None = None
+        """The number of positions in a window of the plan's order; None if it has no windows."""
         self._window: tuple[EpochPlan, int] | None = None
         """If the order has windows, the plan of the latest batch and the index of its window."""
         self._requested: set[int] = set()
@@ -69,9 +72,10 @@ class ReadAhead:
         """Probe the batch in `part` of `index_chunk` if a probe is due; request missing data."""
         if self._has_stopped:
             return
-        n_positions = plan.order.window
-        if n_positions is not None:
-            window = plan, plan.partition.read_range(step)[0] // n_positions
+        if plan is not self._plan:
+            self._plan, self._n_positions = plan, plan.order.window
+        if self._n_positions is not None:
+            window = plan, plan.partition.read_range(step)[0] // self._n_positions
             if window != self._window:
                 self._window = window
                 self._requested.clear()

@@ -289,11 +289,11 @@ class BatchBuilder:
         """
         layout = batch.layout
         if layout.inner is not None:
-            below = batch._replace(layout=layout.inner, memory=self._scratch(layout.inner))
+            below = replace(batch, layout=layout.inner, memory=self._scratch(layout.inner))
             self.fill(below, fill_rows, by_row=by_row)
         elif layout.joins and by_row:
             plain = layout_for_samples(layout.samples, layout.n_rows)
-            below = batch._replace(layout=plain, memory=Scratch(plain))
+            below = replace(batch, layout=plain, memory=Scratch(plain))
             self.fill(below, fill_rows)
         else:
             values_of = functools.partial(self._reader.values, batch)
@@ -358,7 +358,7 @@ class BatchBuilder:
         except SchemaError as error:
             raise error_at(error, self._batch_location(rows)) from None
         layout = layout_for_batches(schema, whole, rows.layout)
-        heap_bytes = self._write(rows._replace(layout=layout, memory=Scratch(layout)), made)
+        heap_bytes = self._write(replace(rows, layout=layout, memory=Scratch(layout)), made)
         self._scratches.clear()  # these scratch blocks do not fit the layouts of later batches
         return Schemas(samples, schema, whole, heap_bytes)
 
