@@ -436,7 +436,7 @@ def storages(few: None, monkeypatch: pytest.MonkeyPatch) -> Storages:
     monkeypatch.undo()
     made: Storages = []
 
-    def storage_of(path: str, _: object) -> _Counting:
+    def storage_of(path: str, *_: object) -> _Counting:
         made.append(_Counting(os.path.abspath(path)))
         return made[-1]
 
