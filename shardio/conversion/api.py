@@ -184,10 +184,12 @@ def convert(
         kind: the name of the converter, such as "videos", "images", "audio" or "arrays"; or the
             name or the class of an installed third-party converter. The default in an append is
             the converter of the dataset; otherwise the kind is guessed from the names of the files.
-        samples: a function that takes an item, and returns one sample, several samples, or None.
-            The function is sent to the processes; it may be a lambda or be defined in a notebook.
-            If it raises an exception, the item is reported as broken.
-        names: the names of the fields, if samples are tuples.
+        samples: a function that takes an item, and returns one sample (a dict, or a tuple of
+            values), a list or generator of several samples, or None. The function is sent to the
+            processes; it may be a lambda or be defined in a notebook. If it raises an exception,
+            the item is reported as broken.
+        names: the names of the fields, if samples are tuples or single values. For dicts, names
+            other than their keys are an error.
         schema: the schema of the samples of a Python object. The default is the schema of the
             dataset in an append; otherwise that of the data frame or of the first sample.
         workers: the number of processes, by default one per usable CPU. 0 means to convert in this
@@ -325,6 +327,8 @@ def _convert_object(
     items, name = index_runs(len(src)), type(src).__qualname__
     make = partial(samples_at, src)
     classes = hugging_face_classes(src)
+    if schema is None and not options.append and is_hugging_face_table(src):
+        schema = FrameRows(src).schema
     return convert_items(items, make, name, out, options, schema, names, classes)
 
 
@@ -363,7 +367,8 @@ def _check_object(
         raise InvalidArgument(
             f"samples must be a function of an item; found {type(samples).__name__}"
         )
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+    is_list = hasattr(names or (), "__iter__") and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) for name in names or ()):
         raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
     if names is not None and len({*names}) < len(names):
         raise InvalidArgument(f"names must be unique; found {', '.join(map(repr, names))}")

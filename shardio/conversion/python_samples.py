@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from shardio._base.progress import counted
 from shardio._workers.processes.serialization import pickled
 from shardio.batch.schema_inference import infer_schema
 from shardio.conversion.append import known_classes, load_base
@@ -102,6 +103,12 @@ def _encode_png(picture: Any) -> bytes:
 def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
     """Return a sample as a mapping. If it is a tuple, `names` are the names of its values."""
     if isinstance(value, Mapping):
+        if names is not None and set(names) != value.keys():
+            keys = ", ".join(map(str, value))
+            raise SchemaError(
+                f"names= is for samples that are tuples; this one is a dict of {keys}: leave names "
+                "out"
+            )
         return value
     if names is None:
         names = getattr(value, "_fields", None)  # the names in a named tuple
@@ -114,15 +121,13 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
             "paths, pass their folder or a pattern, or a function that reads a path: samples="
         )
     if names is None:
-        found = f"{type(value).__name__} of {len(parts)}" * isinstance(value, tuple | list)
-        raise SchemaError(
-            f"a sample must be a dict of fields, found a {found or type(value).__name__}; name "
-            'its parts: names=("image", "label")'
-        )
+        is_tuple = isinstance(value, tuple | list)
+        found = f"a {type(value).__name__} of {len(parts)}" if is_tuple else type(value).__name__
+        names_shown = 'its parts: names=("image", "label")' if is_tuple else 'it: names=["image"]'
+        raise SchemaError(f"a sample must be a dict of fields, found {found}; name {names_shown}")
     if len(names) != len(parts):
-        raise SchemaError(
-            f"expected {len(parts)} names for {len(parts)} values; found {', '.join(names)}"
-        )
+        n = counted(len(parts), "names")
+        raise SchemaError(f"expected {n}, one for each value of a sample; found {', '.join(names)}")
     return dict(zip(names, parts, strict=True))
 
 
@@ -250,7 +255,7 @@ class ItemSource(Converter):
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of an item; raise MediaError if `make` raises an exception."""
         n_samples = 0
-        for value in _call(vars(self)["_make"], _unpickle(source)):
+        for value in _call(vars(self)["_make"], _unpickle(source), self.names):
             try:
                 sample = validate_sample(as_mapping(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
@@ -271,17 +276,26 @@ def _unpickle(source: Input) -> Any:
         raise MediaError(f"cannot be unpickled in a worker: {_format_error(error)}") from error
 
 
-def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
+def _call(make: SampleFunction, item: Any, names: tuple[str, ...] | None) -> Iterator[Any]:
     """Yield the samples that `make` returns for an item; raise its exceptions as MediaError."""
     try:
         found = make(item)
         if found is None:
             return
-        yield from [found] if isinstance(found, Mapping) else found
+        yield from [found] if _is_one_sample(found, names) else found
     except MediaError:
         raise
     except Exception as error:
         raise MediaError(_format_error(error)) from error
+
+
+def _is_one_sample(found: Any, names: tuple[str, ...] | None) -> bool:
+    """Return True for a dict, a tuple of values, or one value; False for several samples."""
+    if isinstance(found, Mapping | str | bytes | os.PathLike) or hasattr(found, "__array__"):
+        return True
+    if isinstance(found, tuple) and (names is None or len(names) == len(found)):
+        return not all(isinstance(each, Mapping | tuple | list) for each in found)
+    return not isinstance(found, Iterable)
 
 
 def _format_error(error: Exception) -> str:
@@ -313,7 +327,7 @@ def infer_item_schema(
     first_error: Exception | None = None
     for one in inputs[:_MAX_SCHEMA_ITEMS]:
         try:
-            found = next(_call(make, _unpickle(one)), _NO_SAMPLE)
+            found = next(_call(make, _unpickle(one), names), _NO_SAMPLE)
         except MediaError as error:
             error.add_note(f"while making samples of {one.name}")
             first_error = first_error or error

@@ -57,6 +57,7 @@ def write_samples(
     base = load_base(out) if options.append else None
     classes = known_classes(base, _merge_classes(parts), out)
     schema = _known_schema(parts, schema, base, out)
+    is_inferred = schema is None
     rows: Rows = ((part.subset, sample) for part in parts for sample in part.samples)
     if schema is None:
         schema, rows = _infer_schema(rows)
@@ -64,7 +65,7 @@ def write_samples(
     if base is None and not options.overwrite and holds_dataset(out):
         refuse_existing(out, hint=REPLACE_HINT)
     classes = classes if "label" in schema else ()
-    run = _SampleRun(rows, schema, classes, base, options, out)
+    run = _SampleRun(rows, schema, classes, base, options, out, is_inferred=is_inferred)
     latest, found = run.replace_dataset() if options.overwrite else run.write(out)
     shards = found.shards if found else ()
     return ConversionReport(
@@ -83,7 +84,7 @@ def write_samples(
 
 @dataclass
 class _SampleRun:
-    """One run that writes samples."""
+    """One run that writes samples; `is_inferred` is True for the schema of the first sample."""
 
     rows: Rows
     schema: Schema
@@ -92,6 +93,7 @@ class _SampleRun:
     options: ConvertOptions
     out: str
     n_samples: int = 0
+    is_inferred: bool = False
 
     def write(self, folder: str | Path) -> tuple[Generation | None, Generation | None]:
         """Write all samples to `folder`; return the previous and the published generation."""
@@ -101,7 +103,7 @@ class _SampleRun:
             folder, self.schema, shard_bytes=shard_bytes, previous=base, shown_path=self.out
         ) as output:
             for subset, sample in self.rows:
-                output.append(_prepare(sample, self.schema, self.n_samples))
+                self._append(output, sample)
                 counts[subset] += 1
                 self.n_samples += 1
             latest = None if base is None else rebase(base, Path(folder))
@@ -120,6 +122,15 @@ class _SampleRun:
                 self.options.split, self.options.split_seed, self.n_samples, self.out
             )
             return latest, output.publish(**details)
+
+    def _append(self, output: GenerationWriter, sample: Mapping[str, Any]) -> None:
+        try:
+            output.append(_prepare(sample, self.schema, self.n_samples))
+        except SchemaError as error:
+            if not self.is_inferred:
+                raise
+            hint = "the schema is that of the first sample; pass schema= for another"
+            raise SchemaError(f"{error} ({hint})") from error
 
     def replace_dataset(self) -> tuple[None, Generation | None]:
         """Write a new dataset in the work folder, and replace the dataset in `out` with it."""

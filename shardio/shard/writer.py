@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from shardio._base.callers import ANY_OPTION, missing_attribute, refuses
+from shardio._base.callers import ANY_OPTION, did_you_mean, missing_attribute, refuses
 from shardio._base.classes import Publishing, undo_on_error
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
@@ -69,7 +69,11 @@ def check_names(sample: Mapping[str, Any], schema: Schema) -> None:
     extra = [str(n) for n in sample if n not in schema]
     if missing or extra:
         found = {"fields missing": missing, "not in the schema": extra}
-        raise SchemaError(", ".join(f"{what}: {names}" for what, names in found.items() if names))
+        text = ", ".join(f"{what}: {names}" for what, names in found.items() if names)
+        hint = next(filter(None, (did_you_mean(each, missing) for each in extra)), "")
+        if missing and not hint:
+            hint = "a field that some samples lack is declared with optional=True"
+        raise SchemaError(f"{text}; {hint or 'leave them out, or add them to the schema'}")
 
 
 STREAMING_BYTES: Final = 8 << 20

@@ -118,6 +118,19 @@ def test_a_null_in_one_split_makes_the_field_optional(tmp_path: Path) -> None:
         assert [sample["x"] for sample in dataset] == [1, 2, 3, None]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_read_by_index_have_the_types_of_their_table(tmp_path: Path, workers: int) -> None:
+    columns = {"x": [1, None], "words": ["a", None], "points": [[0.5], None]}
+    table = datasets.Dataset.from_dict(columns)
+    shardio.convert(table, tmp_path / "whole")
+    report = shardio.convert(table, tmp_path / "rows", workers=workers)
+    assert not report.broken
+    with shardio.open(tmp_path / "whole") as whole, shardio.open(tmp_path / "rows") as rows:
+        assert rows.schema == whole.schema
+        for name in columns:
+            assert [*map(str, rows.column(name))] == [*map(str, whole.column(name))]
+
+
 def test_formats_and_transforms_are_what_is_stored(tmp_path: Path) -> None:
     known = make(3)
     shardio.convert(known.with_format("numpy"), tmp_path / "numpy")

@@ -113,7 +113,7 @@ def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) ->
     reasons = [one.reason for one in report.broken]
     assert re.fullmatch(r"ValueError: no good \(test_python_items.py, line \d+\)", reasons[0])
     assert reasons[1].startswith("sample 1: field 'n'")
-    assert reasons[2] == "sample 1: fields missing: ['n'], not in the schema: ['m']"
+    assert reasons[2].startswith("sample 1: fields missing: ['n'], not in the schema: ['m']; ")
     kept = shardio.convert(range(5), tmp_path / "kept", samples=make, workers=0, keep_partial=True)
     assert kept.n_samples == 5
     stopped = shardio.convert(range(5), tmp_path / "stop", samples=make, workers=0, on_error="stop")
@@ -258,9 +258,54 @@ def test_positions_of_a_large_data_set_are_grouped_in_runs(monkeypatch: pytest.M
 def test_a_tuple_without_names_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"found a tuple of 2; name its parts: names=\("):
         shardio.convert(Pairs(2), tmp_path / "out", workers=0)
-    with pytest.raises(SchemaError, match="expected 2 names for 2 values; found x"):
+    with pytest.raises(
+        SchemaError, match="expected 2 names, one for each value of a sample; found x"
+    ):
         shardio.convert(Pairs(2), tmp_path / "out", workers=0, names=("x",))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("returned", "names", "rows"),
+    [
+        ((1, 2.5), ("a", "b"), [(1, 2.5)]),
+        ((1, np.array([2, 3])), ("a", "b"), [(1, [2, 3])]),
+        (((1, 2), (3, 4)), ("a", "b"), [(1, 2), (3, 4)]),
+        ([(1, 2), (3, 4)], ("a", "b"), [(1, 2), (3, 4)]),
+        (7, ("a",), [(7,)]),
+        ("text", ("a",), [("text",)]),
+        (np.arange(3), ("a",), [([0, 1, 2],)]),
+        ((7, 8), ("a",), [(7,), (8,)]),
+    ],
+)
+def test_a_function_of_items_may_return_a_tuple_or_one_value(
+    tmp_path: Path, returned: Any, names: tuple[str, ...], rows: list[tuple[Any, ...]]
+) -> None:
+    out = tmp_path / "out"
+    shardio.convert([0], out, samples=lambda _: returned, names=names, workers=0)
+    with shardio.open(out) as dataset:
+        found = [[np.asarray(sample[name]).tolist() for name in names] for sample in dataset]
+    assert found == [list(row) for row in rows]
+
+
+def test_a_tuple_or_value_that_is_not_named_says_how(tmp_path: Path) -> None:
+    texts = {"found a tuple of 2; name its parts": (1, 2), "found int; name it": 3}
+    for text, value in texts.items():
+        with pytest.raises(SchemaError, match=text):
+            shardio.convert([value], tmp_path / "out", samples=lambda item: item, workers=0)
+
+
+def test_names_of_dicts_are_an_error(tmp_path: Path) -> None:
+    text = "this one is a dict of n.*: leave names out$"
+    with pytest.raises(SchemaError, match=f"sample 0: names= is for samples that are.*{text}"):
+        shardio.convert([{"n": 1}], tmp_path / "out", names=["m"])
+    with pytest.raises(SchemaError, match=text):
+        shardio.convert([1], tmp_path / "out", samples=numbers, names=["m"], workers=0)
+    with pytest.raises(InvalidArgument, match="names must be a sequence of strings; found 3"):
+        shardio.convert([(1,)], tmp_path / "out", names=3)  # type: ignore[call-overload]
+    assert not (tmp_path / "out").exists()
+    shardio.convert([{"n": 1}], tmp_path / "out", names=["n"])  # the same names
+    assert column(tmp_path / "out", "n") == [1]
 
 
 def test_named_tuples_have_names_and_a_single_name_is_for_the_value(tmp_path: Path) -> None:

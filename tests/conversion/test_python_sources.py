@@ -92,6 +92,27 @@ def test_a_dict_of_something_else_is_refused(source: Any, said: str, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        ({"n": 2, "x": None}, "field 'x': expected float64, found None, which only a field with o"),
+        ({"n": 2}, r"fields missing: \['x'\]; a field that some samples lack is declared with"),
+        ({"n": 2.5, "x": 1.0}, "field 'n': expected int64, found float"),
+    ],
+)
+def test_a_later_sample_that_does_not_fit_says_what_to_do(
+    tmp_path: Path, second: dict[str, Any], text: str
+) -> None:
+    hint = r"the schema is that of the first sample; pass schema= for another\)$"
+    samples = [{"n": 1, "x": 0.5}, second]
+    with pytest.raises(SchemaError, match=f"out, sample 1: {text}.*{hint}"):
+        shardio.convert(samples, tmp_path / "out")
+    given = Schema({"n": Array("int64"), "x": Array("float64")})
+    with pytest.raises(SchemaError, match=text) as caught:
+        shardio.convert(samples, tmp_path / "out", schema=given)
+    assert "pass schema=" not in str(caught.value)
+
+
 def test_a_masked_array_and_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="column 'x': a masked array would lose its mask"):
         shardio.convert({"x": np.ma.masked_less([1, 2], 2)}, tmp_path / "out")

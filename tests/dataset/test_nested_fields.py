@@ -117,7 +117,8 @@ def test_a_list_record_whose_numbers_do_not_account_for_its_bytes_is_refused(cha
         (np.zeros((2, 1, 2, 1), np.int32), "expected a list of arrays, found ndarray"),
         ([np.zeros((1, 2), np.int32)], r"field 'boxes\[0\]': expected shape \(any, 2, any\)"),
         ([*boxes((1, 1)), np.zeros((1, 2, 1))], r"field 'boxes\[1\]': expected dtype int32"),
-        (None, "expected a list of arrays, found NoneType"),
+        ([*boxes((1, 1)), None], "field 'boxes': expected a list of arrays, found None in it"),
+        (None, "expected a list of arrays, found None, which only a field with optional=True"),
     ],
 )
 def test_what_is_no_list_of_such_arrays_is_refused(tmp_path: Path, value: Any, text: str) -> None:

@@ -194,7 +194,7 @@ def test_an_empty_array_that_numpy_could_not_address_again_is_refused() -> None:
     ("field", "value", "text"),
     [
         (Text(), b"abc", "expected str, found bytes"),
-        (Text(), None, "expected str, found NoneType"),
+        (Text(), None, "expected str, found None, which only a field with optional=True takes$"),
         (Text(), "\ud800", "not valid Unicode"),
         (Bytes(), "abc", "expected bytes, found str"),
         (Bytes(), [1], "expected bytes, found list"),

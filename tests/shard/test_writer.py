@@ -201,8 +201,9 @@ def test_a_writer_counts_and_summarizes(tmp_path: Path) -> None:
 
 BAD_SAMPLES: list[tuple[Any, str]] = [
     ({}, r"fields missing: \['label', 'text'\]"),
-    ({"label": 1}, r"fields missing: \['text'\]$"),
-    ({"label": 1, "text": "a", "x": 0, 3: 4}, r": not in the schema: \['x', '3'\]"),
+    ({"label": 1}, r"fields missing: \['text'\]; a field that some samples lack is declared with"),
+    ({"label": 1, "texts": "a"}, r"not in the schema: \['texts'\]; did you mean 'text'\?"),
+    ({"label": 1, "text": "a", "x": 0, 3: 4}, r"'3'\]; leave them out, or add them to the schema"),
     ({"label": "1", "text": "a"}, "field 'label': expected int64"),
     ({"label": 1.5, "text": "a"}, "field 'label': expected int64"),
     ({"label": [1], "text": "a"}, "field 'label': expected shape"),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError
+from shardio.format.types.field import type_mismatch
 
 if TYPE_CHECKING:
     from shardio.format.types.arrays import Array
@@ -143,6 +144,8 @@ def _format_shape(shape: tuple[int | None, ...]) -> str:
 
 def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     wanted = field.numpy
+    if value is None:
+        raise type_mismatch(name, field.dtype, value)
     refuse_masked(f"field {name!r}", value, len(field.shape))
     if is_of(value, "torch", "Tensor"):
         value = tensor_to_array(name, value)

@@ -416,6 +416,8 @@ class List(Field):
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         if not isinstance(value, list | tuple):
             raise type_mismatch(name, "a list of arrays", value)
+        if any(each is None for each in value):
+            raise SchemaError(f"field {name!r}: expected a list of arrays, found None in it")
         arrays = [encode_array(f"{name}[{i}]", self.element, each) for i, each in enumerate(value)]
         record = pack_list(self.element, arrays)
         if len(record) > MAX_RECORD_BYTES:

@@ -220,7 +220,10 @@ def check_options(codec: object, optional: object) -> None:
 
 def type_mismatch(name: str, expected: str, value: object) -> SchemaError:
     """Return the error for a value of a wrong class."""
-    return SchemaError(f"field {name!r}: expected {expected}, found {type(value).__name__}")
+    found = type(value).__name__
+    if value is None:
+        found = "None, which only a field with optional=True takes"
+    return SchemaError(f"field {name!r}: expected {expected}, found {found}")
 
 
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
