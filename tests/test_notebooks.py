@@ -219,6 +219,21 @@ def test_pictures_clips_and_videos_have_thumbnails(tmp_path: Path) -> None:
     assert shown(dataset).n_pictures == 0  # it is closed
 
 
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_a_batch_of_pictures_of_floats_has_thumbnails(tmp_path: Path, layout: Any) -> None:
+    pixels = np.arange(32 * 40 * 3, dtype=np.uint8).reshape(32, 40, 3)
+    shardio.convert([{"points": np.zeros((30, 17, 3)), "x": pixels}] * 4, tmp_path / "set")
+
+    def scaled(sample: dict[str, Any]) -> dict[str, Any]:
+        made = ((sample["x"] / 255 - 0.5) / 0.2).astype(np.float32)
+        return {**sample, "x": made.transpose(2, 0, 1) if layout == "CHW" else made}
+
+    options: dict[str, Any] = {"output": "numpy", "num_workers": 0, "transform": scaled}
+    with ShardLoader(tmp_path / "set", 3, **options) as loader:
+        batch = next(iter(loader))
+    assert shown(batch).n_pictures == 3
+
+
 def test_hostile_names_and_texts_are_escaped(tmp_path: Path) -> None:
     name = HOSTILE[:-1]  # names of fields are printable
     schema = Schema({name: Text(), "pixels": Array("uint8", (8, 8, 3)), "label": Array("int8")})

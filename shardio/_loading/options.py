@@ -187,9 +187,11 @@ def check_user_function(name: str, function: Any, given: str) -> Any:
             text += f": a function is given all fields; for f of one, write {name}={call}"
         raise InvalidArgument(text)
     if type(function).__module__ == "torchvision.transforms.transforms":
+        kind = type(function).__name__
+        wanted = "ToDtype(torch.float32, scale=True)" if kind == "ToTensor" else kind
         raise InvalidArgument(
-            f"{name}: {type(function).__name__} of torchvision.transforms takes a picture, and not "
-            f"a {given}: write torchvision.transforms.v2.{type(function).__name__}"
+            f"{name}: {kind} of torchvision.transforms takes a picture, and not a {given}: write "
+            f"torchvision.transforms.v2.{wanted}"
         )
     if name == "transform" and type(function).__name__ in ("MixUp", "CutMix"):
         raise InvalidArgument(

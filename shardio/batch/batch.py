@@ -224,13 +224,19 @@ class Batch(Mapping[str, Value_co], Listed):
         arrays = self._layout.arrays(self._block, self.n_rows)
         indices = self.indices[:_N_PICTURES].tolist()
         stored = self._with_arrays(replace(self._layout, channels_first=frozenset()))
-        for name, field in self._layout.schema.items():
-            if field.array is None or field.array.dtype != "uint8" or len(field.array.shape) < 2:
+        for name in sorted(self._layout.schema, key=self._is_of_floats):  # first those of uint8
+            array, is_float = self._layout.schema[name].array, self._is_of_floats(name)
+            kinds = ("uint8", "float16", "float32", "float64")
+            if array is None or array.dtype not in kinds or len(array.shape) < 2 + is_float:
                 continue
             values = (arrays[name] if name in arrays else stored[name])[:_N_PICTURES]
             if found := pictures(zip(map(thumbnail, values), indices, strict=True)):
                 return found
         return ""
+
+    def _is_of_floats(self, name: str) -> bool:
+        array = self._layout.schema[name].array
+        return array is not None and array.dtype != "uint8"
 
     def _with_arrays(self, layout: BlockLayout) -> Batch[Any]:
         """Return a copy with NumPy arrays in lists, in the order of the axes in `layout`."""

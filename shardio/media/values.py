@@ -32,6 +32,8 @@ _QUALITIES: Final = (4, 8, 16, 31)
 _THUMBNAIL_BYTES is used; with the last one, the JPEG may have twice this size."""
 _MIN_SIDE: Final = 8
 """The minimum height and width of an array that counts as a picture."""
+_MIN_SIDE_OF_FLOATS: Final = 24
+"""The minimum of an array of floats, so that a sequence of points, (n, 17, 3), is no picture."""
 _MAX_NUMBERS_SHOWN: Final = 4
 _STRIP_FRAMES: Final = 8
 _STRIP_HEIGHT: Final = 160
@@ -247,7 +249,9 @@ def _stream_text(stream: EncodedStream) -> str:
 def thumbnail(value: Any) -> bytes | None:
     """Return a small JPEG of an encoded image or video, or of pixels; None if that is impossible.
 
-    Pixels are uint8 with the axes of a grey or colour picture, or of a clip of colour pictures.
+    Pixels are uint8 with the axes of a grey or colour picture, or of a clip of colour pictures; or
+    floats with an axis of 1 or 3 channels. Floats from 0 to 1 are levels from black to white; of
+    others, such as normalized ones, the least becomes black and the greatest white.
     """
     try:
         pixels = _preview_pixels(value)
@@ -261,7 +265,10 @@ def _preview_pixels(value: Any) -> Pixels | None:
         return decode_image(value, min_size=(_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     if isinstance(value, EncodedStream):
         return _middle_keyframe(value) if value.n_frames and value.width else None
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or not 2 <= value.ndim <= 4:
+    if not isinstance(value, np.ndarray) or not 2 <= value.ndim <= 4:
+        return None
+    is_float = value.dtype.kind == "f"
+    if value.ndim < 2 + is_float or not (is_float or value.dtype == np.uint8):
         return None
     pixels = value[len(value) // 2] if value.ndim == 4 else value
     if pixels.ndim == 2:
@@ -269,8 +276,21 @@ def _preview_pixels(value: Any) -> Pixels | None:
     elif pixels.shape[2] not in (1, 3) and pixels.shape[0] in (1, 3):
         pixels = pixels.transpose(1, 2, 0)
     height, width, channels = pixels.shape
-    is_picture = min(height, width) >= _MIN_SIDE and channels in (1, 3)
-    return np.broadcast_to(pixels, (height, width, 3)) if is_picture else None
+    least = _MIN_SIDE_OF_FLOATS if is_float else _MIN_SIDE
+    if min(height, width) < least or channels not in (1, 3):
+        return None
+    return np.broadcast_to(_levels(pixels) if is_float else pixels, (height, width, 3))
+
+
+def _levels(pixels: npt.NDArray[np.floating[Any]]) -> Pixels:
+    """Map floats to uint8 as `thumbnail` describes; NaN and infinity become black or white."""
+    known = pixels[np.isfinite(pixels)].astype(np.float64)
+    low, high = (known.min(), known.max()) if known.size else (0.0, 1.0)
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    scaled = (pixels.astype(np.float64) - low) / (high - low or 1.0)
+    levels: Pixels = np.nan_to_num(scaled.clip(0, 1) * 255).round().astype(np.uint8)
+    return levels
 
 
 def _middle_keyframe(stream: EncodedStream) -> Pixels:

@@ -119,6 +119,7 @@ class OnTensors:
         if not callable(function):
             raise InvalidArgument(f"OnTensors takes a function of a sample; found {function!r}")
         _refuse_class(function)
+        _refuse_to_tensor(function)
         self._function, self._draws = function, takes_rng("OnTensors", "sample", function)
         self._pictures: frozenset[str] = frozenset()
         self._n_leading = 0
@@ -208,6 +209,19 @@ def _refuse_class(function: Any) -> None:
             f"a transform is the class {function.__name__}; pass an instance, "
             f"{function.__name__}(…)"
         )
+
+
+def _refuse_to_tensor(function: Any) -> None:
+    """Raise InvalidArgument for `v2.ToTensor`, alone or in a chain; it has no effect on tensors."""
+    kind = type(function)
+    if kind.__name__ == "ToTensor" and kind.__module__.startswith("torchvision.transforms.v2"):
+        raise InvalidArgument(
+            "v2.ToTensor leaves the tensors that a transform is given as they are, uint8: write "
+            "v2.ToDtype(torch.float32, scale=True), for floats from 0 to 1"
+        )
+    inner = getattr(function, "transforms", ())
+    for each in inner if isinstance(inner, list | tuple) else ():
+        _refuse_to_tensor(each)
 
 
 def as_step(function: Any) -> Any:

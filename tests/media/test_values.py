@@ -195,6 +195,24 @@ def test_a_thumbnail_shows_the_picture() -> None:
     assert abs(error).mean() < 4
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_a_picture_of_floats_has_the_thumbnail_of_its_levels(kind: str) -> None:
+    pixels = smooth(32, 40)
+    levels = (pixels / 255).astype(kind)
+    assert thumbnail(levels) == thumbnail(pixels)
+    assert thumbnail(levels.transpose(2, 0, 1)) == thumbnail(pixels)
+    assert thumbnail(np.stack([levels] * 3).transpose(0, 3, 1, 2)) == thumbnail(pixels)
+    whole = np.round((pixels - pixels.min()) * (255 / np.ptp(pixels))).astype(np.uint8)
+    normalized = thumbnail((levels - levels.dtype.type(0.5)) * 4)
+    assert normalized is not None
+    error = decode_image(normalized).astype(int) - decode_image(thumbnail(whole) or b"")
+    assert abs(error).max() <= 8
+    levels[0, 0], levels[1, 1] = np.nan, np.inf
+    assert thumbnail(levels) is not None
+    flat = decode_image(thumbnail(np.full((32, 32, 1), 7.0)) or b"")
+    assert flat.max() < 8
+
+
 def test_what_is_no_picture_or_is_damaged_has_no_thumbnail() -> None:
     jpeg = encode_jpeg(smooth())
     with pytest.raises(MediaError):
@@ -202,7 +220,9 @@ def test_what_is_no_picture_or_is_damaged_has_no_thumbnail() -> None:
     for value in (
         StoredImage(jpeg[:-40], 12, 16, 3),
         StoredImage(b"nothing", 12, 16, 3),
-        np.zeros((64, 64, 3), np.float32),
+        np.zeros((64, 64), np.float32),
+        np.zeros((30, 17, 3), np.float32),
+        np.zeros((64, 64, 3), np.int32),
         np.zeros((4, 64, 3), np.uint8),
         np.zeros((0, 64, 64, 3), np.uint8),
         np.zeros((64, 64, 2), np.uint8),

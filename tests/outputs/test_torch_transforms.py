@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -499,10 +500,18 @@ def test_a_map_view_gives_what_torchvision_makes(folder: str, num_workers: int) 
 
 def test_mistaken_transforms_are_refused_with_what_to_write(folder: str) -> None:
     v = v2()
+    from torchvision import transforms as v1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchvision deprecates it
+        to_tensor = v.ToTensor()
     mistakes: list[tuple[Any, str]] = [
         (v.MixUp(num_classes=N), r"mixes the samples of a batch: write batch_transform="),
         ([v.RandomHorizontalFlip()], r"must be callable, such as .*Compose\(a, b\)"),
         (HorizontalFlip, r"the class HorizontalFlip; pass an instance"),
+        (to_tensor, r"as they are, uint8: write v2\.ToDtype\(torch\.float32, scale=True\)"),
+        (v.Compose([v.Compose([v.Resize(6), to_tensor])]), r"write v2\.ToDtype\(torch\.fl"),
+        (v1.ToTensor(), r"write torchvision\.transforms\.v2\.ToDtype\(torch\.float32, "),
     ]
     for transform, words in mistakes:
         with pytest.raises(InvalidArgument, match=words):

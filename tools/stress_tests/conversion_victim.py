@@ -26,7 +26,7 @@ from shardio.storage import fs
 TRAP = "KILL_CONVERSION_TRAP"
 LISTED = "KILL_CONVERSION_LISTED"
 """The environment variable with the maximum length of lists that are stored inline."""
-OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000}
+OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000, "progress": False}
 
 
 @dataclasses.dataclass(frozen=True)

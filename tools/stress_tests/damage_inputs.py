@@ -200,7 +200,7 @@ def convert(folder: str, kind: str, result: str) -> None:
     from shardio.conversion.converter import converter_class
 
     with mock.patch.object(converter_class(kind), "step_s", STEP_S):
-        report = shardio.convert(folder, result + ".out", kind=kind, workers=2)
+        report = shardio.convert(folder, result + ".out", kind=kind, workers=2, progress=False)
     samples: dict[str, list[dict[str, Any]]] = {}
     with shardio.open(result + ".out") as dataset:
         for sample in dataset:
