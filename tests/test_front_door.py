@@ -102,6 +102,9 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
         (shardio.ShardDataset.pack, "seq_len", "write length="),
         (shardio.mix, "weight", "did you mean 'weights'?"),
         (shardio.WeightedSampler, "num_samples", "write n_draws="),
+        (shardio.ShardLoader, "columns", "write fields=[…]"),
+        (shardio.ShardLoader, "pipelines", "write transform=shardio.transforms.Compose(…)"),
+        (shardio.ShardDataset.clips, "clip_length", "write frames="),
         (shardio.DataLoader, "shuffle", "write shardio.ShardLoader(dataset, batch_size,"),
         (shardio.Schema, "image", 'write the fields as a dict, Schema({"image": shardio.Im'),
         (shardio.Array, "compression", 'write codec="zstd"'),
@@ -149,6 +152,7 @@ def test_the_traceback_of_a_mistake_ends_in_the_callers_line(mistake: Callable[[
         (shardio.open, ("set/", "train"), "'train', too: write subset=\"train\""),
         (shardio.open, (), "shardio.open needs path: write shardio.open(path)"),
         (shardio.WeightedSampler, (), "needs weights: write WeightedSampler(weights)"),
+        (shardio.ShardDataset.pack, (None, "x"), "pack needs length: write pack(length=…)"),
         (shardio.Schema, (), "write Schema(fields); a dict, such as {'image': shardio.Image()}"),
         (
             shardio.load,
@@ -162,6 +166,18 @@ def test_values_without_names_get_a_hint(
 ) -> None:
     with pytest.raises(TypeError, match=re.escape(said)):
         function(*values)
+
+
+def test_a_transform_of_another_library_is_answered_with_ours() -> None:
+    for name, hint in {
+        "RandomHorizontalFlip": "write HorizontalFlip()",
+        "ToTensor": "write ToFloat(), and output='torch'",
+        "Resizes": "did you mean 'Resize'?",
+        "GaussianBlur": "it has CenterCrop, .*OnTensors runs transforms of torchvision",
+    }.items():
+        text = f"no attribute '{name}': {re.sub(r'[()?]', r'.', hint)}"
+        with pytest.raises(AttributeError, match=text):
+            getattr(shardio.transforms, name)
 
 
 @pytest.mark.parametrize("package", ["av", "multiprocessing", "numpy", "tinygrad"])

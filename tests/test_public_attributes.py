@@ -148,6 +148,17 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("dataset", "fields", "write dataset.schema"),
         ("dataset", "statistics", "write dataset.stats"),
         ("dataset", "labels", 'write dataset.column("label")'),
+        ("dataset", "x", "write dataset.column('x')"),
+        ("dataset", "class_names", "write dataset.classes"),
+        ("dataset", "unique", 'write numpy.unique(dataset.column("label"))'),
+        ("dataset", "append", "write shardio.convert(samples, path, append=True)"),
+        ("dataset", "rename_column", "shardio.convert(({…} for sample in dataset), out, schema=…)"),
+        ("dataset", "save_to_disk", "shardio.export.export writes other formats"),
+        ("view", "keys", "write view.schema"),
+        ("batch", "shape", "write batch.n_rows, or batch[name].shape of a field"),
+        ("batch", "copy", "a batch is read-only: write dict(batch), and change that"),
+        ("loader", "next", "write next(iter(loader))"),
+        ("loader", "fields", "write loader.schema"),
         ("batch", "label", "write batch['label']"),
         ("batch", "cuda", 'write batch.to("cuda")'),
         ("batch", "pin_memory", 'write batch.to("cuda")'),
@@ -194,8 +205,13 @@ def test_operations_of_other_libraries_get_a_hint(objects: dict[str, Any], name:
 
 
 def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
-    with pytest.raises(KeyError, match=r"0: this batch has x, label; of row i, write batch"):
-        objects["batch"][0]
+    for row in (0, slice(2), ["x", "label"]):
+        with pytest.raises(KeyError, match=r": this batch has x, label; of row i, write batch"):
+            objects["batch"][row]
+    with pytest.raises(KeyError, match=r"this batch has x, label; did you mean 'label'\?"):
+        objects["batch"]["labels"]
+    with pytest.raises(TypeError, match=r"a batch is read-only: write {\*\*batch, name: value}"):
+        objects["batch"]["x"] = 1
 
 
 def test_an_attribute_without_effect_cannot_be_set(objects: dict[str, Any]) -> None:
@@ -254,6 +270,35 @@ def test_names_of_other_libraries_get_a_hint(name: str, hint: str) -> None:
         getattr(shardio, name)
     with pytest.raises(ImportError, match=text):
         exec(f"from shardio import {name}")
+
+
+API: Any = shardio  # without its types, which refuse these calls
+MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "generation": (
+        lambda path: API.open(path, generation="latest"),
+        "generation must be an integer from 1 up; found 'latest'",
+    ),
+    "rows": (lambda path: API.ShardLoader([{"x": 1}], 2), "write its samples to a dataset first: "),
+    "device": (
+        lambda path: API.ShardLoader(path, 2, output="torch", device=0),
+        "device must be a name, such as 'cuda:0', with output='torch'; found 0",
+    ),
+    "merge": (
+        lambda path: API.maintenance.merge([path, path], path),
+        "merge takes the paths of folders: write merge(out, a, b); found [",
+    ),
+    "force": (
+        lambda path: API.convert(path.parent, "out", kind="images", force=True),
+        "force: not an option of the converter 'images'; write overwrite=True, or append=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistaken_arguments_get_a_hint(folder: Path, name: str) -> None:
+    mistake, text = MISTAKES[name]
+    with pytest.raises(shardio.InvalidArgument, match=re.escape(text)):
+        mistake(folder)
 
 
 def test_a_path_to_dataloader_says_to_use_shardloader(folder: Path) -> None:

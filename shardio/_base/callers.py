@@ -85,8 +85,9 @@ def _check_positional(
     own = [p for p in parameters.values() if p.name != "self"]
     places = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
     required = [p.name for p in places if p.default is p.empty]
-    if missing := [each for each in required[len(values) :] if each not in options]:
-        call = f"{name}({', '.join(required)})"
+    by_name = [p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if missing := [each for each in required[len(values) :] + by_name if each not in options]:
+        call = f"{name}({', '.join(required + [f'{each}=…' for each in by_name])})"
         hint = f"; {advice[missing[0]]}" if missing[0] in advice else ""
         raise TypeError(f"{name} needs {' and '.join(missing)}: write {call}{hint}")
     if len(values) <= len(places):
@@ -193,13 +194,15 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
         parameters = inspect.signature(called).parameters
         known = [each for each in parameters if each != "self"]
         shown, n_bound = name or target.__name__, len(parameters) - len(known)
-        n_places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+        every = parameters.values()
+        n_places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in every)
+        needs_options = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in every)
 
         @functools.wraps(called)
         def checked(*args: Any, **options: Any) -> Any:
             # Make the traceback of a caller's mistake end at the caller's line.
             try:
-                if options or len(args) != n_places:  # otherwise there is nothing to check
+                if options or needs_options or len(args) != n_places:  # else all is right
                     refuse_unknown_options(shown, options, known, advice)
                     _check_positional(shown, args[n_bound:], options, parameters, advice)
             except TypeError as error:

@@ -48,13 +48,21 @@ _LONGEST_S: Final = 1_000_000
 """The longest timeout. The kernel stores a timeout in milliseconds, as a number of 31 bits."""
 
 TORCH_ADVICE: Final = {
+    "batches_ahead": "write prefetch=",
     "batch_sampler": "pass the order of samples as sampler=, and batch_size",
     "collate_fn": 'write collate="pad", "ragged", "list" or a function; equal shapes are stacked',
+    "columns": "write fields=[…]",
+    "distributed": "ranks are found in the environment; or write rank= and world_size=",
     "drop_last": 'write tail="drop" instead of drop_last=True',
+    "epochs": "every `for` loop over the loader is one epoch",
     "generator": "write seed=; every epoch has a different order",
     "in_order": "batches are always in order",
     "multiprocessing_context": "write start_method=",
     "n_draws": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
+    **dict.fromkeys(
+        ("augment", "dtype", "image_size", "normalize", "pipelines", "resize", "transforms"),
+        "write transform=shardio.transforms.Compose(…)",
+    ),
     "num_samples": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
     "persistent_workers": "workers always stay until the loader is closed",
     "pin_memory": 'write device="cuda" to have batches copied to the GPU',
@@ -67,6 +75,9 @@ TORCH_ADVICE: Final = {
 }
 LOADER_ADVICE: Final = {
     "batch_size": "batch.n_rows is the number of rows of a batch",
+    **dict.fromkeys(("epochs", "iter_epochs"), "write one `for` loop over the loader per epoch"),
+    "fields": "write loader.schema",
+    **dict.fromkeys(("get_batch", "next"), "write next(iter(loader))"),
     "num_workers": "loader.stats().n_workers is the number of workers",
     **dict.fromkeys(
         ("batch_sampler", "sampler"),
@@ -215,7 +226,8 @@ def check_device(device: Any, output: str) -> Any:
     if output == "numpy":
         raise InvalidArgument("device is for tensors; output is 'numpy'")
     if output != "tinygrad" and not isinstance(device, str):
-        raise InvalidArgument(f"device must be a name with output={output!r}; found {device!r}")
+        like = f"a name, such as 'cuda:0', with output={output!r}"
+        raise InvalidArgument(f"device must be {like}; found {device!r}")
     names = device if isinstance(device, tuple | list) else (device,)
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidArgument(f"device must be a name or a tuple of names; found {device!r}")

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import missing_attribute
+from shardio._base.callers import did_you_mean, missing_attribute
 from shardio._base.classes import Listed, listed
 from shardio._base.html import format_shape, fragment, pictures, table
 from shardio._base.progress import counted
@@ -45,11 +45,20 @@ _UNPACK: Final = dis.opmap["UNPACK_SEQUENCE"]
 _N_PICTURES: Final = 5
 """The number of rows of which a notebook shows thumbnails."""
 _ADVICE: Final = {
+    **dict.fromkeys(
+        ("batch_size", "shape", "size"), "write batch.n_rows, or batch[name].shape of a field"
+    ),
+    **dict.fromkeys(
+        ("clear", "copy", "pop", "update"),
+        "a batch is read-only: write dict(batch), and change that",
+    ),
     "cpu": 'write batch.to("cpu")',
     "cuda": 'write batch.to("cuda"), or pass device="cuda" to the loader',
+    "device": "write batch[name].device",
+    "numpy": 'pass output="numpy" to the loader',
     "pin_memory": 'shared memory is not pinned: write batch.to("cuda")',
 }
-"""Attributes of torch's tensors, and what to write instead."""
+"""Attributes of tensors and dicts, and what to write instead."""
 BatchFiles = tuple[Sequence[str], Mapping[str, Sequence[str]]]
 """The paths of a dataset's shards, for errors; then, for each column that was added to the dataset
 later, the paths of its own shards."""
@@ -111,6 +120,12 @@ class Batch(Mapping[str, Value_co], Listed):
             advice = {name: f"write batch[{name!r}]"} if name in fields else {}
             return missing_attribute(self, name, _ADVICE | advice)
 
+        def __setitem__(self, name: str, value: Any) -> NoReturn:
+            raise TypeError(
+                "a batch is read-only: write {**batch, name: value}, or pass batch_transform= to "
+                "the loader"
+            )
+
     n_rows: int
     """The number of rows, including padding."""
     epoch: int
@@ -156,7 +171,10 @@ class Batch(Mapping[str, Value_co], Listed):
         return self
 
     def __getitem__(self, name: str) -> Value_co:
-        found: Value_co | None = self._values.get(name)
+        try:
+            found: Value_co | None = self._values.get(name)
+        except TypeError:  # a list or a slice
+            raise self._unknown(name) from None
         if found is not None:
             return found
         for slot in self._layout.varying:
@@ -169,8 +187,13 @@ class Batch(Mapping[str, Value_co], Listed):
             group: Any = {part: self[f"{name}.{part}"] for part in group_parts(self, name)}
             nested: Value_co = group
             return nested
-        hint = "" if str(name) == name else "; of row i, write batch[name][i]"
-        raise KeyError(f"{name!r}: this batch has {', '.join(self)}{hint}")
+        raise self._unknown(name)
+
+    def _unknown(self, name: object) -> KeyError:
+        hint = "of row i, write batch[name][i]"
+        if isinstance(name, str):
+            hint = did_you_mean(name, list(self))
+        return KeyError(f"{name!r}: this batch has {', '.join(self)}{'; ' * bool(hint)}{hint}")
 
     def __iter__(self) -> Iterator[str]:
         # `images, labels = batch` would silently give names. Only the bytecode of the caller
@@ -264,7 +287,7 @@ class Batch(Mapping[str, Value_co], Listed):
     def present(self, name: str) -> npt.NDArray[np.bool_]:
         """Return, for each row, True if its sample has a value of the field; a copy."""
         if name not in self._layout.schema:
-            raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
+            raise self._unknown(name)
         for slot in self._layout.presence:
             if slot.name == name:
                 return self._layout.present(self._block, slot)[: self.n_rows].copy()

@@ -382,7 +382,7 @@ def _check_object(
     is_iterable = any(hasattr(type(src), name) for name in readable)
     if not is_iterable:
         raise InvalidArgument(
-            f"found a {type(src).__name__}; expected a path, an iterable of dicts, a map-style "
+            f"found {type(src).__name__}; expected a path, an iterable of dicts, a map-style "
             "data set, a data frame, a dict of arrays, or items together with samples=, a function "
             "that converts an item to samples"
         )

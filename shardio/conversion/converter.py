@@ -333,6 +333,18 @@ def kind_of(converter: str | type[Converter] | None) -> str | None:
     return kind
 
 
+_ADVICE: Final = {
+    **dict.fromkeys(("exist_ok", "force", "replace"), "write overwrite=True, or append=True"),
+    **dict.fromkeys(
+        ("max_shard_size", "maxsize", "shard_size", "size_limit"), "write shard_bytes="
+    ),
+    **dict.fromkeys(("n_jobs", "num_proc"), "write workers="),
+    "recursive": "all folders below are read",
+    "transform": "files are stored as they are; pass transform= to shardio.ShardLoader",
+}
+"""Options of other libraries, and what to write instead."""
+
+
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Return a new converter of a kind; raise InvalidArgument if an option is not valid."""
     found = converter_class(kind)
@@ -341,7 +353,11 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
             f"{', '.join(unknown)}: not an option of the converter {kind!r}; "
-            + (did_you_mean(unknown[0], (*known, *PARAMETERS)) or f"its options are {listed}")
+            + (
+                _ADVICE.get(unknown[0])
+                or did_you_mean(unknown[0], (*known, *PARAMETERS))
+                or f"its options are {listed}"
+            )
         )
     converter = found(**options)
     try:

@@ -241,7 +241,12 @@ def merge(
         DatasetConflict: another writer has used `out`, or removed shards of a source.
     """
     if not sources:
-        raise InvalidArgument("merge needs at least one source")
+        raise InvalidArgument("merge needs at least one source: write merge(out, a, b)")
+    given: tuple[Any, ...] = (out, *sources)
+    if wrong := [each for each in given if not isinstance(each, str | os.PathLike)]:
+        raise InvalidArgument(
+            f"merge takes the paths of folders: write merge(out, a, b); found {wrong[0]!r:.200}"
+        )
     with ExitStack() as stack:
         for path in sources:
             stack.enter_context(detect_conflict(path))

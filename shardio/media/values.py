@@ -39,11 +39,25 @@ _STRIP_FRAMES: Final = 8
 _STRIP_HEIGHT: Final = 160
 
 
+_IMAGE_ADVICE: Final = {
+    **dict.fromkeys(("numpy", "pixels", "to_numpy", "to_tensor"), "write image.decode()"),
+    **dict.fromkeys(
+        ("convert", "crop", "mode", "resize", "save", "size"),
+        "write image.to_pil(), an image of Pillow",
+    ),
+}
+
+
 class StoredImage(EncodedImage):
     """An image of a stored sample: the bytes of its file, which can be decoded and shown.
 
     `np.asarray` cannot convert subclasses of bytes: use `decode`.
     """
+
+    if not TYPE_CHECKING:  # for type checkers, an image would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, _IMAGE_ADVICE)
 
     def decode(self, mode: Literal["rgb", "grey"] = "rgb") -> Pixels:  # type: ignore[override]
         """Decode the image to uint8 of (height, width, 3), or of (height, width, 1) for "grey".

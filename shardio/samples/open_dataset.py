@@ -44,7 +44,10 @@ class OpenDataset(Dataset):
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            return missing_attribute(self, name, DATASET_ADVICE)
+            # Until a dataset is open, only special methods are looked up: those of `copy`.
+            fields = () if name[0] == "_" else self.schema
+            advice = {name: f"write dataset.column({name!r})"} if name in fields else {}
+            return missing_attribute(self, name, DATASET_ADVICE | advice)
 
         __add__ = __radd__ = refuse_sum
 
@@ -55,7 +58,8 @@ class OpenDataset(Dataset):
 
     @refuses(
         {
-            "clip_len": "write frames=",
+            **dict.fromkeys(("clip_len", "clip_length", "length", "n_frames"), "write frames="),
+            **dict.fromkeys(("dilation", "frame_interval", "frame_step"), "write stride="),
             "frame_rate": "write fps=",
             "random": 'write where="random"',
             "resize": "write size=(height, width)",

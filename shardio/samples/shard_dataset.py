@@ -20,7 +20,7 @@ from shardio.dataset.open_files import LocalStorage, ShardStorage
 from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask, check_rows
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.types.array_values import is_of
-from shardio.order.sampling import check_one_argument
+from shardio.order.sampling import check_count, check_one_argument
 from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.view import SELECT_ADVICE
 from shardio.shard.verification import VERIFY, Rows, Verify
@@ -104,6 +104,8 @@ class ShardDataset(OpenDataset):
         cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if generation is not None:
+            check_count("generation", generation, 1)
         remote = RemoteOptions.of(cache, cache_bytes, storage_options)
         self._open(DatasetSource(dataset_path(path), verify, access, subset, generation, remote))
 
@@ -243,7 +245,7 @@ def dataset_path(given: Any, others: str = "") -> str:
     if isinstance(path, str) and path:
         return path
     hint = ""
-    if isinstance(given, list | tuple):
+    if isinstance(given, list | tuple) and not any(isinstance(each, Mapping) for each in given):
         hint = "; to mix several datasets, write shardio.mix([…], weights=[…])"
     elif is_of(given, "torch", "Subset"):
         hint = "; for a part of an open dataset, write dataset.select(indices)"

@@ -41,18 +41,33 @@ SELECT_ADVICE: Final = {
 """Corrections for parameters of `select` that other libraries have."""
 
 _ATTRIBUTE_ADVICE: Final = {
-    **dict.fromkeys(("batch", "to_tf_dataset"), "write shardio.ShardLoader({0}, batch_size)"),
+    **dict.fromkeys(("add_column",), "write shardio.maintenance.add_column(path, …)"),
+    **dict.fromkeys(("append", "extend"), "write shardio.convert(samples, path, append=True)"),
+    **dict.fromkeys(
+        ("batch", "dataloader", "iter", "loader", "to_loader", "to_tf_dataset"),
+        "write shardio.ShardLoader({0}, batch_size)",
+    ),
     "cache": "write dataset.preload(), which reads the files into the page cache",
     "class_to_idx": "write dataset.classes.index(name)",
-    **dict.fromkeys(("column_names", "columns", "features", "fields"), "write {0}.schema"),
+    **dict.fromkeys(("class_names", "names"), "write dataset.classes"),
+    **dict.fromkeys(
+        ("column_names", "columns", "dtype", "dtypes", "features", "fields", "info", "keys"),
+        "write {0}.schema",
+    ),
     **dict.fromkeys(("concatenate", "interleave"), "write shardio.mix([…], weights=[…])"),
     "filter": "write {0}.select(lambda columns: …, fields=[…])",
     "head": "write {0}[:n]",
     **dict.fromkeys(
-        ("map", "set_transform", "transform", "with_transform"),
+        ("map", "set_transform", "target_transform", "transform", "with_transform"),
         "write shardio.ShardLoader({0}, batch_size, transform=f), which calls f(sample)",
     ),
+    "num_classes": "write len(dataset.classes)",
+    "num_columns": "write len({0}.schema)",
     **dict.fromkeys(("num_rows", "shape"), "write len({0})"),
+    **dict.fromkeys(
+        ("push_to_hub", "save_to_disk"),
+        "the folder dataset.path is all of it; shardio.export.export writes other formats",
+    ),
     **dict.fromkeys(
         ("random_split", "split", "train_test_split"),
         'write shardio.maintenance.split(path, …), then shardio.open(path, subset="train")',
@@ -63,7 +78,12 @@ _ATTRIBUTE_ADVICE: Final = {
     ),
     "repeat": "every iteration of a shardio.ShardLoader is one epoch",
     **dict.fromkeys(
-        ("set_format", "with_format"), 'write shardio.ShardLoader({0}, batch_size, output="torch")'
+        ("cast", "cast_column", "rename_column"),
+        "write changed samples: shardio.convert(({{…}} for sample in {0}), out, schema=…)",
+    ),
+    **dict.fromkeys(
+        ("set_format", "to_torch", "with_format"),
+        'write shardio.ShardLoader({0}, batch_size, output="torch")',
     ),
     "shuffle": "write shardio.ShardLoader({0}, batch_size, shuffle=True)",
     "skip": "write {0}.select(range(n, len({0})))",
@@ -75,6 +95,9 @@ _ATTRIBUTE_ADVICE: Final = {
         ("to_pandas", "to_polars"), 'write pandas.DataFrame({{"label": {0}.column("label"), …}})'
     ),
     **dict.fromkeys(("to_dict", "to_list"), "write list({0})"),
+    "to_numpy": 'write {0}.column("label")',
+    "unique": 'write numpy.unique({0}.column("label"))',
+    "shard": "write shardio.ShardLoader({0}, batch_size, rank=…, world_size=…)",
 }
 """Corrections for attributes that datasets of other libraries have; {0} stands for a variable with
 the dataset or view.

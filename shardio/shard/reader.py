@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import check_encodable
+from shardio._base.callers import check_encodable, row_index
 from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument
 from shardio.format.layout import Kind, Section
@@ -111,7 +111,11 @@ class ShardReader(Closing):
         With `check_truncated`, raise ShardChanged if a mapped file was truncated.
         """
         self._check_open()
-        row, n = operator.index(row), len(self)
+        try:
+            row, n = operator.index(row), len(self)
+        except TypeError:
+            row_index("reader", row, "[reader[i] for i in indices], or reader.column(name)")
+            raise
         if not -n <= row < n:
             raise IndexError(f"{self.path}: row {row} of {n}")
         row += n if row < 0 else 0

@@ -7,6 +7,7 @@ A picture is a uint8 array of (height, width, 3); a clip is one of (frames, heig
 A transform draws its parameters once per sample, from a generator seeded for the sample.
 """
 
+from shardio._base.callers import did_you_mean
 from shardio.outputs.torch import OnTensors
 from shardio.transforms.base import Compose
 from shardio.transforms.geometry import (
@@ -33,3 +34,20 @@ __all__ = [
     "Resize",
     "ToFloat",
 ]
+
+_ADVICE = {
+    **dict.fromkeys(("RandomFlip", "RandomHorizontalFlip"), "write HorizontalFlip()"),
+    **dict.fromkeys(
+        ("ConvertImageDtype", "ToDtype", "ToTensor"),
+        "write ToFloat(), and output='torch' for the loader",
+    ),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Raise AttributeError for a name that other libraries have, with what to write instead."""
+    text = f"module {__name__!r} has no attribute {name!r}"
+    if name[0].isupper():
+        known = f"it has {', '.join(__all__)}; OnTensors runs transforms of torchvision's v2"
+        text += f": {_ADVICE.get(name) or did_you_mean(name, __all__) or known}"
+    raise AttributeError(text)

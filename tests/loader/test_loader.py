@@ -397,7 +397,7 @@ def test_default_budget_is_half_the_available(small: str, monkeypatch: pytest.Mo
         ({"transform": lambda a, b, c: a}, r"transform must take \(sample\) or \(sample, rng\)"),
         ({"output": "cupy"}, "output must be one of 'tinygrad', 'numpy', 'torch', 'jax'; found"),
         ({"device": "CPU"}, "device is for tensors; output is 'numpy'"),
-        ({"device": ("cpu",), "output": "torch"}, "device must be a name with output='torch'; f"),
+        ({"device": ("cpu",), "output": "torch"}, "device must be a name, such as .cuda:0., with"),
         ({"device": 3, "output": "tinygrad"}, "device must be a name or a tuple of names; found 3"),
         ({"device": (), "output": "tinygrad"}, "device must be a name or a tuple of names"),
         (

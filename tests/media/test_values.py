@@ -107,6 +107,15 @@ def test_what_is_no_array_says_how_to_decode_it(dataset: shardio.ShardDataset) -
             getattr(video, name)
 
 
+def test_an_image_says_how_to_get_pixels_or_an_image_of_pillow(
+    dataset: shardio.ShardDataset,
+) -> None:
+    image: Any = dataset[0]["image"]
+    for name, hint in {"numpy": r"image\.decode\(\)", "resize": r"image\.to_pil\(\)"}.items():
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': write {hint}"):
+            getattr(image, name)
+
+
 @pytest.mark.parametrize(
     ("values", "options", "text"),
     [

@@ -229,6 +229,13 @@ def test_units_are_checked_once_always_or_never(tmp_path: Path) -> None:
         assert caught.value.sample == 4
 
 
+def test_what_is_no_index_of_a_reader_gets_a_hint(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        for index in ("label", [0], slice(2)):
+            with pytest.raises(TypeError, match=r"reader\[i\] takes the integer .*column\(name\)"):
+                reader[index]  # type: ignore[index]
+
+
 def test_an_unknown_verification_is_refused(shard: Path) -> None:
     with pytest.raises(InvalidArgument, match="one of off, first, always; found 'never'"):
         ShardReader(shard, verify="never")  # type: ignore[arg-type]
