@@ -74,9 +74,10 @@ class ProgressState:
 class ProgressLine:
     """A display of one or more operations, one after another.
 
-    A terminal or a notebook shows one line, no wider than the terminal, which is rewritten. Any
-    other file gets a plain line after each tenth of the work. `close` removes the line from the
-    terminal, unless `stays` is True.
+    A terminal or a notebook shows one line, no wider than the terminal, which is rewritten; in a
+    notebook, it is an output of the cell, as standard error looks like a fault there. Any other
+    file gets a plain line after each tenth of the work. `close` removes the line from the terminal,
+    unless `stays` is True.
 
     Errors of the file are ignored: an operation works without its display.
     """
@@ -88,6 +89,7 @@ class ProgressLine:
         self._title, self._began, self._shown_s, self._n_printed = "", (0.0, 0), 0.0, 0
         self._is_empty, self._stays = True, stays
         self._live: Live | None = None
+        self._output: Any = None
         # The finalizer restores the terminal if the caller never closes the display.
         self._stop: Callable[[], object] = lambda: None
 
@@ -121,12 +123,12 @@ class ProgressLine:
 
     def close(self) -> None:
         """End the display."""
-        if self.kind == "notebook" and not self._is_empty:
+        if self.kind == "notebook" and not self._is_empty and self._output is None:
             with contextlib.suppress(OSError, ValueError):
                 self._file.write("\n")
                 self._file.flush()
         self._stop()
-        self._live, self._is_empty = None, True
+        self._live, self._output, self._is_empty = None, None, True
 
     def _width(self) -> int:
         if self.kind == "notebook":
@@ -144,6 +146,8 @@ class ProgressLine:
         with contextlib.suppress(OSError, ValueError):
             if self._live is None:
                 text = _GAP.join(text for text, _ in parts)
+                if self._put_out(text):
+                    return
                 # Cover the previous line, which may be longer.
                 self._file.write(f"\r{text}{' ' * (_NOTEBOOK_COLUMNS - cell_len(text))}")
                 self._file.flush()
@@ -151,6 +155,18 @@ class ProgressLine:
             styled = [part for each in parts for part in (each, (_GAP, ""))][:-1]
             line = Text.assemble(*styled, no_wrap=True, overflow="crop")
             self._live.update(line, refresh=True)
+
+
+    def _put_out(self, text: str) -> bool:
+        """Display a text as an output of the notebook's cell; return False without IPython."""
+        notebook = sys.modules.get("IPython.display")
+        if notebook is None:
+            return False
+        if self._output is None:
+            self._output = notebook.display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._output.update({"text/plain": text}, raw=True)
+        return self._output is not None
 
 
 def display_kind(file: TextIO) -> Literal["terminal", "notebook", "plain"]:

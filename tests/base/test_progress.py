@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -153,7 +155,41 @@ def test_no_color_is_respected(terminal: Terminal, monkeypatch: pytest.MonkeyPat
     assert "\x1b[36m" not in terminal.getvalue() and "33m" not in terminal.getvalue()
 
 
-def test_a_notebook_gets_a_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_gets_an_output_that_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[list[str]] = []
+
+    class Handle:
+        """A display handle of IPython, which rewrites the output number `i`."""
+
+        def __init__(self, i: int) -> None:
+            self.i = i
+
+        def update(self, content: dict[str, str], *, raw: bool) -> None:
+            assert raw
+            outputs[self.i].append(content["text/plain"])
+
+    def display(content: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        assert raw and display_id
+        outputs.append([content["text/plain"]])
+        return Handle(len(outputs) - 1)
+
+    notebook = ModuleType("IPython.display")
+    notebook.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    stream = NotebookStream()
+    line = ProgressLine(stream)
+    for _ in range(2):
+        for done in range(3):
+            line.show(ProgressState("working", done, 2, f"{done} of 2 things"))
+        line.close()
+    assert [len(texts) for texts in outputs] == [3, 3]
+    for texts in outputs:
+        assert all(f"{done} of 2 things" in text for done, text in enumerate(texts))
+    assert stream.getvalue() == ""
+
+
+def test_without_ipython_a_notebook_gets_a_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     stream = NotebookStream()
     line = ProgressLine(stream)
