@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio.errors import UnsupportedEnvironment
 from shardio_tools import cli, demo, sample_clips
 from shardio_tools.inspect import pictures
@@ -52,6 +53,7 @@ def test_a_demo_draws_converts_trains_and_reports(tmp_path: Path, capsys: Captur
     assert report["n_videos"] == dict.fromkeys(sample_clips.MOTIONS, 2)
     assert (report["network"], report["n_tested"]) == ("NumPy", 2 * 6)
     assert 1 <= report["n_epochs"] <= 2 and 0 <= report["waiting_share"] <= 1
+    assert report["n_workers"] >= 1 and report["samples_per_s"] > 0 and report["step_s"] > 0
     assert 0 <= report["accuracy"] <= 1 and 0 < report["guess"] <= 1
     assert Path(report["sheet"]).read_bytes().startswith(b"\x89PNG")
     assert len([*Path(report["videos"]).rglob("*.mp4")]) == 8
@@ -77,7 +79,7 @@ def test_a_demo_says_each_step_and_runs_again(
         assert "wrote shardio-demo/sheet.png" in lines
         assert any("needs clang" in line for line in lines)
         assert any(line.startswith("  epoch 1  loss ") for line in lines)
-        assert any("% of the time" in line and "waiting for data" in line for line in lines)
+        assert any("worker" in line and " loaded " in line and " clips/s" in line for line in lines)
         assert (
             f"some classes have fewer than {demo.FEW_VIDEOS} videos: too few to learn from" in lines
         )
@@ -98,8 +100,10 @@ FIGURES = {
     "accuracy": 0.5,
     "guess": 0.25,
     "n_tested": 4,
-    "waiting_share": 0.125,
+    "n_workers": 2,
     "samples_per_s": 1234.5,
+    "step_s": 0.0025,
+    "waiting_share": 0.125,
 }
 
 
@@ -136,6 +140,53 @@ def test_quiet_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
+def test_figures_leave_out_the_first_epoch(
+    drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "tinygrad_problem", lambda: "no device")
+    monkeypatch.setattr(demo, "MAX_EPOCHS", 3)
+    epochs = [LoadingStats(9.0, 8.0, n_samples=5, n_batches=1)]
+    epochs += [LoadingStats(1.0, w, n_samples=100, n_batches=10) for w in (0.25, 0.75)]
+
+    class Loader:
+        """The loader of the demo, with invented figures."""
+
+        def __init__(self, loader: shardio.ShardLoader) -> None:
+            self._loader, self._left = loader, iter(epochs)
+            self.dataset, self.view = loader.dataset, loader.view
+
+        def __iter__(self) -> Any:
+            return iter(self._loader)
+
+        def stats(self) -> LoaderStats:
+            latest = next(self._left, epochs[-1])
+            return LoaderStats(0, 2, latest, latest)
+
+    make = demo._loader
+    monkeypatch.setattr(demo, "_loader", lambda *given: Loader(make(*given)))
+    shardio.convert(drawn, tmp_path / "set", workers=0)
+    figures = demo._train(tmp_path / "set", 60, lambda _: None)
+    assert (figures["n_epochs"], figures["n_workers"]) == (3, 2)
+    assert (figures["samples_per_s"], figures["waiting_share"]) == (100, 0.5)
+    assert figures["step_s"] == pytest.approx(0.05)
+    report = demo.DemoReport("", "out", None, {"a": 9}, **(figures | {"waiting_share": 0.05}))
+    lines = [*demo._conclusion(report)]
+    assert "; 2 workers loaded 100 clips/s, after the first epoch" in str(lines[0])
+    assert lines[1] == "decoding keeps up with the network (50 ms a step)"
+
+
+@pytest.mark.parametrize("side", [14, 30, 112, 4000])
+def test_features_are_means_of_blocks(side: int) -> None:
+    frames = np.random.default_rng(side).integers(0, 256, (2, side, side + 3, 3), np.uint8)
+    found = demo.features({"frames": frames, "label": 1})["pictures"]
+    k = side // demo.PICTURE_SIDE
+    rows, columns = (n // k for n in frames.shape[1:3])
+    blocks = frames[:, : rows * k, : columns * k].reshape(2, rows, k, columns, k, 3)
+    small = blocks.astype(np.float64).mean((2, 4)) / 255
+    expected = np.stack([small.mean(0) - 0.5, 4 * small.std(0)]).reshape(-1)
+    assert found.dtype == np.float32 and np.abs(found - expected).max() < 1e-4
+
+
 def test_without_pillow_there_is_no_sheet(
     tmp_path: Path, drawn: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +202,11 @@ def test_without_pillow_there_is_no_sheet(
         "accuracy 50.0% on 4 clips of the other videos "
         "(always guessing the most frequent class: 25.0%)" in lines
     )
-    assert "trained 1 epoch in 1.5 s: 1,234 clips/s, waiting for data 12% of the time" in lines
+    assert "trained 1 epoch in 1.5 s; 2 workers loaded 1,234 clips/s" in lines
+    assert (
+        "the network is small (2.5 ms a step), so decoding sets the pace: clips/s depend on the "
+        "CPUs and the size of the frames" in lines
+    )
     assert "no contact sheet: pictures need Pillow: pip install '.[images]'" in lines
     assert json.loads((out / demo.REPORT).read_text())["sheet"] is None
 
