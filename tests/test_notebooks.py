@@ -208,14 +208,16 @@ def test_pictures_clips_and_videos_have_thumbnails(tmp_path: Path) -> None:
         writer.append({"video": stream, "image": encode_jpeg(smooth(40, 60))})
     with shardio.open(tmp_path / "set") as dataset:
         found = shown(dataset)
-        assert found.n_pictures == 2 and "h264, 64 × 96, 20 frames, 0.80 s" in " ".join(found.text)
+        assert found.n_pictures == 2 and "h264, 64 high × 96 wide, 20 frames, 0.80 s" in " ".join(
+            found.text
+        )
         clips = dataset.clips(4)
         assert shown(clips).n_pictures == 5 and "4 × 64 × 96 × 3" in text_of(clips)
         with ShardLoader(clips, 3, output="numpy", num_workers=0) as loader:
             assert shown(next(iter(loader))).n_pictures == 3
         sample = dataset[1]
         assert shown(sample["video"]).n_pictures == shown(sample["image"]).n_pictures == 1
-        assert "40 × 60 × 3" in text_of(sample["image"])
+        assert "40 high × 60 wide, 3 channels" in text_of(sample["image"])
     assert shown(dataset).n_pictures == 0  # it is closed
 
 
@@ -375,7 +377,7 @@ def test_a_default_view_is_shown_in_words_and_sizes_as_on_the_command_line(tmp_p
     assert f" {format_size(report.n_bytes)} from " in text_of(report)
     with shardio.open(tmp_path / "set") as dataset:
         text = text_of(dataset)
-        assert "clips  8 frames · stride 1 · a step of 8 · 16 × 16 pixels" in text
+        assert "clips  8 frames · stride 1 · a step of 8 · 16 high × 16 wide" in text
         assert "KiB" in text and "kB" not in text
 
 

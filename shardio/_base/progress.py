@@ -156,7 +156,6 @@ class ProgressLine:
             line = Text.assemble(*styled, no_wrap=True, overflow="crop")
             self._live.update(line, refresh=True)
 
-
     def _put_out(self, text: str) -> bool:
         """Display a text as an output of the notebook's cell; return False without IPython."""
         notebook = sys.modules.get("IPython.display")
@@ -209,11 +208,12 @@ def line_parts(
 
 def _texts(state: ProgressState, speed: float) -> dict[str, str]:
     """Return the texts of a line in their order; "" for one without a value."""
+    left = state.total - state.done
     return {
         "percent": f"{100 * state.done // state.total:3d}%" if state.total else "",
         "counts": state.counts,
         "rate": state.rate or (_rate(speed, state.unit) if speed > 0 else ""),
-        "left": f"{_clock((state.total - state.done) / speed)} left" if speed > 0 else "",
+        "left": f"{_clock(left / speed)} left" if left > 0 and speed > 0 else "",
         "more": state.more,
         "faults": state.faults,
     }
@@ -245,6 +245,11 @@ def format_size(n_bytes: float) -> str:
             return f"{n_bytes:,.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1024
     return f"{n_bytes:,.1f} TiB"
+
+
+def format_sides(height: object, width: object) -> str:
+    """Return the size of a picture as text: "120 high × 160 wide", as in shapes of arrays."""
+    return f"{height} high × {width} wide"
 
 
 def shows_progress(

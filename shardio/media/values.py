@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shardio._base.callers import missing_attribute, refuses
 from shardio._base.html import format_shape, fragment, pictures
+from shardio._base.progress import counted, format_sides
 from shardio.errors import InvalidArgument
 from shardio.format.types.field import Content, Field
 from shardio.format.types.images import EncodedImage
@@ -91,13 +92,13 @@ class StoredImage(EncodedImage):
         )
 
     def __repr__(self) -> str:
-        return f"StoredImage({format_shape(self.shape)}, {len(self):,} bytes)"
+        return f"StoredImage({_image_text(self)}, {len(self):,} bytes)"
 
     def __str__(self) -> str:  # the method of `bytes` would return the whole file
         return repr(self)
 
     def _repr_html_(self) -> str:
-        facts = format_shape(self.shape), f"{len(self):,} bytes"
+        facts = _image_text(self), f"{len(self):,} bytes"
         return fragment("StoredImage", "", facts, pictures([(thumbnail(self), "")]))
 
 
@@ -238,7 +239,7 @@ def describe(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, EncodedImage):
-        return format_shape(value.shape)
+        return _image_text(value)
     if isinstance(value, EncodedStream):
         return _stream_text(value)
     if isinstance(value, bytes):
@@ -251,13 +252,21 @@ def describe(value: Any) -> str:
     return value if isinstance(value, str) else reprlib.repr(value)
 
 
+def _image_text(image: EncodedImage) -> str:
+    height, width, n_channels = image.shape
+    return f"{format_sides(height, width)}, {counted(n_channels, 'channels')}"
+
+
 def _stream_text(stream: EncodedStream) -> str:
     codec = str(stream.parameters.get("codec"))[:32]
     if "rate" in stream.parameters:
         return f"{codec}, {stream.n_frames:,} samples at {stream.height:,} Hz"
-    size, seconds = (stream.height, stream.width), float(stream.duration * stream.time_base)
+    sides, seconds = (
+        format_sides(stream.height, stream.width),
+        float(stream.duration * stream.time_base),
+    )
     length = f", {seconds:.2f} s" if seconds else ""
-    return f"{codec}, {format_shape(size)}, {stream.n_frames:,} frames{length}"
+    return f"{codec}, {sides}, {stream.n_frames:,} frames{length}"
 
 
 def thumbnail(value: Any) -> bytes | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shardio._base.html import fragment, listing, note, pictures
-from shardio._base.progress import counted, format_size
+from shardio._base.progress import counted, format_sides, format_size
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.generation import ROWS
 from shardio.errors import ShardioError
@@ -67,7 +67,7 @@ def _clip_words(view: Mapping[str, Any]) -> list[str]:
     words = [counted(frames, "frames"), f"stride {stride:,}", f"a step of {step:,}"]
     if "size" in view:
         height, width = view["size"]
-        words.append(f"{width} × {height} pixels")
+        words.append(format_sides(height, width))
     return words
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -189,7 +188,9 @@ def test_a_notebook_gets_an_output_that_is_rewritten(monkeypatch: pytest.MonkeyP
     assert stream.getvalue() == ""
 
 
-def test_without_ipython_a_notebook_gets_a_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ipython_a_notebook_gets_a_line_that_is_rewritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     stream = NotebookStream()
     line = ProgressLine(stream)

@@ -143,9 +143,12 @@ def test_frames_asked_for_as_elsewhere_get_a_hint(
 
 def test_a_repr_is_one_short_line(dataset: shardio.ShardDataset) -> None:
     sample = dataset[1]
-    assert repr(sample["image"]) == f"StoredImage(48 × 64 × 3, {len(sample['image']):,} bytes)"
+    assert (
+        repr(sample["image"])
+        == f"StoredImage(48 high × 64 wide, 3 channels, {len(sample['image']):,} bytes)"
+    )
     assert str(sample["image"]) == repr(sample["image"])
-    assert repr(sample["video"]) == "StoredVideo(h264, 64 × 96, 30 frames, 1.20 s)"
+    assert repr(sample["video"]) == "StoredVideo(h264, 64 high × 96 wide, 30 frames, 1.20 s)"
 
 
 def test_show_displays_a_picture_in_a_notebook_and_opens_a_viewer_elsewhere(

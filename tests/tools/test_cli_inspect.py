@@ -427,15 +427,16 @@ def test_media_are_described_without_being_decoded(tmp_path: Path, capsys: Captu
     write_media(path, 5)
     assert cli.main(["inspect", str(path), "--sample", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    ranges = "h264, 64–68 × 48, 20–22.22 fps, 4–8 frames, 0.2–0.36 s"
+    ranges = "h264, 48 high × 64–68 wide, 20–22.22 fps, 4–8 frames, 0.2–0.36 s"
     assert f"  video  video           {ranges}" in lines
     assert "  sound  audio,optional  h264, 48 Hz, 165–167 channels, 0.12–0.16 s" in lines
-    assert "  image  image,optional  40 × 31–34, 1–3 channels" in lines
+    assert "  image  image,optional  31–34 high × 40 wide, 1–3 channels" in lines
     video, sound = media_sample(1)["video"], media_sample(1)["sound"]
     assert (
-        f"  video  h264 65 × 48, 5 frames in 0.24 s: {len(video.data)} bytes in 6 packets" in lines
+        f"  video  h264 48 high × 65 wide, 5 frames in 0.24 s: {len(video.data)} bytes in 6 packets"
+        in lines
     )
-    assert "  image  40 × 31 pixels, 2 channels: 18 bytes" in lines
+    assert "  image  31 high × 40 wide, 2 channels: 18 bytes" in lines
     assert (
         f"  sound  h264 {64 + 101} channels at 48 Hz, {sound.n_frames} samples in 0.16 s: "
         f"{len(sound.data)} bytes in 4 packets"

@@ -235,7 +235,7 @@ def test_stats_say_what_is_unusual_about_a_field(tmp_path: Path, capsys: Capture
     folder = write(tmp_path / "x", 3, schema=schema, samples=samples)
     assert cli.main(["stats", str(folder)]) == 0
     line = capsys.readouterr().out.splitlines()[1]
-    assert line.split(maxsplit=6)[-1] == "3 not finite, 0 × 2 to 2 × 2"
+    assert line.split(maxsplit=6)[-1] == "3 not finite, shapes 0 × 2 to 2 × 2"
 
 
 def test_numbers_of_stats_are_aligned_at_the_point(tmp_path: Path, capsys: Capture) -> None:

@@ -200,7 +200,7 @@ def test_nothing_is_written_into_a_dataset(clips: Path, tmp_path: Path, capsys: 
 def test_a_clip_is_animated(suffix: str, clips: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / f"out{suffix}"
     inspect(shard(clips, 2), "--image", out)
-    line = f"wrote {out}: 24 × 16 pixels, frames of sample 0, 6 of 6 frames"
+    line = f"wrote {out}: 16 high × 24 wide, frames of sample 0, 6 of 6 frames"
     assert line in capsys.readouterr().out.splitlines()
     found, durations = frames(out)
     assert durations == [40] * 6

@@ -91,7 +91,9 @@ def _remarks(values: Mapping[str, Any]) -> str:
         parts.append("all frames" if n is None else f"{_number(n)} frames of each video")
     smallest, largest = values.get("smallest"), values.get("largest")
     if smallest != largest:
-        parts.append(f"{_shape(smallest)} to {_shape(largest)}")
+        is_picture = "pictures" in values and len(smallest or ()) == 3
+        axes = " (height × width × channels)" if is_picture else ""
+        parts.append(f"shapes {_shape(smallest)} to {_shape(largest)}{axes}")
     return ", ".join(parts)
 
 

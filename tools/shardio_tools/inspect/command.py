@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardio import InvalidArgument
-from shardio._base.progress import format_size
+from shardio._base.progress import format_sides, format_size
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.pictures import add_arguments as add_picture_arguments
 from shardio_tools.inspect.pictures import add_pictures, check_picture_options, describe_pictures
@@ -145,7 +145,7 @@ def view_text(found: Inspection) -> str:
     parts = [f"stride {view['stride']}", f"a step of {view['step']}"]
     if "size" in view:
         height, width = view["size"]
-        parts.append(f"{width} × {height} pixels")
+        parts.append(format_sides(height, width))
     clips = "clips" if found.n_clips is None else format_count(found.n_clips, "clip")
     return f"{clips} of {format_count(view['frames'], 'frame')}, {', '.join(parts)}"
 
@@ -290,11 +290,12 @@ def _value(value: Mapping[str, Any]) -> str:
 def _media(value: Mapping[str, Any]) -> str:
     n_bytes = format_count(value["bytes"], "byte")
     if value["type"] == "Image":
-        sides = f"{value['width']} × {value['height']}"
-        return f"{sides} pixels, {format_count(value['channels'], 'channel')}: {n_bytes}"
+        sides = format_sides(value["height"], value["width"])
+        return f"{sides}, {format_count(value['channels'], 'channel')}: {n_bytes}"
     length = "" if value["seconds"] is None else f" in {value['seconds']:.6g} s"
     if value["type"] == "Video":
-        what = f"{value['width']} × {value['height']}, {format_count(value['frames'], 'frame')}"
+        sides = format_sides(value["height"], value["width"])
+        what = f"{sides}, {format_count(value['frames'], 'frame')}"
     else:
         what = f"{format_count(value['channels'], 'channel')} at {value['rate']:,} Hz, "
         what += format_count(value["samples"], "sample")

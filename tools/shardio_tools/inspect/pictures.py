@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import shardio
+from shardio._base.progress import format_sides
 from shardio.media import pillow_image
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.frames import (
@@ -139,7 +140,7 @@ def describe_pictures(facts: Facts, options: argparse.Namespace) -> Iterator[str
 
 
 def _description(found: Facts) -> str:
-    text = f"wrote {escaped(found['path'])}: {found['width']:,} × {found['height']:,} pixels, "
+    text = f"wrote {escaped(found['path'])}: {format_sides(found['height'], found['width'])}, "
     if "samples" in found:
         text += f"{format_count(len(found['samples']), 'sample')}"
     else:

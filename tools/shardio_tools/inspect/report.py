@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardio
+from shardio._base.progress import format_sides
 from shardio.errors import DatasetNotFound, ShardNotFound
 from shardio.maintenance import Finding, Survey, survey_shard
 from shardio_tools.arguments import is_url, suggestion
@@ -246,8 +247,8 @@ def media_text(values: Sequence[Facts]) -> str:
     if kind == "Audio":
         parts.append(_range_text([value["rate"] for value in present], "Hz"))
     else:
-        sides = [_range_text([v[side] for v in present]) for side in ("width", "height")]
-        parts.append(" × ".join(sides))
+        sides = (_range_text([v[side] for v in present]) for side in ("height", "width"))
+        parts.append(format_sides(*sides))
     if kind != "Video":
         channels = [value["channels"] for value in present]
         parts.append(_range_text(channels, "channel" if max(channels) == 1 else "channels"))
