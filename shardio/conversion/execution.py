@@ -41,6 +41,7 @@ from shardio.conversion.converter import (
     Converter,
     fit_converter,
     guess_kind,
+    kind_from_names,
     make_converter,
     options_of,
 )
@@ -167,7 +168,13 @@ class ConvertOptions:
             source = make_converter(kind or guess_kind(listing.inputs), options)
             listing = join_parts(listing, source)
             return fit_converter(source, listing.inputs), listing
-        except InvalidArgument:
+        except InvalidArgument as error:
+            suggested = kind_from_names(one.name for one in listing.inputs)
+            if base is None and kind and suggested not in (None, kind):
+                error.add_note(
+                    f"the file names suggest {suggested!r} (--kind {suggested}, or "
+                    f"kind={suggested!r})"
+                )
             if base is not None and kind == base.converter.get("name"):
                 # If an option differs from the one in the dataset, report the difference instead.
                 all_options = {**base.converter.get("options", {}), **self.converter_options}

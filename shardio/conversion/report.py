@@ -224,6 +224,8 @@ def check_any_of_kind(
         hint = "an append needs files of the same kind as the dataset"
     elif any(report.name == POINTER for report in reports):
         hint = f"this is a dataset already: shardio inspect {source} shows it"
+    elif all(report.name.endswith(".shard") for report in reports):
+        hint = "shards are converted already: shardio inspect shows them"
     elif suggested and suggested != kind:
         hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
     error = InvalidArgument(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")

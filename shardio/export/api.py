@@ -135,7 +135,7 @@ def export(
             source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
         )
         with NewFolder(out_path) as target, detect_conflict(source.path, source.generation):
-            if _check_replaceable(out_path, overwrite=overwrite):
+            if _check_replaceable(out, overwrite=overwrite):
                 target.check_can_replace()
             show = progress if callable(progress) else None
             n_samples = _write_samples(samples, exporter, target.folder, show)
@@ -157,7 +157,7 @@ def export(
                 os.path.join(at, name) for at, _, names in os.walk(target.folder) for name in names
             )
             sizes = [os.path.getsize(file) for file in files]
-            target.publish(replace=overwrite and _check_replaceable(out_path, overwrite=True))
+            target.publish(replace=overwrite and _check_replaceable(out, overwrite=True))
     return ExportReport(
         str(out),
         format,
@@ -182,19 +182,22 @@ def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
     return out_path
 
 
-def _check_replaceable(out: Path, *, overwrite: bool) -> bool:
+def _check_replaceable(out: str | os.PathLike[str], *, overwrite: bool) -> bool:
     """Return True if `out` is an export that may be replaced, False if it is missing or empty."""
     if not os.path.lexists(out):
         return False
-    if out.is_symlink() or not out.is_dir():
+    if os.path.islink(out) or not os.path.isdir(out):
         raise DatasetExists(f"{out}: expected a folder, found a link or file")
     names = os.listdir(out)
     if names and not (overwrite and ABOUT_FILE in names):
         hint = "which overwrite does not replace" if overwrite else "choose another folder"
+        what = f"holds {min(names)!r}, not an export, {hint}"
         if ABOUT_FILE in names:
-            hint = "which overwrite (--overwrite) replaces"
-        what = "an export" if ABOUT_FILE in names else f"{min(names)!r}, not an export"
-        raise DatasetExists(f"{out}: holds {what}, {hint}")
+            what = (
+                "already holds an export; overwrite=True (--overwrite) replaces it; or choose "
+                "another folder"
+            )
+        raise DatasetExists(f"{out}: {what}")
     return bool(names)
 
 

@@ -157,8 +157,10 @@ def _check_parts(parts: Mapping[Any, Any], *, is_whole: bool) -> None:
             )
         is_number = isinstance(share, int | float) and not isinstance(share, bool)
         if not is_number or not 0 < share <= 1:
+            is_percent = is_number and 1 < share <= 100
+            hint = f"; for {share:g} %, write {share / 100:g}" if is_percent else ""
             raise InvalidArgument(
-                f"part {name!r}: a share must be above 0 and at most 1; found {share!r}"
+                f"part {name!r}: a share must be above 0 and at most 1; found {share!r}{hint}"
             )
     total = math.fsum(parts.values())
     if total > 1 + _TOLERANCE or (is_whole and total < 1 - _TOLERANCE):

@@ -90,6 +90,23 @@ def test_a_dataset_is_not_converted_again(tmp_path: Path) -> None:
         shardio.convert(tmp_path / "out", tmp_path / "again")
 
 
+def test_if_fields_cannot_be_inferred_the_error_suggests_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(InvalidArgument, match="fields cannot be inferred") as caught:
+        shardio.convert(tmp_path / "in", tmp_path / "out", kind="tables", workers=0)
+    notes = "the file names suggest 'images' (--kind images, or kind='images')"
+    assert caught.value.__notes__ == [notes]
+
+
+def test_a_shard_as_a_source_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(b"x" * 5000)
+    with pytest.raises(
+        InvalidArgument, match="shards are converted already: shardio inspect shows"
+    ):
+        shardio.convert(tmp_path / "a.shard", tmp_path / "out", workers=0)
+
+
 def test_if_no_file_is_of_the_kind_the_error_suggests_another(notes: Path, tmp_path: Path) -> None:
     (notes / "table.csv").write_text("x\n1\n")
     message = (

@@ -169,7 +169,10 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     before = tree(out)
     with pytest.raises(DatasetExists) as caught:
         export(dataset, out, "webdataset")
-    expected = f"{out}: holds an export, which overwrite (--overwrite) replaces"
+    expected = (
+        f"{out}: already holds an export; overwrite=True (--overwrite) replaces it; or choose "
+        "another folder"
+    )
     assert str(caught.value) == expected
     assert tree(out) == before
     export(dataset, out, "webdataset", overwrite=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from shardio import open as open_dataset
 from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
-from shardio.errors import DatasetCorrupt, InvalidArgument, ShardNotFound
+from shardio.errors import DatasetCorrupt, DatasetExists, InvalidArgument, ShardNotFound
 from shardio.format.layout import Kind
 from shardio.maintenance import compact, diff, merge, reshard, verify_dataset
 from tests.maintenance.datasets import LABELS, is_sound, labelled, place, shard_of, tree, write
@@ -56,6 +57,17 @@ def test_merged_datasets_follow_one_another_and_their_shards_are_copied(tmp_path
     assert shard_of(out, 0).read_bytes() == shard_of(a, 0).read_bytes()
     assert shard_of(out, 2).read_bytes() == shard_of(b, 0).read_bytes()
     assert is_sound(out)
+
+
+def test_an_existing_dataset_is_refused_before_sources_are_verified(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", 5, 2), write(tmp_path / "b", 3)
+
+    def verified(_: object) -> None:
+        raise AssertionError("a source is verified")
+
+    for operation in (partial(merge, b, a), partial(reshard, a, b)):
+        with pytest.raises(DatasetExists, match="already holds a dataset"):
+            operation(progress=verified)
 
 
 def test_classes_are_put_together_and_labels_follow_their_names(tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ def test_a_new_split_replaces_the_old_one_and_what_was_counted_of_it(tmp_path: P
         ({"a": 0.5}, "must add up to 1; found 0.5"),
         ({"a": 1.0, "b": 0.0}, "'b': a share must be above 0"),
         ({"a": -1.0, "b": 2.0}, "'a': a share"),
+        (
+            {"a": 80, "b": 20},
+            "'a': a share must be above 0 and at most 1; found 80; for 80 %, write ",
+        ),
         ({"a": float("nan")}, "'a': a share must be above 0 and at most 1; found nan"),
         ({"a": True}, "'a': a share"),
         ({"": 1.0}, "printable"),

@@ -122,7 +122,7 @@ def test_csv_named_column(dataset: Path, kind: str, cells: list[str], expected: 
         ("jsonl", "1\n" * 5, ("--field", "int8"), "there are more values"),
         ("jsonl", "1\n2\nx\n", ("--field", "int8"), "line 3: 'x' is not a value of x: Expecting"),
         ("jsonl", "1\n2\n300\n", ("--field", "int8"), "sample 2: field 'x'"),
-        ("jsonl", "1\n", (), "does not state the type of x; pass --field"),
+        ("jsonl", "1\n", (), "does not state the type of x; pass it, such as --field float32 or"),
         ("jsonl", '"a"\n', ("--field", "bytes"), "for bytes use shardio.maintenance"),
         ("csv", "id,y\n1,2\n", ("--field", "int8"), "has no column 'x'; there are 'id', 'y'"),
         ("csv", "x\n1\nb\n", ("--field", "int8"), "line 3: 'b' is not a value of x"),
@@ -250,7 +250,10 @@ def test_it_may_be_called_with_batches_in_processes_of_its_own(dataset: Path) ->
         (["--function", "gone.py:value", "--field", "text"], "there is no file 'gone.py'"),
         (["--function", "value", "--field", "text"], "expected FILE.py:NAME"),
         (["--function", "MADE:other", "--field", "text"], "has no function 'other'"),
-        (["--function", "MADE:value"], "does not state the type of x; pass --field"),
+        (
+            ["--function", "MADE:value"],
+            "does not state the type of x; pass it, such as --field float32 or",
+        ),
     ],
 )
 def test_missing_functions(dataset: Path, options: list[str], said: str, capsys: Capture) -> None:

@@ -175,6 +175,22 @@ def test_a_path_that_ends_in_the_name_of_a_subset(
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_file_of_another_kind_is_not_damaged(
+    command: str, dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("a\n1\n")
+    assert cli.main([command, str(path)]) == 2
+    advice = "to load files of other kinds, convert them first: shardio convert"
+    assert capsys.readouterr().err == f"shardio: {path}: not a shard; {advice} {path} OUT\n"
+    shutil.copy(next(dataset.glob("*.shard")), path)  # a shard by another name
+    assert cli.main([command, str(path)]) == 0
+    short = tmp_path / "short.shard"
+    short.write_text("a\n1\n")
+    assert cli.main([command, str(short)]) == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_the_pointer_of_a_dataset_is_not_damaged(
     command: str, dataset: Path, capsys: Capture
 ) -> None:

@@ -187,6 +187,15 @@ def test_features_are_means_of_blocks(side: int) -> None:
     assert found.dtype == np.float32 and np.abs(found - expected).max() < 1e-4
 
 
+def test_a_folder_without_videos_is_answered_for_the_demo(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "csvs").mkdir()
+    (tmp_path / "csvs" / "a.csv").write_text("a\n1\n")
+    given = ["demo", str(tmp_path / "out"), "--videos", str(tmp_path / "csvs"), "--quiet"]
+    assert cli.main(given) == 2
+    err = capsys.readouterr().err
+    assert err == f"shardio: {tmp_path / 'csvs'}: holds no video; {demo._VIDEOS_WANTED}\n"
+
+
 def test_without_pillow_there_is_no_sheet(
     tmp_path: Path, drawn: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

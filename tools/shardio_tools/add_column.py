@@ -54,6 +54,7 @@ _PLAIN: Final[dict[str, Callable[..., Kind]]] = {
     "json": shardio.Json,
 }
 _TYPE: Final = re.compile(r"(list of )?(\w+)(?:\[([^\]]*)\])?((?:,\w+)*)")
+_PASS_FIELD: Final = "pass it, such as --field float32 or --field text"
 _TEXT_SUFFIXES: Final = (".csv", ".jsonl", ".ndjson", ".json")
 _MAX_SHOWN: Final = 60
 _BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
@@ -105,7 +106,7 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
     if suffix not in _TEXT_SUFFIXES:
         raise InvalidArgument(f"{path}: expected a file that ends in .npy, .jsonl or .csv")
     if field is None:
-        raise InvalidArgument(f"{path}: does not state the type of {name}; pass --field")
+        raise InvalidArgument(f"{path}: does not state the type of {name}; {_PASS_FIELD}")
     if field.is_opaque:
         raise InvalidArgument(f"{path}: text file; for bytes use shardio.maintenance.add_column")
     return field, _text_values(path, name, field)
@@ -309,6 +310,6 @@ def _field_and_values(
         return read_column(options.file, options.name, given)
     if given is None:
         raise InvalidArgument(
-            f"--function: does not state the type of {options.name}; pass --field"
+            f"--function: does not state the type of {options.name}; {_PASS_FIELD}"
         )
     return given, read_function(options.function)

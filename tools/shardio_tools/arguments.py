@@ -103,8 +103,9 @@ def refuse_urls(options: argparse.Namespace) -> None:
             continue
         for each in value if isinstance(value, list) else [value]:
             if is_url(each):
+                what = "files" if options.command == "convert" else "dataset"
                 raise shardio.InvalidArgument(
-                    f"{each}: shardio {options.command} needs a local folder: copy the dataset "
+                    f"{each}: shardio {options.command} needs a local folder: copy the {what} "
                     "first, for example with `aws s3 sync` or `gcloud storage rsync`"
                 )
 

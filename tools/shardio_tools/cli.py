@@ -233,6 +233,10 @@ class _Parser(argparse.ArgumentParser):
 
     def _option_for(self, word: str) -> str:
         """Return the end of a message about a surplus argument: the option that takes it."""
+        if self.prog.endswith(" convert"):
+            return (
+                "; convert takes one SRC: put the sources into a folder, or --append them in turn"
+            )
         flag = "--sample" if _NUMBER.fullmatch(word) else "--subset"
         is_known = flag in self._option_string_actions
         return f"; did you mean {flag} {shown_path(word)}?" if is_known else ""

@@ -65,6 +65,7 @@ WAITS: Final = 0.1
 MIN_GAIN: Final = 0.1
 """The network counts as trained if its accuracy exceeds that of a constant guess by this much."""
 BATCH_SIZE: Final = 16
+_VIDEOS_WANTED: Final = "--videos takes a folder that has one folder of videos per class"
 PARTS: Final = {"train": 0.75, "test": 0.25}
 PICTURE_SIDE: Final = 14
 """The approximate height and width, in pixels, of the pictures that the network gets."""
@@ -172,7 +173,14 @@ def _make_folder(out: Path) -> None:
 
 def _convert(videos: Path, out: Path, say: Say, *, shows_progress: bool) -> dict[str, int]:
     """Convert the videos; return the number of videos of each class."""
-    report = shardio.convert(videos, out, kind="videos", overwrite=True, progress=shows_progress)
+    try:
+        report = shardio.convert(
+            videos, out, kind="videos", overwrite=True, progress=shows_progress
+        )
+    except InvalidArgument as error:
+        if "no file of the kind" not in str(error):
+            raise
+        raise InvalidArgument(f"{videos}: holds no video; {_VIDEOS_WANTED}") from None
     parser = argparse.ArgumentParser()
     convert.add_arguments(parser)
     options = parser.parse_args(["--", str(videos), str(out)])

@@ -135,8 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _n_frames(text: str) -> int | None:
     if text == "all":
         return None
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number, or all; found {text!r}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 up, or all; found {text!r}")
     return int(text)
 
 

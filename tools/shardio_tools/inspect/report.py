@@ -211,6 +211,12 @@ def is_dataset(path: str) -> bool:
     folder, name = os.path.split(path)
     if name == "dataset.json":
         raise shardio.InvalidArgument(f"{path}: not a shard; write {folder or '.'}, its dataset")
+    is_other = os.path.isfile(path) and not name.endswith(".shard")
+    if is_other and survey_shard(path).header is None:
+        raise shardio.InvalidArgument(
+            f"{path}: not a shard; to load files of other kinds, convert them first: shardio "
+            f"convert {path} OUT"
+        )
     return os.path.isdir(path)
 
 
