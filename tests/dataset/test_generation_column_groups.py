@@ -74,10 +74,13 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no schema": (sides(lambda s: s[0].pop("schema")), "not a generation: KeyError"),
     "a schema": (sides(lambda s: s[0].update(schema=7)), "not a generation: SchemaError"),
     "two fields": (sides(with_two_fields), "a column group has one field; found 'x', 'z'"),
-    "one less": (sides(lambda s: s[1]["shards"].pop()), "'deep.y': expected .* shards, with"),
+    "one less": (
+        sides(lambda s: s[1]["shards"].pop()),
+        r"field 'deep.y': expected \d+ shards, with",
+    ),
     "counts": (
         sides(lambda s: s[1]["shards"][0].update(samples=4)),
-        "'deep.y': expected .* shards",
+        r"field 'deep.y': expected \d+ shards, with",
     ),
     "outside": (sides(lambda s: s[1]["shards"][0].update(name="../x.shard")), "not a shard name"),
     "shared": (sides(lambda s: s[0].update(shards=s[1]["shards"])), "a shard is named twice"),
