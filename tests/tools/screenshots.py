@@ -175,7 +175,7 @@ _VARYING: Final = (
     (r"ratio \d+\.\d+", r"\d"),
     (r"\d[\d,.]*(?= random)", r"\d[\d,.]*"),
     (r"(?<=lineage )[0-9a-f]{16}|(?<=id       )[0-9a-f]{32}", r"."),
-    (r"\bshardio \d[\w.]*", r"[\d]"),
+    (r"\bshardio \d[\w.]*", r"\d[\w.]*"),
 )
 """Patterns of text that differs between machines and versions, and what becomes # in it."""
 
