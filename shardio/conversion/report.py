@@ -23,8 +23,8 @@ class Progress:
     """The state of a running conversion, as passed to the function `progress` of the caller.
 
     An input is one file, or one item of a Python iterable. `n_bytes` and `n_bytes_done` are the
-    total sizes of all inputs and of the finished inputs. `name`, `outcome` and `reason` are those
-    of the input that finished last.
+    total sizes of all files and of the finished files; for items, they are 0. `name`, `outcome` and
+    `reason` are those of the input that finished last.
     """
 
     n_inputs_done: int

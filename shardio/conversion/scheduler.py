@@ -36,6 +36,7 @@ from shardio.conversion.journal import (
     UnitEvent,
     conversion_settings,
     different_settings,
+    has_items,
     read_record,
 )
 from shardio.conversion.report import InputReport, Progress
@@ -66,7 +67,8 @@ class ConversionState:
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
-        self._n_bytes = sum(source.n_bytes for source in listing.inputs)
+        files = () if has_items(listing.inputs) else listing.inputs
+        self._n_bytes = sum(file.n_bytes for file in files)
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
@@ -137,7 +139,8 @@ class ConversionState:
         latest: dict[str, Any] = {}
         if done is not None:
             report = done.report
-            self._n_bytes_done += self.listing.inputs[done.position].n_bytes
+            if self._n_bytes:  # items of Python objects have no size to show
+                self._n_bytes_done += self.listing.inputs[done.position].n_bytes
             self._n_samples += report.n_samples
             self._n_broken += report.outcome == "broken"
             latest = {"name": report.name, "outcome": report.outcome, "reason": report.reason}

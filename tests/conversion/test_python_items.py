@@ -16,6 +16,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, Schema, Text
 from shardio.conversion import python_samples
+from shardio.conversion.report import Progress, progress_state
 from shardio.errors import SchemaError, UnsupportedEnvironment
 from shardio.media import decode_image
 from tests.lines import column
@@ -95,6 +96,16 @@ def test_broken_items_are_a_warning_unless_the_caller_decides_what_is_shown(
     text = "2 of 4 inputs are broken, and listed in report.broken; the first is '2': "
     assert [text in str(one.message) for one in caught] == [True] * (progress is None)
     assert all(one.filename == __file__ for one in caught)
+
+
+def test_progress_counts_items_and_no_bytes(tmp_path: Path) -> None:
+    updates: list[Progress] = []
+    shardio.convert(range(5), tmp_path / "out", samples=lambda n: {"n": n}, progress=updates.append)
+    assert [update.n_inputs_done for update in updates] == list(range(6))
+    assert {(update.n_inputs, update.n_bytes, update.n_bytes_done) for update in updates} == {
+        (5, 0, 0)
+    }
+    assert progress_state(updates[-1]).counts == "5 of 5 items"
 
 
 def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) -> None:
