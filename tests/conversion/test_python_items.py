@@ -79,7 +79,7 @@ def test_a_sample_may_have_bytes_text_json_and_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [3, numbers, object()])
 def test_a_source_that_is_not_iterable_is_refused(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="found a .*; expected a path, an iterable of"):
+    with pytest.raises(InvalidArgument, match="found .*; expected a path, an iterable of"):
         shardio.convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
