@@ -167,14 +167,8 @@ class ConvertOptions:
         try:
             source = make_converter(kind or guess_kind(listing.inputs), options)
             listing = join_parts(listing, source)
-            return fit_converter(source, listing.inputs), listing
-        except InvalidArgument as error:
-            suggested = kind_from_names(one.name for one in listing.inputs)
-            if base is None and kind and suggested not in (None, kind):
-                error.add_note(
-                    f"the file names suggest {suggested!r} (--kind {suggested}, or "
-                    f"kind={suggested!r})"
-                )
+            return _fitted(source, listing), listing
+        except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
                 # If an option differs from the one in the dataset, report the difference instead.
                 all_options = {**base.converter.get("options", {}), **self.converter_options}
@@ -200,6 +194,17 @@ class ConvertOptions:
             stop_at_broken=self.on_error == "stop",
             drops_label=drops_label,
         )
+
+
+def _fitted(source: Converter, listing: Listing) -> Converter:
+    """Return the converter for the inputs; add the kind that their names suggest to an error."""
+    try:
+        return fit_converter(source, listing.inputs)
+    except InvalidArgument as error:
+        kind = kind_from_names(one.name for one in listing.inputs)
+        if kind not in (None, source.kind):
+            error.add_note(f"the file names suggest {kind!r} (--kind {kind}, or kind={kind!r})")
+        raise
 
 
 def convert_inputs(

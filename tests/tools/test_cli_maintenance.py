@@ -273,4 +273,4 @@ def test_stats_of_pixels_are_printed_as_a_normalize(tmp_path: Path, capsys: Capt
     assert repr(eval(line, vars(shardio.transforms))).startswith("Normalize(mean=(0.5, 0.5, 0.5)")
     with pytest.raises(SystemExit, match="2"):
         cli.main(["stats", folder, "--frames", "some"])
-    assert "expected a number, or all; found 'some'" in capsys.readouterr().err
+    assert "expected a number from 1 up, or all; found 'some'" in capsys.readouterr().err
