@@ -937,7 +937,7 @@ def test_position_needs_order_and_a_resumable_source(source: Any, options: Any, 
     ("change", "found"),
     [
         ({"n_items": 5}, "a source of 5 items; this one has 3"),
-        ({"version": 2}, "expected a result of DataLoader.state_dict"),
+        ({"version": 2}, r"state must be a result of DataLoader.state_dict\(\); found"),
         ({"item": -1}, "state\\['item'\\] must be"),
     ],
 )

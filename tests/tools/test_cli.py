@@ -364,7 +364,7 @@ def test_a_kind_that_cannot_be_imported_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     error = UnsupportedEnvironment("the converter 'x' cannot be imported")
-    monkeypatch.setattr("shardio_tools.converter_options.converter_class", raising(error))
+    monkeypatch.setattr("shardio_tools.converter_options.converter_classes", raising(error))
     with pytest.raises(SystemExit) as end:
         cli.main(["convert", "src", "out"])
     assert end.value.code == cli.ENVIRONMENT

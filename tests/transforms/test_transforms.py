@@ -444,7 +444,7 @@ NONSENSE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (ToFloat, (np.array([1, 2]),), {}, "dtype must be"),
     (HorizontalFlip, (float("nan"),), {}, "p must be a probability"),
     (HorizontalFlip, (), {"fields": ["a", 3]}, "fields must be"),
-    (ColorJitter, (-0.1,), {}, "brightness must be from 0 up"),
+    (ColorJitter, (-0.1,), {}, "brightness must be at least 0"),
     (ColorJitter, (), {"contrast": (2, 1)}, "contrast must be two numbers"),
     (ColorJitter, (), {"hue": 0.6}, "hue must be two numbers from -0.5 to 0.5"),
     (Resize, (0,), {}, "size must be .*found 0"),
