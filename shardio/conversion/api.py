@@ -173,8 +173,8 @@ def convert(
 
     Instead of files, `src` may be one of the following Python objects:
 
-    * an iterable of samples, or a data frame: of pandas, of polars, or of another library that
-      exports Arrow streams. This process writes the samples.
+    * an iterable of samples, or a data frame from pandas, polars or another library that exports
+      Arrow streams. This process writes the samples.
     * a map-style data set, which has `__len__` and `__getitem__`, as in torch. Its indices are
       divided among the processes. A data set that also has `__iter__` is read by index only if
       `workers` is given; otherwise it is read as an iterable of samples.
@@ -195,10 +195,9 @@ def convert(
         workers: the number of processes, by default one per usable CPU. 0 means to convert in this
             process.
         progress: a function that is called in this process before the first file and after every
-            file; or True to show the progress on standard error. On a terminal or in a notebook,
-            this is a bar in one line that is rewritten; elsewhere, a line is printed after each
-            tenth of the work. With None, the only message is a RuntimeWarning if inputs are broken;
-            with False, there is none.
+            file; or True to show the progress on standard error: on a terminal or in a notebook
+            as a bar, elsewhere as a line after each tenth of the work. With None, the only message
+            is a RuntimeWarning if inputs are broken; with False, there is none.
         labels: a CSV or JSON Lines file with the columns `path` (relative to `src`) and `label`
             (the name of the class). By default, the folder of a file is its class.
         split: maps the names of subsets to their shares of the samples, such as
@@ -207,11 +206,11 @@ def convert(
             samples are in no subset.
         split_seed: the seed of `split`.
         split_folders: whether folders named like splits, such as `train`, `val` and `test`, become
-            subsets. All subsets then share the classes, which are the folders in these folders. If
-            there are no such folders, the option applies to files of tables, records and tars that
-            are named like splits (`train.csv`). By default, folders or files become subsets if two
-            or more lie side by side; with True, one is enough; with False, such folders are
-            ordinary classes. An append uses the setting of the dataset.
+            subsets. The folders in `train`, `val` and so on are then the classes, which all subsets
+            share. If there are no such folders, the option applies to files of tables, records and
+            tars that are named like splits (`train.csv`). By default, folders or files become
+            subsets if two or more lie side by side; with True, one is enough; with False, such
+            folders are ordinary classes. An append uses the setting of the dataset.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
             uploaded as soon as it is finished. The cache folder on this machine holds the shards
             that are not uploaded yet, and the state that is needed to resume the conversion.

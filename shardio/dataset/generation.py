@@ -123,7 +123,10 @@ def describe_shards(
 
 
 def parse_shards(content: Any, path: Path) -> ShardList:
-    """Parse the output of `describe_shards`; raise DatasetCorrupt, KeyError or TypeError."""
+    """Parse the output of `describe_shards`.
+
+    Raises DatasetCorrupt, KeyError or TypeError if the output is damaged.
+    """
     if isinstance(content, dict):
         file = parse_external_list(content, SHARDS, path)
         return ShardList.parse(file, file.read())

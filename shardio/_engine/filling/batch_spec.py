@@ -45,7 +45,7 @@ class BatchSpec:
         tables: the dtype and the length of each table (an array of numbers) of the view.
         n_selected: the number of selected rows; None if the dataset is not a selection.
         channels_first: the fields of pictures if batches deliver the channels before height and
-            width; None if batches deliver the axes in the order in which they are written.
+            width; None if batches deliver the axes in the order in which blocks have them.
     """
 
     source: DatasetSource | MixtureSpec
@@ -99,7 +99,7 @@ class BatchSpec:
         return layout if self.channels_first is None else self._lay_channels_first(layout)
 
     def _lay_channels_first(self, layout: BlockLayout) -> BlockLayout:
-        """Return the layout with the fields of pictures, and their masks, in `channels_first`."""
+        """Return the layout with `channels_first` set: the fields of pictures, and their masks."""
         found, whole = set(), {slot.name for slot in layout.whole}
         for name, kind in layout.schema.items():
             if (array := kind.array) is not None:
@@ -142,8 +142,8 @@ class EpochPlan:
     """The order of the samples in one iteration.
 
     `partition` has this rank's positions in the epoch, and `order` maps positions to samples.
-    `stream_tokens` has the token count of each source if samples are windows of tokens, and the
-    last window is padded.
+    `stream_tokens` has the token count of each source; it is None unless samples are windows of
+    tokens and the last window is padded.
     """
 
     epoch: int
@@ -167,7 +167,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
-    """Recreate a view from the files of the arrays of `share_view`; take ownership of `fds`."""
+    """Recreate a view from `fds`, the files of the arrays that `share_view` made; own `fds`."""
     left = list(fds)
     if batch_spec.n_selected is not None:
         selection = SharedArray.from_fd(left.pop(0), "<i8", batch_spec.n_selected)

@@ -97,7 +97,7 @@ class PipelineRunner(Closing):
         self._stages = [self._source]
         for step in pipes:
             limit = n_workers = step.concurrency
-            if step.executor == "process":  # further jobs wait, so that no worker is idle
+            if step.executor == "process":  # queue further jobs, so that no worker is idle
                 limit = DEPTH * n_workers + 2
             self._stages.append(Stage(step.name, step.call, limit, step.in_order, n_workers))
         self._results = OutputQueue(n_buffered)
@@ -209,7 +209,7 @@ class PipelineRunner(Closing):
     def add_results(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
 
-        After False, `Stage.begin` returns the job again later, unless the runner is closed.
+        If False, `Stage.begin` returns the job again later, unless the runner is closed.
         """
         stage = job.stage
         with self.lock:
@@ -244,8 +244,8 @@ class PipelineRunner(Closing):
     def _finish_ready(self, stage: Stage, last_step: int) -> None:
         """Accept the results of all jobs up to `last_step` for which `finish` was called.
 
-        The call for an earlier job may still wait for the lock. Thus, results that are ready
-        together are delivered in the order of the inputs.
+        The call for an earlier job may still wait for the lock. Its results are accepted here, so
+        that results that are ready together are delivered in the order of the inputs.
         """
         for job in [*stage.running.values()]:  # by step
             if job.ready is not None and job.step <= last_step:

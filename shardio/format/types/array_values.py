@@ -188,7 +188,7 @@ def _refuse_rounding(name: str, original: npt.NDArray[Any], cast: npt.NDArray[An
 
 
 def _cast_numbers(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Convert an array that NumPy made of Python numbers to the field's dtype.
+    """Return an array with the field's dtype; NumPy made `found` from Python numbers.
 
     Raises OverflowError for a number out of range, and TypeError for another kind of number.
     """
