@@ -34,8 +34,8 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
-            f"a sample must be a dict of fields, found {type(sample).__name__}; "
-            "to leave samples out, select them beforehand"
+            f"a sample must be a dict of fields, found {type(sample).__name__}; to change a field, "
+            'return {**sample, "name": value}; to leave samples out, select them beforehand'
         )
     if not sample:
         raise SchemaError(

@@ -22,7 +22,7 @@ from shardio.conversion.classes import (
 from shardio.conversion.converter import Converter, kind_of
 from shardio.conversion.data_frames import (
     FrameRows,
-    hugging_face_classes,
+    class_names_of,
     hugging_face_splits,
     is_data_frame,
     is_hugging_face_table,
@@ -325,7 +325,7 @@ def _convert_object(
         return convert_items(src, samples, _function_name(samples), out, options, schema, names)
     items, name = index_runs(len(src)), type(src).__qualname__
     make = partial(samples_at, src)
-    classes = hugging_face_classes(src)
+    classes = class_names_of(src)
     if schema is None and not options.append and is_hugging_face_table(src):
         schema = FrameRows(src).schema
     return convert_items(items, make, name, out, options, schema, names, classes)
@@ -343,7 +343,7 @@ def _sample_part(
 ) -> SamplePart:
     if not _is_table(src, options.workers):
         rows = _as_mappings(src, names)
-        return SamplePart(rows, None, hugging_face_classes(src), subset)
+        return SamplePart(rows, None, class_names_of(src), subset)
     if names is not None:
         raise InvalidArgument("names: not for data frames; rename the columns instead")
     frame = FrameRows(src)

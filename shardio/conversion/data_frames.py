@@ -428,11 +428,21 @@ def hugging_face_splits(src: object) -> dict[str, Any]:
     return {str(name): each for name, each in src.items()} if is_dict else {}
 
 
-def hugging_face_classes(src: object) -> tuple[str, ...]:
-    """Return the class names of the feature `label`; () if there are none."""
+def class_names_of(src: object) -> tuple[str, ...]:
+    """Return the class names of a data set, for the field `label`; () if there are none.
+
+    Data sets of Hugging Face have them in the feature `label`; those of torchvision, such as
+    ImageFolder, in `class_to_idx`, unless a `target_transform` changes the indices.
+    """
     features = getattr(src, "features", None)
     label: Any = features.get("label") if isinstance(features, Mapping) else None
-    return tuple(label.names) if is_of(label, "datasets", "ClassLabel") else ()
+    if is_of(label, "datasets", "ClassLabel"):
+        return tuple(label.names)
+    numbers = getattr(src, "class_to_idx", None)
+    if not isinstance(numbers, Mapping) or getattr(src, "target_transform", None) is not None:
+        return ()
+    is_complete = [*numbers.values()] == [*range(len(numbers))]
+    return tuple(numbers) if is_complete and all(isinstance(name, str) for name in numbers) else ()
 
 
 def hugging_face_columns(dataset: Any) -> tuple[int, list[FrameColumn]]:

@@ -287,6 +287,45 @@ def test_small_samples_make_one_shard(tmp_path: Path) -> None:
         assert values(tmp_path / name) == [*range(200)]
 
 
+class Pictures:
+    """A data set as torchvision's ImageFolder."""
+
+    target_transform: Any = None
+    class_to_idx: dict[Any, int]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[int, int]:
+        return i * i, i % 2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "transform", "names", "classes"),
+    [
+        ({"cat": 0, "dog": 1}, None, ("x", "label"), ("cat", "dog")),
+        ({"cat": 0, "dog": 1}, None, ("x", "y"), ()),
+        ({"cat": 0, "dog": 1}, str, ("x", "label"), ()),
+        ({"cat": 0, "dog": 2}, None, ("x", "label"), ()),
+        ({0: 0, 1: 1}, None, ("x", "label"), ()),
+    ],
+)
+def test_class_names_of_torchvision_are_kept(
+    numbers: dict[Any, int],
+    transform: object,
+    names: tuple[str, str],
+    classes: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    source = Pictures()
+    source.class_to_idx, source.target_transform = numbers, transform
+    report = shardio.convert(source, tmp_path / "out", names=names, workers=0)
+    assert (report.n_samples, report.classes) == (4, classes)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.classes == classes
+        assert [int(sample[names[1]]) for sample in dataset] == [0, 1, 0, 1]
+
+
 def test_datasets_views_and_loaders_are_refused(tmp_path: Path) -> None:
     shardio.convert([{"x": i} for i in range(4)], tmp_path / "set")
     with shardio.open(tmp_path / "set") as dataset, shardio.ShardLoader(dataset, 2) as loader:
