@@ -157,14 +157,17 @@ class ProgressLine:
             self._live.update(line, refresh=True)
 
     def _put_out(self, text: str) -> bool:
-        """Display a text as an output of the notebook's cell; return False without IPython."""
+        """Display a text as an output of the notebook's cell; return False if that fails."""
         notebook = sys.modules.get("IPython.display")
         if notebook is None:
             return False
-        if self._output is None:
-            self._output = notebook.display({"text/plain": text}, raw=True, display_id=True)
-        else:
-            self._output.update({"text/plain": text}, raw=True)
+        try:
+            if self._output is None:
+                self._output = notebook.display({"text/plain": text}, raw=True, display_id=True)
+            else:
+                self._output.update({"text/plain": text}, raw=True)
+        except Exception:  # noqa: BLE001  # an operation does not depend on its display
+            return False
         return self._output is not None
 
 

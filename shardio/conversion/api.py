@@ -26,6 +26,7 @@ from shardio.conversion.data_frames import (
     hugging_face_splits,
     is_data_frame,
     is_hugging_face_table,
+    table_rows_at,
 )
 from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
@@ -324,10 +325,13 @@ def _convert_object(
     if samples is not None:
         return convert_items(src, samples, _function_name(samples), out, options, schema, names)
     items, name = index_runs(len(src)), type(src).__qualname__
-    make = partial(samples_at, src)
+    make: Callable[[Any], Any] = partial(samples_at, src)
     classes = class_names_of(src)
-    if schema is None and not options.append and is_hugging_face_table(src):
-        schema = FrameRows(src).schema
+    if is_hugging_face_table(src):
+        _refuse_names(names)
+        make = partial(table_rows_at, src)
+        if schema is None and not options.append:
+            schema = FrameRows(src).schema
     return convert_items(items, make, name, out, options, schema, names, classes)
 
 
@@ -344,10 +348,14 @@ def _sample_part(
     if not _is_table(src, options.workers):
         rows = _as_mappings(src, names)
         return SamplePart(rows, None, class_names_of(src), subset)
-    if names is not None:
-        raise InvalidArgument("names: not for data frames; rename the columns instead")
+    _refuse_names(names)
     frame = FrameRows(src)
     return SamplePart(frame, frame.schema, tuple(frame.classes), subset)
+
+
+def _refuse_names(names: Sequence[str] | None) -> None:
+    if names is not None:
+        raise InvalidArgument("names: not for data frames; rename the columns instead")
 
 
 def _as_mappings(src: Any, names: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
@@ -366,8 +374,9 @@ def _check_object(
         raise InvalidArgument(
             f"samples must be a function of an item; found {type(samples).__name__}"
         )
-    is_list = hasattr(names or (), "__iter__") and not isinstance(names, str)
-    if not is_list or not all(isinstance(name, str) for name in names or ()):
+    given: Any = () if names is None else names
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list or not all(isinstance(name, str) for name in given):
         raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
     if names is not None and len({*names}) < len(names):
         raise InvalidArgument(f"names must be unique; found {', '.join(map(repr, names))}")

@@ -419,6 +419,15 @@ def is_hugging_face_table(src: object) -> bool:
     return known.format["type"] in (None, "arrow", "pandas", "polars")
 
 
+def table_rows_at(dataset: Any, run: int | tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Dataset of Hugging Face at `run`, as `FrameRows` does.
+
+    `run` is an index, or the first and the last index of a range.
+    """
+    first, last = (run, run) if isinstance(run, int) else run
+    yield from FrameRows(dataset.select(range(first, last + 1)))
+
+
 def hugging_face_splits(src: object) -> dict[str, Any]:
     """Return the splits in a dict of Hugging Face data sets; {} for any other source."""
     if not isinstance(src, Mapping):

@@ -291,10 +291,12 @@ def _call(make: SampleFunction, item: Any, names: tuple[str, ...] | None) -> Ite
 
 def _is_one_sample(found: Any, names: tuple[str, ...] | None) -> bool:
     """Return True for a dict, a tuple of values, or one value; False for several samples."""
+    if isinstance(found, np.ndarray) and found.dtype == object:
+        return False
     if isinstance(found, Mapping | str | bytes | os.PathLike) or hasattr(found, "__array__"):
         return True
-    if isinstance(found, tuple) and (names is None or len(names) == len(found)):
-        return not all(isinstance(each, Mapping | tuple | list) for each in found)
+    if isinstance(found, tuple) and found:
+        return names is not None or not all(isinstance(each, Mapping) for each in found)
     return not isinstance(found, Iterable)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from shardio._base.classes import one_line
 from shardio.dataset.generation import ROWS, Generation
-from shardio.dataset.manifest import load, load_generation
+from shardio.dataset.manifest import holds_dataset, load, load_generation
 from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
@@ -71,6 +71,16 @@ class MaintenanceReport:
         return {**dataclasses.asdict(self), "dataset": str(self.dataset)}
 
 
+def _refuse_dataset(out: PathName, schema: Schema) -> None:
+    """Raise DatasetExists, before sources are verified, if `out` holds a dataset.
+
+    As each operation does, first remove what interrupted operations have left in `out`.
+    """
+    if holds_dataset(out):
+        with GenerationWriter(out, schema):
+            pass
+
+
 @displays_progress
 def reshard(
     source: PathName,
@@ -88,9 +98,9 @@ def reshard(
     check_shard_bytes(shard_bytes)
     with detect_conflict(source), ShardDataset(source) as dataset:
         generation = load_generation(source, dataset.generation)
-        # Open the output first: if it exists, this is an error before the source is verified.
+        _refuse_dataset(out, dataset.schema)
+        require_sound(source, workers, progress)
         with GenerationWriter(out, dataset.schema, shard_bytes=shard_bytes) as output:
-            require_sound(source, workers, progress)
             _append_shards(dataset, range(len(dataset.shards)), output, progress)
             published = output.publish(
                 **generation.description,
@@ -256,9 +266,10 @@ def merge(
             check_same_fields(datasets[0], dataset)
         classes = tuple(dict.fromkeys(name for dataset in datasets for name in dataset.classes))
         changes = [_class_index_map(dataset, classes) for dataset in datasets]
+        _refuse_dataset(out, datasets[0].schema)
+        for path in sources:
+            require_sound(path, workers, progress)
         with GenerationWriter(out, datasets[0].schema, shard_bytes=shard_bytes) as output:
-            for path in sources:
-                require_sound(path, workers, progress)
             sizes = (shard.n_bytes for dataset in datasets for shard in dataset.shards)
             state = ShardProgress(progress, "writing", sizes)
             for dataset, numbers in zip(datasets, changes, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from shardio.media import decode_image, encode_jpeg
 
 datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.process]
 PIL = pytest.importorskip("PIL.Image", reason="Hugging Face's datasets needs it for pictures")
 
 NAMES = ["cat", "dog"]
@@ -120,15 +121,31 @@ def test_a_null_in_one_split_makes_the_field_optional(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rows_read_by_index_have_the_types_of_their_table(tmp_path: Path, workers: int) -> None:
-    columns = {"x": [1, None], "words": ["a", None], "points": [[0.5], None]}
-    table = datasets.Dataset.from_dict(columns)
+    table = datasets.Dataset.from_dict(
+        {
+            "x": [1, None],
+            "words": ["a", None],
+            "points": [[0.5], None],
+            "struct": [{"y": 1}, None],
+            "time": [None, datetime.datetime(2020, 1, 1)],
+            "date": [datetime.date(2020, 1, 2)] * 2,
+        }
+    )
     shardio.convert(table, tmp_path / "whole")
     report = shardio.convert(table, tmp_path / "rows", workers=workers)
     assert not report.broken
     with shardio.open(tmp_path / "whole") as whole, shardio.open(tmp_path / "rows") as rows:
         assert rows.schema == whole.schema
-        for name in columns:
+        assert len(rows) == 2 and "struct.y" in rows.schema
+        for name in rows.schema:
             assert [*map(str, rows.column(name))] == [*map(str, whole.column(name))]
+
+
+@pytest.mark.parametrize("workers", [None, 0])
+def test_columns_are_not_renamed_by_names(tmp_path: Path, workers: int | None) -> None:
+    with pytest.raises(InvalidArgument, match="names: not for data frames; rename the columns"):
+        shardio.convert(make(2), tmp_path / "out", workers=workers, names=("a", "b"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_formats_and_transforms_are_what_is_stored(tmp_path: Path) -> None:

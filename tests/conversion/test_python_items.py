@@ -98,6 +98,31 @@ def test_broken_items_are_a_warning_unless_the_caller_decides_what_is_shown(
     assert all(one.filename == __file__ for one in caught)
 
 
+def test_a_tuple_is_one_sample_whatever_its_values_are(tmp_path: Path) -> None:
+    def boxes(i: int) -> tuple[list[list[int]], list[int]]:
+        return [[0, i], [9, 9]], [5, 6]
+
+    names = ("boxes", "labels")
+    report = shardio.convert([0, 1], tmp_path / "out", samples=boxes, names=names, workers=0)
+    assert (report.n_samples, report.broken) == (2, ())
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [(sample["boxes"], sample["labels"]) for sample in dataset] == [boxes(0), boxes(1)]
+
+
+def test_an_array_of_dicts_is_several_samples(tmp_path: Path) -> None:
+    def make(i: int) -> Any:
+        return np.array([{"a": i}, {"a": 2}], dtype=object)
+
+    assert shardio.convert([0, 1], tmp_path / "out", samples=make, workers=0).n_samples == 4
+
+
+@pytest.mark.parametrize("names", [{"a", "b"}, np.array(["a", "b"]), (n for n in "ab"), 0, "ab"])
+def test_names_without_an_order_are_refused(names: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="names must be a sequence of strings; found "):
+        shardio.convert([1], tmp_path / "out", samples=lambda n: (n, n), names=names)
+    assert not (tmp_path / "out").exists()
+
+
 def test_progress_counts_items_and_no_bytes(tmp_path: Path) -> None:
     updates: list[Progress] = []
     shardio.convert(range(5), tmp_path / "out", samples=lambda n: {"n": n}, progress=updates.append)
@@ -281,12 +306,12 @@ def test_a_tuple_without_names_is_refused_with_a_hint(tmp_path: Path) -> None:
     [
         ((1, 2.5), ("a", "b"), [(1, 2.5)]),
         ((1, np.array([2, 3])), ("a", "b"), [(1, [2, 3])]),
-        (((1, 2), (3, 4)), ("a", "b"), [(1, 2), (3, 4)]),
+        (((1, 2), (3, 4)), ("a", "b"), [([1, 2], [3, 4])]),
         ([(1, 2), (3, 4)], ("a", "b"), [(1, 2), (3, 4)]),
         (7, ("a",), [(7,)]),
         ("text", ("a",), [("text",)]),
         (np.arange(3), ("a",), [([0, 1, 2],)]),
-        ((7, 8), ("a",), [(7,), (8,)]),
+        ([7, 8], ("a",), [(7,), (8,)]),
     ],
 )
 def test_a_function_of_items_may_return_a_tuple_or_one_value(
@@ -304,6 +329,8 @@ def test_a_tuple_or_value_that_is_not_named_says_how(tmp_path: Path) -> None:
     for text, value in texts.items():
         with pytest.raises(SchemaError, match=text):
             shardio.convert([value], tmp_path / "out", samples=lambda item: item, workers=0)
+    with pytest.raises(SchemaError, match="expected 2 names, one for each value of a sample"):
+        shardio.convert([0], tmp_path / "out", samples=lambda _: (1, 2), names=["a"], workers=0)
 
 
 def test_names_of_dicts_are_an_error(tmp_path: Path) -> None:

@@ -325,7 +325,9 @@ class ObjectStore:
         """Warn, only once until the next success, that calls fail and are repeated."""
         if not self._is_noted:
             self._is_noted = True
-            warn(f"{self.url}: {failure}; trying again for up to {deadline_s:.0f} s")
+            # Where warnings are errors, this one must not end the repetition.
+            with contextlib.suppress(UserWarning):
+                warn(f"{self.url}: {failure}; trying again for up to {deadline_s:.0f} s")
 
     def _get(
         self, name: str, part: Any, *, tag: str | None = None, deadline_s: float | None = None
