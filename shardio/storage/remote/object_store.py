@@ -51,7 +51,7 @@ Item = TypeVar("Item")
 R = TypeVar("R")
 
 _SIGNAL_POLL_S: Final = 0.25
-"""The maximum duration of one wait: a signal that arrives just before it is handled after it."""
+"""The maximum duration of one wait. A signal just before a wait is handled only after the wait."""
 
 
 def interruptible(call: Callable[[], R]) -> R:
