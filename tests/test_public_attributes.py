@@ -206,7 +206,7 @@ def test_operations_of_other_libraries_get_a_hint(objects: dict[str, Any], name:
 
 def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
     for row in (0, slice(2), ["x", "label"]):
-        with pytest.raises(KeyError, match=r": this batch has x, label; of row i, write batch"):
+        with pytest.raises(KeyError, match=r": this batch has x, label; for row i, write batch"):
             objects["batch"][row]
     with pytest.raises(KeyError, match=r"this batch has x, label; did you mean 'label'\?"):
         objects["batch"]["labels"]

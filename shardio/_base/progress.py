@@ -157,7 +157,7 @@ class ProgressLine:
             self._live.update(line, refresh=True)
 
     def _put_out(self, text: str) -> bool:
-        """Display a text as an output of the notebook's cell; return False if that fails."""
+        """Display a text below the cell of a notebook; return False if that fails."""
         notebook = sys.modules.get("IPython.display")
         if notebook is None:
             return False

@@ -190,7 +190,7 @@ class Batch(Mapping[str, Value_co], Listed):
         raise self._unknown(name)
 
     def _unknown(self, name: object) -> KeyError:
-        hint = "of row i, write batch[name][i]"
+        hint = "for row i, write batch[name][i]"
         if isinstance(name, str):
             hint = did_you_mean(name, list(self))
         return KeyError(f"{name!r}: this batch has {', '.join(self)}{'; ' * bool(hint)}{hint}")
