@@ -30,7 +30,7 @@ from shardio.order.sampling import (
     check_shuffle,
 )
 from shardio.outputs import OUTPUTS, Output
-from shardio.outputs.torch import OnTensors, as_transform
+from shardio.outputs.torch import OnTensors, as_transform, refuse_batch_transform
 from shardio.samples.clip_view import ClipView, default_clip
 from shardio.samples.clips import Clip
 from shardio.samples.media import audio_schema, image_schema, media_fields, span_field
@@ -204,10 +204,8 @@ def check_user_function(name: str, function: Any, given: str) -> Any:
             f"{name}: {kind} of torchvision.transforms takes a picture, and not a {given}: write "
             f"torchvision.transforms.v2.{wanted}"
         )
-    if name == "transform" and type(function).__name__ in ("MixUp", "CutMix"):
-        raise InvalidArgument(
-            f"transform: {function!r} mixes the samples of a batch: write batch_transform="
-        )
+    if name == "transform":
+        refuse_batch_transform(name, function)
     function = as_transform(function)
     takes_rng(name, given, function)
     return function

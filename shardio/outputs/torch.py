@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
-from shardio.format.types.array_values import is_bfloat16_bits
+from shardio.format.types.array_values import is_bfloat16_bits, is_of
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -213,15 +213,34 @@ def _refuse_class(function: Any) -> None:
 
 def _refuse_to_tensor(function: Any) -> None:
     """Raise InvalidArgument for `v2.ToTensor`, alone or in a chain; it has no effect on tensors."""
-    kind = type(function)
-    if kind.__name__ == "ToTensor" and kind.__module__.startswith("torchvision.transforms.v2"):
-        raise InvalidArgument(
-            "v2.ToTensor leaves the tensors that a transform is given as they are, uint8: write "
-            "v2.ToDtype(torch.float32, scale=True), for floats from 0 to 1"
-        )
-    inner = getattr(function, "transforms", ())
-    for each in inner if isinstance(inner, list | tuple) else ():
-        _refuse_to_tensor(each)
+    for kind in map(type, _parts_of(function)):
+        if kind.__name__ == "ToTensor" and kind.__module__.startswith("torchvision.transforms.v2"):
+            raise InvalidArgument(
+                "v2.ToTensor leaves the tensors that a transform is given as they are, uint8: "
+                "write v2.ToDtype(torch.float32, scale=True), for floats from 0 to 1"
+            )
+
+
+def refuse_batch_transform(name: str, function: Any) -> None:
+    """Raise InvalidArgument for a transform of samples that has MixUp or CutMix of torchvision."""
+    for part in _parts_of(function):
+        kind = type(part).__name__
+        if kind in ("MixUp", "CutMix"):
+            place = "" if part is function else f" (in {type(function).__name__})"
+            raise InvalidArgument(
+                f"{name}: {kind}{place} mixes the samples of a batch: write batch_transform="
+            )
+
+
+def _parts_of(function: Any) -> Iterator[Any]:
+    """Yield a transform and, if it is a chain or a choice of transforms, its parts."""
+    yield function
+    inner = getattr(function, "transforms", function)
+    if isinstance(function, OnTensors):
+        inner = (function._function,)
+    is_modules = is_of(inner, "torch", "ModuleList") or is_of(inner, "torch", "Sequential")
+    for part in inner if is_modules or isinstance(inner, list | tuple) else ():
+        yield from _parts_of(part)
 
 
 def as_step(function: Any) -> Any:

@@ -249,6 +249,11 @@ class Compose:
         steps = [as_step(each) for each in transforms]
         self._steps = [(t, takes_rng("each transform", "sample", t)) for t in steps]
 
+    @property
+    def transforms(self) -> tuple[Callable[..., Mapping[str, Any]], ...]:
+        """The transforms, in the order of their calls."""
+        return tuple(step for step, _ in self._steps)
+
     def __repr__(self) -> str:
         names = (getattr(t, "__name__", None) or " ".join(repr(t).split()) for t, _ in self._steps)
         return f"Compose({listed(names, 1000)})"

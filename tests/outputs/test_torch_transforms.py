@@ -505,8 +505,17 @@ def test_mistaken_transforms_are_refused_with_what_to_write(folder: str) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchvision deprecates it
         to_tensor = v.ToTensor()
+    mix, mixes = v.CutMix(num_classes=N), r"CutMix \(in %s\) mixes .*: write batch_transform="
     mistakes: list[tuple[Any, str]] = [
         (v.MixUp(num_classes=N), r"mixes the samples of a batch: write batch_transform="),
+        (v.RandomChoice([mix, v.MixUp(num_classes=N)]), mixes % "RandomChoice"),
+        (v.RandomOrder([v.Identity(), mix]), mixes % "RandomOrder"),
+        (v.RandomApply([mix]), mixes % "RandomApply"),
+        (v.RandomApply(torch.nn.ModuleList([mix])), mixes % "RandomApply"),
+        (v.Compose([v.Identity(), v.RandomChoice([mix])]), mixes % "Compose"),
+        (torch.nn.Sequential(v.Identity(), mix), mixes % "Sequential"),
+        (Compose(v.Identity(), mix), mixes % "Compose"),
+        (OnTensors(mix), mixes % "OnTensors"),
         ([v.RandomHorizontalFlip()], r"must be callable, such as .*Compose\(a, b\)"),
         (HorizontalFlip, r"the class HorizontalFlip; pass an instance"),
         (to_tensor, r"as they are, uint8: write v2\.ToDtype\(torch\.float32, scale=True\)"),
