@@ -205,9 +205,12 @@ def test_operations_of_other_libraries_get_a_hint(objects: dict[str, Any], name:
 
 
 def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
-    for row in (0, slice(2), ["x", "label"]):
-        with pytest.raises(KeyError, match=r": this batch has x, label; for row i, write batch"):
-            objects["batch"][row]
+    batch = objects["batch"]
+    for row in (0, slice(2), ["x", "label"], ("x", "label"), None):
+        for read in (batch.__getitem__, batch.get, batch.__contains__, batch.present):
+            with pytest.raises(TypeError, match=r"this batch has x, label; for row i, write batch"):
+                read(row)
+    assert "x" in batch and "y" not in batch and batch.get("y", 3) == 3
     with pytest.raises(KeyError, match=r"this batch has x, label; did you mean 'label'\?"):
         objects["batch"]["labels"]
     with pytest.raises(TypeError, match=r"a batch is read-only: write {\*\*batch, name: value}"):

@@ -171,10 +171,9 @@ class Batch(Mapping[str, Value_co], Listed):
         return self
 
     def __getitem__(self, name: str) -> Value_co:
-        try:
-            found: Value_co | None = self._values.get(name)
-        except TypeError:  # a list or a slice
-            raise self._unknown(name) from None
+        if not isinstance(name, str):  # a TypeError, because `get` and `in` would hide a KeyError
+            raise self._unknown(name)
+        found: Value_co | None = self._values.get(name)
         if found is not None:
             return found
         for slot in self._layout.varying:
@@ -189,11 +188,12 @@ class Batch(Mapping[str, Value_co], Listed):
             return nested
         raise self._unknown(name)
 
-    def _unknown(self, name: object) -> KeyError:
-        hint = "for row i, write batch[name][i]"
-        if isinstance(name, str):
-            hint = did_you_mean(name, list(self))
-        return KeyError(f"{name!r}: this batch has {', '.join(self)}{'; ' * bool(hint)}{hint}")
+    def _unknown(self, name: object) -> KeyError | TypeError:
+        known = f"{name!r:.200}: this batch has {', '.join(self)}"
+        if not isinstance(name, str):
+            return TypeError(f"{known}; for row i, write batch[name][i]")
+        hint = did_you_mean(name, list(self))
+        return KeyError(f"{known}{'; ' * bool(hint)}{hint}")
 
     def __iter__(self) -> Iterator[str]:
         # `images, labels = batch` would silently give names. Only the bytecode of the caller
@@ -286,7 +286,7 @@ class Batch(Mapping[str, Value_co], Listed):
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
         """Return, for each row, True if its sample has a value of the field; a copy."""
-        if name not in self._layout.schema:
+        if name not in list(self._layout.schema):  # the name may be a list by mistake
             raise self._unknown(name)
         for slot in self._layout.presence:
             if slot.name == name:
