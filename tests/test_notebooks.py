@@ -35,6 +35,7 @@ from shardio._base.progress import format_size
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio.conversion import InputReport
 from shardio.conversion.converter import OutcomeKind
+from shardio.dataset.stored_stats import DatasetStats
 from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
 from shardio.multi import MultiLoader
@@ -155,6 +156,9 @@ OBJECTS: dict[str, Callable[[shardio.ShardDataset], Any]] = {
     "batch": lambda dataset: of_loader(dataset, lambda loader: next(iter(loader))),
     "loader-stats": lambda dataset: LoaderStats(3, 2, LOADING, LOADING + LOADING),
     "statistics": lambda dataset: maintenance.compute_stats(dataset.path),
+    "dataset-stats": lambda dataset: DatasetStats(
+        {**dataset.stats, "subsets": {"val": maintenance.compute_stats(dataset.path).stats}}
+    ),
     "conversion": lambda dataset: REPORT,
     "verification": lambda dataset: maintenance.VerificationReport(
         "set", 1, "id", 2, 100, 12_345, (FINDING,), ("notes.txt",)
@@ -289,6 +293,8 @@ def test_reports_are_bounded_whatever_their_size(letter: str) -> None:
         "classes": dict.fromkeys(classes, 9),
     }
     assert "… and" in text_of(maintenance.StatsReport(Path(long), 1, long, stats))
+    many = DatasetStats(whole=stats, subsets=dict.fromkeys(classes[:20], stats))
+    assert "… and 10,4" in text_of(many)
 
 
 def test_datasets_and_batches_are_bounded_whatever_their_samples(tmp_path: Path) -> None:
@@ -389,6 +395,12 @@ def test_a_report_on_a_conversion_begins_with_failures() -> None:
     places = [text.index(f"{name}.x") for name in ("broken", "empty", "duplicate")]
     assert places == sorted(places) and "converted.x" not in text
     assert "1 broken · 1 empty · 1 duplicate · 1 unsupported · 1 converted" in text
+
+
+@pytest.mark.parametrize("part", [None, 7, [], "x", {}, {"fields": {"x": 7}}, {"samples": "9"}])
+def test_stored_statistics_of_any_form_are_shown(part: Any) -> None:
+    for stats in (DatasetStats(whole=part), DatasetStats(subsets={"val": part})):
+        assert repr(stats).startswith("DatasetStats(") and "DatasetStats" in text_of(stats)
 
 
 def test_figures_have_few_digits() -> None:

@@ -10,6 +10,7 @@ from shardio import (
     DatasetWriter,
     MultiLoader,
     Schema,
+    ShardDataset,
     ShardLoader,
     ShardReader,
     ShardWriter,
@@ -18,6 +19,7 @@ from shardio import (
     maintenance,
 )
 from shardio._base.statistics import ItemStats, LoaderStats, LoadingStats, StageStats
+from shardio.dataset.stored_stats import DatasetStats
 from shardio.format import types
 from shardio.map_view import MapView
 from shardio.measuring.measure import Conclusion, Limit, LoadingReport, LoadingRun
@@ -81,6 +83,13 @@ def test_views_and_the_loaders_of_other_libraries(folder: str) -> None:
     assert repr(MultiLoader(range(3), 2)) == "MultiLoader(range, workers=2)"
 
 
+def test_the_statistics_of_a_dataset(folder: str) -> None:
+    maintenance.compute_stats(folder)
+    with ShardDataset(folder) as dataset:
+        assert repr(dataset.stats) == "DatasetStats(30 samples, fields image, label)"
+        assert dataset.stats["whole"]["fields"]["label"]["count"] == 30
+
+
 def test_reports_and_statistics_are_bounded() -> None:
     source = conversion.InputReport("a.mp4", "broken", "why", 0, 9)
     finding = maintenance.Finding("a.shard", "hash", "wrong")
@@ -104,6 +113,13 @@ def test_reports_and_statistics_are_bounded() -> None:
             maintenance.StatsReport(path, 2, "val", {"samples": 3, "fields": fields}),
             "reopen the dataset for dataset.stats, 3 samples)",
         ),
+        (
+            DatasetStats(
+                whole={"samples": 9, "fields": fields}, subsets={"val": {"samples": 1_234}}
+            ),
+            "DatasetStats(9 samples, subset 'val' 1,234 samples, fields 0, 1, 2, 3, ",
+        ),
+        (DatasetStats(), "DatasetStats(no statistics: shardio.maintenance.compute_stats(path) com"),
         (maintenance.SplitReport(path, 2, fields, {}), "'0' 7, '1' 7, "),
         (LoaderStats(3, 2, stats, stats), "(epoch 3, 3,000 samples at 1,500/s, 0 skipped, wait"),
         (finding, "Finding('a.shard': hash, wrong)"),

@@ -16,6 +16,7 @@ from shardio.dataset.files import DatasetFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.selection import RowSelection, check_rows
+from shardio.dataset.stored_stats import DatasetStats
 from shardio.errors import InsufficientMemory
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema, group_parts
@@ -136,7 +137,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     @property
     def stats(self) -> Mapping[str, Any]:
         """The statistics of `shardio stats`: "whole" for all samples, "subsets" for each subset."""
-        return self._generation.stats
+        return DatasetStats(self._generation.stats)
 
     @property
     def operation(self) -> Mapping[str, Any]:

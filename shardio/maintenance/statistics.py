@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from shardio._base.callers import warn
 from shardio._base.classes import listed, one_line
-from shardio._base.html import fragment, listing, note, table
+from shardio._base.html import fragment, note
 from shardio._base.progress import counted
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
+from shardio.dataset.stored_stats import DatasetStats
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types import Array
@@ -101,17 +102,9 @@ class StatsReport:
 
     def _repr_html_(self) -> str:
         facts = *self._origin(), counted(self.stats["samples"], "samples")
-        classes = self.stats.get("classes", {})
-        counts = (f"{name} {n:,}" for name, n in classes.items())
-        fields, names = self.stats["fields"], ("count", "mean", "std", "min", "max", "missing")
-        rows = ((field, *map(found.get, names)) for field, found in fields.items())
-        parts = (
-            listing("classes", counts, len(classes)),
-            table(("field", *names), rows, len(fields)),
-            *(note(text) for text in map(_pixels_text, fields, fields.values()) if text),
-            "" if self.not_stored else note("Reopen the dataset to see them in dataset.stats."),
-        )
-        return fragment("StatsReport", self.dataset, facts, *parts)
+        advice = "" if self.not_stored else "Reopen the dataset to see them in dataset.stats."
+        parts = DatasetStats(whole=self.stats).html_parts()
+        return fragment("StatsReport", self.dataset, facts, *parts, note(advice))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""
@@ -122,19 +115,6 @@ class StatsReport:
             "not_stored": self.not_stored,
             **self.stats,
         }
-
-
-def _pixels_text(name: str, found: Mapping[str, Any]) -> str:
-    """Return a call of Normalize with the statistics of a field's pictures, and the frame count."""
-    if not (found.get("pictures") and found.get("count") and "channels" in found):
-        return ""
-    mean, std = (
-        ", ".join(f"{level / 255:.4f}" for level in found["channels"][key])
-        for key in ("mean", "std")
-    )
-    n = found.get("frames_per_video", 0)
-    frames = "" if n == 0 else f" (of {'all' if n is None else n} frames of each video)"
-    return f"{name}: Normalize(mean=({mean}), std=({std})){frames}"
 
 
 @displays_progress
