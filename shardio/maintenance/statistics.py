@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import math
@@ -179,7 +180,8 @@ def compute_stats(
             if error.errno not in _READ_ONLY_ERRORS:
                 raise
             not_stored = f"the dataset is read-only ({error.strerror})"
-            warn(f"{os.fspath(folder)}: {not_stored}: its statistics are not stored")
+            with contextlib.suppress(UserWarning):  # filters that raise it would lose the report
+                warn(f"{os.fspath(folder)}: {not_stored}: its statistics are not stored")
     return StatsReport(Path(folder), generation.number, subset, found, not_stored)
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,9 @@ def test_of_a_read_only_dataset_they_are_returned(
         )
         with pytest.warns(UserWarning, match=words):
             report = compute_stats(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert compute_stats(folder).as_json() == report.as_json()
         patch.setattr(manifest, "lock_folder", fail_with(errno.EIO))
         with pytest.raises(OSError, match="Input/output error"):
             compute_stats(folder)
