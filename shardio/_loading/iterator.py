@@ -16,7 +16,7 @@ from shardio._base.progress import ProgressLine, ProgressState
 from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration
-from shardio._engine.filling.batch_spec import shard_paths
+from shardio._engine.filling.batch_spec import batch_source
 from shardio._loading.options import LOADER_ADVICE
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped, Value_co, Wrap
@@ -62,7 +62,7 @@ class BatchAssembler:
     ) -> None:
         self._engine, self._adapter = engine, adapter
         self._reuses, self._max_skips = reuses, max_skips
-        self._files = shard_paths(dataset)
+        self._source = batch_source(dataset)
         self._wrap_items = None if adapter is None else _wrap_of_items(adapter, reuses=reuses)
 
     def hand_over(self, delivered: DeliveredBlock, iteration: EpochIteration) -> Batch:
@@ -88,8 +88,8 @@ class BatchAssembler:
                 name: to_channels_first(value) if name in layout.channels_first else value
                 for name, value in values.items()
             }
-        epoch, files, wrap = iteration.plan.epoch, self._files, self._wrap_items
-        batch = Batch.of_block(layout, block, n_rows, values, epoch, step, files, skipped, wrap)
+        epoch, source, wrap = iteration.plan.epoch, self._source, self._wrap_items
+        batch = Batch.of_block(layout, block, n_rows, values, epoch, step, source, skipped, wrap)
         # Do this last: from now on, the batch counts as consumed.
         iteration.next_loop_step = step + 1
         return batch

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -59,12 +59,23 @@ _ADVICE: Final = {
     "pin_memory": 'shared memory is not pinned: write batch.to("cuda")',
 }
 """Attributes of tensors and dicts, and what to write instead."""
-BatchFiles = tuple[Sequence[str], Mapping[str, Sequence[str]]]
-"""The paths of a dataset's shards, for errors; then, for each column that was added to the dataset
-later, the paths of its own shards."""
-_NO_FILES: Final[BatchFiles] = (), {}
 Wrap = Callable[[Any, object, str | None], Any]
 """The method `wrap` of a TensorAdapter."""
+
+
+class BatchSource(NamedTuple):
+    """The dataset of a batch, for errors.
+
+    Attributes:
+        shard_paths: the paths of its shards.
+        column_paths: for each column that was added later, the paths of the shards of the column.
+    """
+
+    shard_paths: Sequence[str] = ()
+    column_paths: Mapping[str, Sequence[str]] = {}
+
+
+_UNKNOWN: Final = BatchSource()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +112,9 @@ class Batch(Mapping[str, Value_co], Listed):
     _public = "epoch get indices items keys n_rows origins present skipped step to valid values"
     __slots__ = (
         "_block",
-        "_files",
         "_layout",
         "_lists",
+        "_source",
         "_values",
         "_wrap",
         "epoch",
@@ -141,7 +152,7 @@ class Batch(Mapping[str, Value_co], Listed):
     _lists: dict[str, Any]
     _wrap: Wrap | None
     """The function that converts the arrays in lists to tensors; None if they stay arrays."""
-    _files: BatchFiles
+    _source: BatchSource
 
     def __new__(cls, values: Mapping[str, Any] | None = None) -> Any:
         """Return `values` as a dict, for libraries that rebuild a mapping as type(batch)(values).
@@ -159,14 +170,14 @@ class Batch(Mapping[str, Value_co], Listed):
         values: dict[str, Any],
         epoch: int,
         step: int,
-        files: BatchFiles = _NO_FILES,
+        source: BatchSource = _UNKNOWN,
         skipped: tuple[Skipped, ...] = (),
         wrap: Wrap | None = None,
     ) -> Batch:
         """Return a batch of the first `n_rows` rows of a block."""
         self: Batch = object.__new__(cls)
         self._layout, self._block, self._values, self._lists = layout, block, values, {}
-        self._files, self._wrap = files, wrap
+        self._source, self._wrap = source, wrap
         self.n_rows, self.epoch, self.step, self.skipped = n_rows, epoch, step, skipped
         return self
 
@@ -384,8 +395,7 @@ class Batch(Mapping[str, Value_co], Listed):
             except (ValueError, RecursionError):
                 pass
             shard, row = self.origins[i].tolist()
-            paths, column_paths = self._files
-            paths = column_paths.get(name, paths)
+            paths = self._source.column_paths.get(name, self._source.shard_paths)
             path = paths[shard] if paths else f"shard number {shard}"
             return found.at(path=path, field=name, sample=row)
         return found.at(field=name)

@@ -16,6 +16,7 @@ import pytest
 from shardio import Array, Batch, List, Schema, ShardLoader
 from shardio import open as open_dataset
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
+from shardio.batch.batch import BatchSource
 from shardio.batch.layout import CLAIMED, layout_for_samples
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
@@ -214,7 +215,7 @@ def test_an_error_about_a_value_names_the_file_that_it_came_from() -> None:
     layout.origins(block)["status"] = CLAIMED
     for slot in layout.varying:
         layout.extents(block, slot)["n_bytes"] = 64
-    batch = Batch.of_block(layout, block, 1, {}, 0, 0, (["main"], {"b": ["beside"]}))
+    batch = Batch.of_block(layout, block, 1, {}, 0, 0, BatchSource(["main"], {"b": ["beside"]}))
     for name, path in (("a", "main"), ("b", "beside")):
         with pytest.raises(ShardCorrupt) as caught:
             batch[name]

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardio._base.classes import cached_property
 from shardio._workers.processes.shared_memory import SharedArray
-from shardio.batch.batch import BatchFiles
+from shardio.batch.batch import BatchSource
 from shardio.batch.collation import DEFAULT_COLLATION, Collation
 from shardio.batch.layout import BlockLayout, layout_for_batches, layout_for_samples
 from shardio.dataset.dataset import Dataset
@@ -177,10 +177,10 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
     return batch_spec.make_view(dataset, tables)
 
 
-def shard_paths(dataset: Dataset) -> BatchFiles:
+def batch_source(dataset: Dataset) -> BatchSource:
     groups = dataset.column_groups.items()
     column_paths = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
-    return ShardPaths(dataset.path, dataset.shards), column_paths
+    return BatchSource(ShardPaths(dataset.path, dataset.shards), column_paths)
 
 
 def samples_of(view: SampleView) -> Samples:

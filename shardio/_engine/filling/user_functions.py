@@ -25,7 +25,7 @@ import numpy as np
 from shardio._base.callers import takes_rng
 from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.batch_spec import BatchSpec, Schemas, shard_paths
+from shardio._engine.filling.batch_spec import BatchSpec, Schemas, batch_source
 from shardio._engine.filling.collate import (
     DescribeRow,
     Scratch,
@@ -279,7 +279,7 @@ class BatchBuilder:
         self._generators = SampleGenerators(batch_spec.seed, OF_BATCHES)
         self._collation_keys = SampleGenerators(batch_spec.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
-        self._files = shard_paths(dataset)
+        self._source = batch_source(dataset)
 
     def fill(self, batch: BatchRows, fill_rows: FillRows, *, by_row: bool = False) -> int:
         """Fill a block or a scratch block; return the bytes used in its heap.
@@ -333,7 +333,7 @@ class BatchBuilder:
         locate = functools.partial(self._batch_location, rows)
         # Functions are given pictures in (height, width, 3), and only the results are permuted.
         layout = replace(rows.layout, channels_first=frozenset())
-        batch = Batch.of_block(layout, block, rows.n_rows, arrays, epoch, 0, self._files)
+        batch = Batch.of_block(layout, block, rows.n_rows, arrays, epoch, 0, self._source)
         made: Any = dict(batch)
         for name in _bfloat16_fields(layout.schema):
             made[name] = as_bfloat16_bits(made[name])
