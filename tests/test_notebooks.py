@@ -240,6 +240,27 @@ def test_a_batch_of_pictures_of_floats_has_thumbnails(tmp_path: Path, layout: An
     assert shown(batch).n_pictures == 3
 
 
+def test_pictures_of_a_batch_have_the_names_of_their_classes(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("uint8", (8, 8, 3)), "label": Array("int64", optional=True)})
+    with DatasetWriter(tmp_path / "set", schema, classes=["cat", "dog"]) as writer:
+        for label in (0, 1, -1, 2, None):
+            writer.append({"x": np.zeros((8, 8, 3), np.uint8), "label": label})
+    options: dict[str, Any] = {"output": "numpy", "num_workers": 0}
+
+    def captions(**more: Any) -> list[str]:
+        with ShardLoader(tmp_path / "set", 5, **options, **more) as loader:
+            return re.findall(r"<small[^>]*>([^<]*)<", next(iter(loader))._repr_html_())
+
+    numbers = ["0", "1", "2", "3", "4"]
+    assert captions() == ["0 cat", "1 dog", *numbers[2:]]
+    assert captions(fields=["x"]) == numbers
+
+    def to_shares(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": sample["x"], "label": np.ones(2, np.float32)}
+
+    assert captions(transform=to_shares) == numbers
+
+
 def test_hostile_names_and_texts_are_escaped(tmp_path: Path) -> None:
     name = HOSTILE[:-1]  # names of fields are printable
     schema = Schema({name: Text(), "pixels": Array("uint8", (8, 8, 3)), "label": Array("int8")})

@@ -64,15 +64,17 @@ Wrap = Callable[[Any, object, str | None], Any]
 
 
 class BatchSource(NamedTuple):
-    """The dataset of a batch, for errors.
+    """The dataset of a batch, for errors and notebooks.
 
     Attributes:
         shard_paths: the paths of its shards.
         column_paths: for each column that was added later, the paths of the shards of the column.
+        classes: the names of its classes.
     """
 
     shard_paths: Sequence[str] = ()
     column_paths: Mapping[str, Sequence[str]] = {}
+    classes: Sequence[str] = ()
 
 
 _UNKNOWN: Final = BatchSource()
@@ -256,7 +258,6 @@ class Batch(Mapping[str, Value_co], Listed):
     def _thumbnails(self) -> str:
         """Return thumbnails of the first field that has pictures."""
         arrays = self._layout.arrays(self._block, self.n_rows)
-        indices = self.indices[:_N_PICTURES].tolist()
         stored = self._with_arrays(replace(self._layout, channels_first=frozenset()))
         for name in sorted(self._layout.schema, key=self._is_of_floats):  # first those of uint8
             array, is_float = self._layout.schema[name].array, self._is_of_floats(name)
@@ -264,9 +265,21 @@ class Batch(Mapping[str, Value_co], Listed):
             if array is None or array.dtype not in kinds or len(array.shape) < 2 + is_float:
                 continue
             values = (arrays[name] if name in arrays else stored[name])[:_N_PICTURES]
-            if found := pictures(zip(map(thumbnail, values), indices, strict=True)):
+            if found := pictures(zip(map(thumbnail, values), self._captions(), strict=True)):
                 return found
         return ""
+
+    def _captions(self) -> list[str]:
+        """Return the index of each pictured row, with the name of its class."""
+        found = list(map(str, self.indices[:_N_PICTURES]))
+        labels = self._layout.arrays(self._block, self.n_rows).get("label")
+        if labels is None or labels.shape != (self.n_rows,) or labels.dtype.kind not in "iu":
+            return found
+        classes, is_present = self._source.classes, self.present("label")
+        for i, label in enumerate(labels[:_N_PICTURES].tolist()):
+            if is_present[i] and 0 <= label < len(classes):
+                found[i] += f" {classes[label]}"
+        return found
 
     def _is_of_floats(self, name: str) -> bool:
         array = self._layout.schema[name].array

@@ -180,7 +180,7 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
 def batch_source(dataset: Dataset) -> BatchSource:
     groups = dataset.column_groups.items()
     column_paths = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
-    return BatchSource(ShardPaths(dataset.path, dataset.shards), column_paths)
+    return BatchSource(ShardPaths(dataset.path, dataset.shards), column_paths, dataset.classes)
 
 
 def samples_of(view: SampleView) -> Samples:
