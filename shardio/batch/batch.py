@@ -29,7 +29,6 @@ from shardio.batch.layout import (
 from shardio.errors import ShardCorrupt
 from shardio.format.schema import group_parts
 from shardio.format.types.array_values import is_of
-from shardio.format.types.field import Field
 from shardio.media.values import describe, thumbnail
 
 if TYPE_CHECKING:
@@ -232,11 +231,32 @@ class Batch(Mapping[str, Value_co], Listed):
 
     def __repr__(self) -> str:
         step = f"step {self.step} of epoch {self.epoch}: {counted(self.n_rows, 'rows')}"
-        schema = self._layout.delivered_schema
-        kinds = {name: _described(field, self.n_rows) for name, field in schema.items()}
+        kinds = {slot.name: self._described(slot) for slot in self._layout.varying}
         kinds |= {name: f"{v.dtype} {tuple(v.shape)}" for name, v in self._values.items()}
+        kinds = {name: kinds[name] for name in self if name in kinds}
         shown = (f"{name} {kind}" for name, kind in kinds.items())
         return f"Batch({listed((step, *shown), 193)})"
+
+    def _described(self, slot: VaryingSlot) -> str:
+        """Return a description of the values of a list, such as "3 texts"."""
+        n, field = self.n_rows, self._layout.schema[slot.name]
+        if field.array is not None:
+            return f"{counted(n, 'arrays')} of {field.array.dtype} {self._sizes(slot)}"
+        if field.item is not None:
+            shape = _shown(["any" if n is None else f"{n}" for n in field.item.shape])
+            return f"{counted(n, 'lists')} of arrays of {field.item.dtype} {shape}"
+        return counted(n, field.things)
+
+    def _sizes(self, slot: VaryingSlot) -> str:
+        """Return the smallest and the largest size of each dimension of the arrays of a list."""
+        sizes = self._layout.shapes(self._block, slot)[: self.n_rows][self.present(slot.name)]
+        if not len(sizes):
+            return _shown(["any"] * slot.n_dims)
+        low, high = sizes.min(0).tolist(), sizes.max(0).tolist()
+        shown = [f"{a}" if a == b else f"{a}–{b}" for a, b in zip(low, high, strict=True)]
+        if slot.name in self._layout.channels_first and slot.n_dims >= 3 and high[-1] <= 4:
+            shown.insert(-2, shown.pop())  # as `to_channels_first` does
+        return _shown(shown)
 
     def _repr_html_(self) -> str:
         facts = f"step {self.step} of epoch {self.epoch}", f"{self.n_rows:,} rows"
@@ -414,13 +434,8 @@ class Batch(Mapping[str, Value_co], Listed):
         return found.at(field=name)
 
 
-def _described(field: Field, n: int) -> str:
-    """Return a description of the n values of a list in a batch, such as "3 texts"."""
-    if field.array is not None:
-        return f"{counted(n, 'arrays')} of {field.array.dtype} {field.array.shape}"
-    if field.item is not None:
-        return f"{counted(n, 'lists')} of arrays of {field.item.dtype} {field.item.shape}"
-    return counted(n, field.things)
+def _shown(shape: list[str]) -> str:
+    return f"({', '.join(shape)}{',' * (len(shape) == 1)})"
 
 
 def _moved(value: Any, device: Any, *, non_blocking: bool) -> Any:

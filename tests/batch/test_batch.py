@@ -53,7 +53,7 @@ def make_batch(records: dict[str, list[bytes]] = RECORDS, n_rows: int = 3) -> Ba
 
 def test_fields_are_what_was_given_or_lists_of_values_made_once() -> None:
     batch = make_batch()
-    shown = "note 3 texts, image uint8 (3, 2, 2), points 3 arrays of int16 (None, 2), "
+    shown = "note 3 texts, image uint8 (3, 2, 2), points 3 arrays of int16 (0–3, 2), "
     shown += "blob 3 byte strings, meta 3 JSON values)"
     assert repr(batch) == f"Batch(step 7 of epoch 2: 3 rows, {shown}"
     assert repr(batch.keys()) == "dict_keys(['note', 'image', 'points', 'blob', 'meta'])"

@@ -181,8 +181,10 @@ def test_the_schema_and_the_batch_show_the_shapes_that_arrive(folder: str, layou
     assert schema["picture"] == Array("uint8", (3, 4, 6) if is_first else (4, 6, 3))
     assert schema["clip"] == Array("uint8", (2, 3, 5, 7) if is_first else (2, 5, 7, 3))
     assert schema["joints"] == SCHEMA["joints"]
-    shown = "(3, None, None)" if is_first else "(None, None, 3)"
-    assert f"varying {batch.n_rows} arrays of uint8 {shown}" in repr(batch)
+    axes = zip(*(pixels.shape for pixels in batch["varying"]), strict=True)
+    sizes = [f"{min(n)}–{max(n)}" if min(n) < max(n) else f"{n[0]}" for n in axes]
+    assert sizes.index("3") == (0 if is_first else 2) and "–" in "".join(sizes)
+    assert f"varying {batch.n_rows} arrays of uint8 ({', '.join(sizes)})" in repr(batch)
 
 
 def test_the_schema_is_that_of_what_a_transform_makes(folder: str) -> None:
