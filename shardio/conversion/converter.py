@@ -46,6 +46,10 @@ class Input:
     part_of: str = ""
 
 
+ITEMS: Final = "items"
+"""The name of the converter of items."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item(Input):
     """One item of a Python iterable, which is converted like a file.

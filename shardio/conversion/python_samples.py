@@ -24,7 +24,7 @@ from shardio._base.progress import counted
 from shardio._workers.processes.serialization import pickled
 from shardio.batch.schema_inference import infer_schema
 from shardio.conversion.append import known_classes, load_base
-from shardio.conversion.converter import Converter, Input, Item, Outcome
+from shardio.conversion.converter import ITEMS, Converter, Input, Item, Outcome
 from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import ConversionReport
@@ -235,7 +235,7 @@ _NO_SAMPLE: Final = object()
 class ItemSource(Converter):
     """A converter that calls `make` for each item; `fields` is the schema of the samples."""
 
-    kind: ClassVar[str] = "items"
+    kind: ClassVar[str] = ITEMS
     version: ClassVar[str] = "1"
 
     function: str

@@ -12,7 +12,7 @@ from typing import Any, Final
 from shardio._base.classes import one_line
 from shardio._base.html import fragment, listing, table
 from shardio._base.progress import ProgressState, counted, format_size
-from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
+from shardio.conversion.converter import ITEMS, Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
 from shardio.dataset.manifest import POINTER
 from shardio.errors import InvalidArgument
@@ -106,11 +106,11 @@ class InputReport:
 class ConversionReport:
     """The result of a finished conversion.
 
-    `dataset` is the folder of the dataset, or its URL. `kind` is the name of the converter, or
-    "samples". `n_samples` and `n_bytes` count the samples, and the bytes of the shards, that the
-    conversion added; `n_samples_before` is the number of samples before an append. `inputs` has the
-    report on every file, sorted by name, or on every item, in the given order; it is empty for an
-    iterable of samples. `classes` are the names of the dataset's classes.
+    `dataset` is the folder of the dataset, or its URL. `kind` is the name of the converter,
+    "items" or "samples". `n_samples` and `n_bytes` count the samples, and the bytes of the shards,
+    that the conversion added; `n_samples_before` is the number of samples before an append.
+    `inputs` has the report on every file, sorted by name, or on every item, in the given order; it
+    is empty for an iterable of samples. `classes` are the names of the dataset's classes.
 
     `generation` is the number of the generation that has the samples; 0 if no input gave a sample
     and nothing was published. `stopped` is True if the conversion ended early at a broken input.
@@ -148,7 +148,8 @@ class ConversionReport:
         if self.view["kind"] == "clips":
             n_clips = sum(int(source.detail.get("clips", 0)) for source in converted)
             samples += f" ({counted(n_clips, 'clips')})"
-        if n_source_bytes := sum(source.n_bytes for source in converted):
+        n_source_bytes = sum(source.n_bytes for source in converted)
+        if n_source_bytes and self.kind != ITEMS:  # the size of an item is that of its pickle
             ratio = self.n_bytes / n_source_bytes
             size += f" from {format_size(n_source_bytes)}: ratio {ratio:.2f}"
         facts = self.kind, samples, size, *self._outcome()

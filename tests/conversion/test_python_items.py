@@ -48,6 +48,7 @@ def test_samples_of_items_keep_their_order_for_any_number_of_workers(tmp_path: P
     assert column(here, "n") == [n for n in range(200) for _ in range(n % 3)]
     assert of_shard(here) == of_shard(there)
     assert (report.kind, report.counts) == ("items", {"converted": 133, "empty": 67})
+    assert ": ratio" not in report._repr_html_()  # of samples to the pickles of items
     assert report.inputs[1].name == "1" and report.inputs[0].reason == "gave no sample"
     with shardio.open(here) as dataset:
         assert dataset.converter["name"] == "items"
