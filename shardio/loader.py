@@ -309,7 +309,7 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
         epoch = "" if latest is None else f", epoch {latest.plan.epoch}"
         return (
             f"ShardLoader({view.dataset.path!r}: {len(view)} samples in batches of "
-            f"{asked.batch_size}, {workers}{epoch})"
+            f"{asked.batch_size}, {workers}{epoch}{', closed' * self._is_closed})"
         )
 
     def _repr_html_(self) -> str:
@@ -324,9 +324,14 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
             f"layout {asked.layout}" if asked.layout else "",
             f"{asked.output}{'' if asked.device is None else f' on {asked.device}'}",
             "" if latest is None else f"epoch {latest.plan.epoch}",
+            "closed" * self._is_closed,
             "" if asked.transform is None else "fields before the transform:",
         )
         return fragment("ShardLoader", self.dataset.path, facts, self.read_schema.html_table())
+
+    @property
+    def _is_closed(self) -> bool:
+        return not self._finalizer.alive
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch that this rank loads."""

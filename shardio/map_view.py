@@ -104,13 +104,14 @@ class MapView(Closing):
         return path_as_given(self._path, self._dataset)
 
     def __repr__(self) -> str:
-        return f"MapView({self._shown!r}: {self._n_samples} samples)"
+        return f"MapView({self._shown!r}: {self._n_samples} samples{', closed' * self._closed})"
 
     def _repr_html_(self) -> str:
         before = "fields before the transform:" if "transform" in self._options else ""
         with self._new_loader(1, sampler=None) as loader:
             table = loader.read_schema.html_table()
-            return fragment("MapView", loader.dataset.path, (loader.view.summary, before), table)
+            facts = loader.view.summary, "closed" * self._closed, before
+            return fragment("MapView", loader.dataset.path, facts, table)
 
     def __len__(self) -> int:
         return self._n_samples

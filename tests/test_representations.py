@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,12 @@ def test_a_loader_also_when_it_is_closed(folder: str) -> None:
         for _ in range(2):
             list(loader)
         assert repr(loader) == shown.replace(")", ", epoch 1)")
-    assert repr(loader) == shown.replace(")", ", epoch 1)")
+        assert "closed" not in repr(loader.view) + loader._repr_html_()
+    assert repr(loader) == shown.replace(")", ", epoch 1, closed)")
+    assert repr(loader.view).endswith("generation 1, closed))")
+    things: list[Any] = [loader, loader.view, loader.dataset]
+    for thing in things:
+        assert " · closed" in thing._repr_html_()
 
 
 def test_a_loader_whose_sampler_is_a_function_does_not_call_it(folder: str) -> None:
@@ -69,17 +75,23 @@ def test_writers_and_a_reader(folder: str, tmp_path: Path) -> None:
         assert repr(writer) == f"ShardWriter({str(path)!r}: 1 samples so far)"
     with ShardReader(path) as reader:
         assert repr(reader) == f"ShardReader({str(path)!r}: 1 samples of 2 fields)"
-    assert repr(reader) == f"ShardReader({str(path)!r}: 1 samples of 2 fields)"
+    assert repr(writer) == f"ShardWriter({str(path)!r}: 1 samples, closed)"
+    assert repr(reader) == f"ShardReader({str(path)!r}: 1 samples of 2 fields, closed)"
     out = tmp_path / "new"
     with DatasetWriter(out, TWO_FIELDS, shard_bytes=4096) as made:
         for _ in range(3):
             made.append(sample)
         assert repr(made) == f"DatasetWriter({str(out)!r}: 3 samples so far)"
+    assert repr(made) == f"DatasetWriter({str(out)!r}: 3 samples, closed)"
 
 
 def test_views_and_the_loaders_of_other_libraries(folder: str) -> None:
     view = MapView(folder)
     assert repr(view) == f"MapView({folder!r}: 30 samples)"
+    assert "closed" not in view._repr_html_()
+    view.close()
+    assert repr(view) == f"MapView({folder!r}: 30 samples, closed)"
+    assert " · closed" in view._repr_html_()
     assert repr(MultiLoader(range(3), 2)) == "MultiLoader(range, workers=2)"
 
 

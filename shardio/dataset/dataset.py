@@ -279,6 +279,11 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def worker_source(self) -> Any:
         """A picklable object. In a worker process, its method `open` opens the same samples."""
 
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return self.files.open_files.is_closed
+
     def check_open(self) -> None:
         """Raise ClosedError if the dataset is closed."""
         self.files.open_files.check_open()

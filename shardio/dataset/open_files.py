@@ -130,7 +130,8 @@ class OpenFiles:
     ) -> None:
         self._readers: dict[int, ShardReader] = {}
         self._open_file = weakref.WeakMethod(open_file)
-        self._path, self._is_closed, self._is_readahead_disabled = path, False, False
+        self._path, self._is_readahead_disabled = path, False
+        self.is_closed = False
         all_open = None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
         self.max_open = all_open if max_pinned is None else max(1, max_pinned)
         """The maximum number of open files; None if there is no limit. May be lowered later."""
@@ -220,7 +221,7 @@ class OpenFiles:
 
     def check_open(self) -> None:
         """Raise ClosedError if the files are closed."""
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError(
                 f"{self._path}: the dataset is closed: use it inside its `with` block, or open it "
                 "again"
@@ -245,7 +246,7 @@ class OpenFiles:
 
     def close(self) -> None:
         """Close all files. Data that was returned from the files stays valid. Idempotent."""
-        self._is_closed = True
+        self.is_closed = True
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()

@@ -259,7 +259,8 @@ class DatasetWriter(SampleWriter):
         self._is_open = True
 
     def __repr__(self) -> str:
-        return f"DatasetWriter({self.path!r}: {self._output.n_samples} samples so far)"
+        end = ", closed" if self._is_closed else " so far"
+        return f"DatasetWriter({self.path!r}: {self._output.n_samples} samples{end})"
 
     @refuses(APPEND_ADVICE, "writer.append")
     def append(self, sample: Mapping[str, Any]) -> None:

@@ -168,7 +168,8 @@ class Mixture(OpenDataset):
 
     def __repr__(self) -> str:
         sources = listed(map(repr, self.sources), 400)
-        return f"Mixture({len(self)} samples of {len(self.sources)} sources: {sources})"
+        closed = ", closed" * self.is_closed
+        return f"Mixture({len(self)} samples of {len(self.sources)} sources{closed}: {sources})"
 
     @refuses(SELECT_ADVICE)
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> Mixture:

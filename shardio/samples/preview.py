@@ -43,6 +43,7 @@ def dataset_html(dataset: Dataset) -> str:
         counted(len(dataset.shards), "shards"),
         format_size(n_bytes),
         f"generation {dataset.generation}" if dataset.generation else "",
+        "closed" * dataset.is_closed,
     ]
     clips = _clip_words(dataset.view)
     subsets = (f"{name} {size:,}" for name, size in dataset.subsets.items())
@@ -96,7 +97,8 @@ def view_html(view: SampleView) -> str:
     parts = [note(failure), _table(schema, lambda name: value(0, name), can_read=can_read)]
     if can_read:
         parts.append(_thumbnails(dataset, n, _names_of_pictures(schema), value))
-    return fragment(type(view).__name__, dataset.path, (view.summary,), *parts)
+    facts = view.summary, "closed" * dataset.is_closed
+    return fragment(type(view).__name__, dataset.path, facts, *parts)
 
 
 def _table(schema: Schema, value: Callable[[str], Any], *, can_read: bool) -> str:

@@ -168,7 +168,8 @@ class ShardDataset(OpenDataset):
         n_shards = len(self.shards)
         return (
             f"ShardDataset({self.path!r}: {part}{len(self)} samples in {n_shards} "
-            f"shard{'s' * (n_shards != 1)}, generation {self.generation})"
+            f"shard{'s' * (n_shards != 1)}, generation {self.generation}"
+            f"{', closed' * self.is_closed})"
         )
 
     @refuses(SELECT_ADVICE)

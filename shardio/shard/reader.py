@@ -74,7 +74,9 @@ class ShardReader(Closing):
         self.records = Records(self.units)
 
     def __repr__(self) -> str:
-        return f"ShardReader({self.path!r}: {len(self)} samples of {len(self.schema)} fields)"
+        closed = ", closed" * self.units.is_released
+        n_samples, n_fields = len(self), len(self.schema)
+        return f"ShardReader({self.path!r}: {n_samples} samples of {n_fields} fields{closed})"
 
     def __len__(self) -> int:
         return self.header.n_samples

@@ -101,6 +101,11 @@ class VerifiedUnits:
             )
         return self._content
 
+    @property
+    def is_released(self) -> bool:
+        """True after `release`."""
+        return self._content is None
+
     def release(self) -> None:
         """Release the content; every later read raises ClosedError."""
         self._content = None

@@ -160,7 +160,8 @@ class ShardWriter(SampleWriter):
         return self._payload.n_bytes + self.n_samples * self._row_bytes
 
     def __repr__(self) -> str:
-        return f"ShardWriter({self.path!r}: {self.n_samples} samples so far)"
+        end = ", closed" if self._is_closed else " so far"
+        return f"ShardWriter({self.path!r}: {self.n_samples} samples{end})"
 
     @refuses(APPEND_ADVICE, "writer.append")
     def append(self, sample: Mapping[str, Any]) -> None:

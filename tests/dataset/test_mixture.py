@@ -96,6 +96,7 @@ def test_mixture_concatenates_its_sources(mixture: Mixture, large: str, small: s
     with pytest.raises(IndexError, match="sample 63 of 63"):
         mixture[63]
     mixture.close()
+    assert repr(mixture).startswith("Mixture(63 samples of 2 sources, closed: ShardDataset(")
     with pytest.raises(ClosedError, match="closed"):
         mixture[0]
 

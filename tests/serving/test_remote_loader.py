@@ -233,8 +233,10 @@ def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:
     batches = iter(far)
     held = next(batches)
     before = bits(held)
+    assert repr(far) == f"RemoteLoader({server.address!r}: batches of 4)"
     far.close()
     far.close()
+    assert repr(far) == f"RemoteLoader({server.address!r}: batches of 4, closed)"
     assert bits(held) == before
     for use in (lambda: iter(far), lambda: next(batches)):
         with pytest.raises(ClosedError):

@@ -211,6 +211,10 @@ class RemoteLoader(BatchLoader, Generic[Value_co]):
         with undo_on_error(self.close):
             self._next: State = self._stream.open().state
 
+    def __repr__(self) -> str:
+        n, closed = self._sent_options["batch_size"], ", closed" * (not self._finalizer.alive)
+        return f"RemoteLoader({self.address!r}: batches of {n}{closed})"
+
     @property
     def address(self) -> str | list[str]:
         """The address or addresses of the servers."""
