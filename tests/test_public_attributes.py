@@ -288,7 +288,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "merge": (
         lambda path: API.maintenance.merge([path, path], path),
-        "merge takes the paths of folders: write merge(out, a, b); found [",
+        "merge takes paths: write merge(out, a, b); found [",
     ),
     "force": (
         lambda path: API.convert(path.parent, "out", kind="images", force=True),

@@ -83,14 +83,15 @@ def _check_positional(
     surplus value is a string, and its text for ANY_OPTION if there are no options to name.
     """
     own = [p for p in parameters.values() if p.name != "self"]
+    rest = [f"*{p.name}" for p in own if p.kind is p.VAR_POSITIONAL]
     places = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
     required = [p.name for p in places if p.default is p.empty]
     by_name = [p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if missing := [each for each in required[len(values) :] + by_name if each not in options]:
-        call = f"{name}({', '.join(required + [f'{each}=…' for each in by_name])})"
+        call = f"{name}({', '.join(required + rest + [f'{each}=…' for each in by_name])})"
         hint = f"; {advice[missing[0]]}" if missing[0] in advice else ""
         raise TypeError(f"{name} needs {' and '.join(missing)}: write {call}{hint}")
-    if len(values) <= len(places):
+    if rest or len(values) <= len(places):
         return
     found = values[len(places)]
     named = [p.name for p in own if p.kind is p.KEYWORD_ONLY]
@@ -103,7 +104,15 @@ def _check_positional(
     else:
         hint = f"write the name of the option: {listed((f'{each}=' for each in named), 300)}"
     taken = f"only {', '.join(p.name for p in places)} by position"
-    raise TypeError(f"{name} takes {taken}; found {found!r:.200}, too: {hint}")
+    raise TypeError(f"{name} takes {taken}; found {shown(found)}, too: {hint}")
+
+
+def shown(value: object) -> str:
+    """Return the shortened repr of a caller's value; the name of its class if the repr raises."""
+    try:
+        return repr(value)[:200]
+    except Exception as error:  # noqa: BLE001  # an object of the caller may raise anything
+        return f"an object of {type(value).__qualname__}, whose repr raises {type(error).__name__}"
 
 
 def did_you_mean(word: str, known: Iterable[str], folder: str = "") -> str:
@@ -192,9 +201,10 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
     def decorate(target: _Callable) -> _Callable:
         called: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
         parameters = inspect.signature(called).parameters
-        known = [each for each in parameters if each != "self"]
-        shown, n_bound = name or target.__name__, len(parameters) - len(known)
         every = parameters.values()
+        n_bound = sum(p.name == "self" for p in every)
+        known = [p.name for p in every if p.name != "self" and p.kind is not p.VAR_POSITIONAL]
+        called_name = name or target.__name__
         n_places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in every)
         needs_options = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in every)
 
@@ -203,8 +213,8 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
             # Make the traceback of a caller's mistake end at the caller's line.
             try:
                 if options or needs_options or len(args) != n_places:  # else all is right
-                    refuse_unknown_options(shown, options, known, advice)
-                    _check_positional(shown, args[n_bound:], options, parameters, advice)
+                    refuse_unknown_options(called_name, options, known, advice)
+                    _check_positional(called_name, args[n_bound:], options, parameters, advice)
             except TypeError as error:
                 error.__traceback__ = None
                 raise

@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from shardio._base import __version__
-from shardio._base.callers import check_encodable, similar_name
+from shardio._base.callers import check_encodable, shown, similar_name
 from shardio.dataset.external_lists import (
     InputList,
     ShardList,
@@ -57,6 +58,7 @@ from shardio.storage.fs import (
     unlink,
     write_atomic,
 )
+from shardio.storage.remote.connection import is_url
 
 POINTER: Final = "dataset.json"
 """The file that points to the published generation. A folder with this file is a dataset."""
@@ -68,11 +70,23 @@ def holds_dataset(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_folder_name(name: str | os.PathLike[str]) -> None:
-    """Raise InvalidArgument if the name of a folder is empty or not allowed in a file system."""
-    text = os.fspath(name)
+    """Raise InvalidArgument if the name of a folder is empty, a URL, or not allowed."""
+    if not isinstance(name, str | os.PathLike):
+        raise InvalidArgument(f"out must be the path of a folder; found {shown(name)}")
+    text = os.fsdecode(name)
     if not text:
         raise InvalidArgument(
             "out (OUT) is empty; expected the name of a folder; '.' is the current one"
+        )
+    if is_url(text):
+        raise InvalidArgument(
+            f"out (OUT) is {text!r}, a URL: only shardio.convert writes to an object store; write "
+            "to a folder, and copy it to the URL, for example with `aws s3 sync`"
+        )
+    if not isinstance(name, str) and _FLATTENED_URL.match(text):
+        raise InvalidArgument(
+            f"out (OUT) is {text!r}, a URL without its second slash, as pathlib writes it: pass "
+            "the URL as text"
         )
     check_encodable(text, "out (OUT)")
     if b"\0" in os.fsencode(text):
@@ -101,6 +115,7 @@ def refuse_existing(
 
 GENERATIONS: Final = "generations"
 _FORMAT: Final = "shardio dataset"
+_FLATTENED_URL: Final = re.compile(r"(?:abfss?|az|azure|file|gs|https?|s3a?):/")
 _VERSION: Final = 1
 _MAX_NUMBER: Final = 999_999
 

@@ -19,6 +19,7 @@ from shardio.dataset.manifest import check_folder_name, holds_dataset
 from shardio.dataset.transaction import NewFolder, detect_conflict
 from shardio.errors import DatasetExists, InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
+from shardio.maintenance.arguments import takes_paths
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import create, sync
 
@@ -33,6 +34,7 @@ FORMATS: Final = {
 SCHEMA_FILE: Final = "_schema.json"
 SHARD_BYTES: Final = 256 << 20
 _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
+_ADVICE: Final = {"format": f"format is one of {', '.join(map(repr, FORMATS))}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class ExportReport:
 
 
 @shows_progress(_progress_state)
+@takes_paths("export(dataset, out, format)", outputs=("out",), advice=_ADVICE)
 def export(
     dataset: str | os.PathLike[str] | Dataset,
     out: str | os.PathLike[str],

@@ -22,6 +22,7 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
+from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, run_for_shards
 from shardio.maintenance.resharding import MaintenanceReport
 from shardio.samples.shard_dataset import ShardDataset
@@ -31,6 +32,7 @@ from shardio.storage.fs import make_folder
 Values = Iterable[Any] | Callable[[Any], Any]
 
 _END: Final = object()
+_ADVICE: Final = {"values": 'such as add_column(folder, "score", shardio.Array("float32"), values)'}
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def _write(
 
 
 @displays_progress
+@takes_paths("add_column(folder, name, field, values)", "folder", advice=_ADVICE)
 def add_column(
     folder: str | os.PathLike[str],
     name: str,

@@ -23,6 +23,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
 from shardio.format.sections import codecs
+from shardio.maintenance.arguments import takes_paths
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
@@ -203,6 +204,7 @@ class _Side:
         return found
 
 
+@takes_paths("diff(a, b)", "a", "b")
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     """Compare two datasets or shards: their fields, their classes and their samples.
 

@@ -27,6 +27,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
+from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, size_of
 from shardio.maintenance.salvage import restore_shard, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
@@ -241,6 +242,7 @@ class RepairReport:
 
 
 @displays_progress
+@takes_paths("repair(source, out)", "source", outputs=("out",))
 def repair(
     source: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None
 ) -> RepairReport:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from shardio._base.classes import one_line
 from shardio.dataset.generation import ROWS, Generation
@@ -19,6 +19,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
+from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress
 from shardio.maintenance.verify.dataset import require_sound
 from shardio.samples.shard_dataset import ShardDataset
@@ -82,6 +83,7 @@ def _refuse_dataset(out: PathName, schema: Schema) -> None:
 
 
 @displays_progress
+@takes_paths("reshard(source, out)", "source", outputs=("out",))
 def reshard(
     source: PathName,
     out: PathName,
@@ -134,6 +136,7 @@ def _append_shards(
 
 
 @displays_progress
+@takes_paths("compact(folder)", "folder")
 def compact(
     folder: PathName,
     *,
@@ -218,9 +221,11 @@ def _remove_old(root: Path) -> int:
 
 LABEL = "label"
 """The name of the field that holds class indices."""
+_SOURCES: Final = dict.fromkeys(("datasets", "source", "sources", "srcs"), "write merge(out, a, b)")
 
 
 @displays_progress
+@takes_paths("merge(out, a, b)", "sources", outputs=("out",), advice=_SOURCES)
 def merge(
     out: PathName,
     *sources: PathName,
@@ -253,11 +258,6 @@ def merge(
     """
     if not sources:
         raise InvalidArgument("merge needs at least one source: write merge(out, a, b)")
-    given: tuple[Any, ...] = (out, *sources)
-    if wrong := [each for each in given if not isinstance(each, str | os.PathLike)]:
-        raise InvalidArgument(
-            f"merge takes the paths of folders: write merge(out, a, b); found {wrong[0]!r:.200}"
-        )
     with ExitStack() as stack:
         for path in sources:
             stack.enter_context(detect_conflict(path))

@@ -44,6 +44,7 @@ from shardio.format.layout import (
 )
 from shardio.format.schema import Schema
 from shardio.format.sections import Sections
+from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.verify import Finding, Findings
 from shardio.shard.opening import open_sections, read_schema
 from shardio.storage import fs
@@ -76,6 +77,7 @@ class Survey:
         return names[section.field] if section.field < len(names) else f"number {section.field}"
 
 
+@takes_paths("survey_shard(path)", "path")
 def survey_shard(path: str | os.PathLike[str]) -> Survey:
     """Read the metadata of a shard, which may be damaged.
 

@@ -12,11 +12,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import ANY_OPTION
 from shardio._base.classes import one_line
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument
+from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.comparison import Digests, exact_digests, mix
 from shardio.order.permutation import derive_key
 from shardio.samples.shard_dataset import ShardDataset
@@ -24,6 +26,11 @@ from shardio.samples.shard_dataset import ShardDataset
 _TOLERANCE: Final = 1e-6
 _MAX_NAME_BYTES: Final = 255
 _CHUNK_ROWS: Final = 1 << 16
+_PARTS: Final = '{"train": 0.9, "val": 0.1}'
+_ADVICE: Final = {
+    "parts": f"such as split(folder, {_PARTS})",
+    ANY_OPTION: f"write split(folder, {_PARTS}, seed=…)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class SplitReport:
         return {**asdict(self), "dataset": str(self.dataset)}
 
 
+@takes_paths("split(folder, parts)", "folder", advice=_ADVICE)
 def split(
     folder: str | os.PathLike[str],
     parts: Mapping[str, float],
@@ -141,7 +149,9 @@ def check_split(
     `names` are the names of the two options in messages.
     """
     if not isinstance(parts, Mapping) or not parts:
-        raise InvalidArgument(f"{names[0]} must map names to their shares; found {parts!r}")
+        raise InvalidArgument(
+            f"{names[0]} must map names to their shares, such as {_PARTS}; found {parts!r}"
+        )
     _check_parts(parts, is_whole=is_whole)
     if type(seed) is not int or seed < 0:
         raise InvalidArgument(f"{names[1]} must be an integer from 0 up; found {seed!r}")

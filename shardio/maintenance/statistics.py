@@ -28,6 +28,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types import Array
 from shardio.format.types.streams import EncodedStream
+from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.jobs import Progress, displays_progress, run_for_shards
 from shardio.maintenance.resharding import LABEL, has_labels
 from shardio.media import ClipDecoder, decode_image
@@ -119,6 +120,7 @@ class StatsReport:
 
 
 @displays_progress
+@takes_paths("compute_stats(folder)", "folder")
 def compute_stats(
     folder: str | os.PathLike[str],
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,20 @@ def test_invalid_names(lines: Path, monkeypatch: pytest.MonkeyPatch, source: str
     with pytest.raises(InvalidArgument, match=message):
         shardio.convert(lines if source == "files" else [{"x": 1}], out)
     assert not [*Path().iterdir()]
+
+
+def test_a_url_that_is_no_text_or_not_for_convert_is_not_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"'s3:/bucket/set', a URL without its second slash"):
+        shardio.convert([{"x": 1}], Path("s3://bucket/set"))
+    with pytest.raises(InvalidArgument, match=r"a URL: only shardio\.convert writes to an object"):
+        shardio.DatasetWriter("s3://bucket/set", shardio.Schema({"x": Array("int64")}))
+    nothing: Any = None
+    with pytest.raises(InvalidArgument, match="out must be the path of a folder; found None"):
+        shardio.convert([{"x": 1}], nothing)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

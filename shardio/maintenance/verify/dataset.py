@@ -25,6 +25,7 @@ from shardio.dataset.generation import Generation, lineage_of
 from shardio.dataset.manifest import GENERATIONS, POINTER, generation_numbers, load, load_generation
 from shardio.dataset.transaction import raise_conflict
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, ShardUnsupported
+from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, run_jobs, size_of
 from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
@@ -73,6 +74,7 @@ class VerificationReport:
         return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
+@takes_paths("verify_shard(path)", "path")
 def verify_shard(path: str | os.PathLike[str]) -> list[Finding]:
     """Verify every byte of one shard; return a list of findings, which is empty for a sound shard.
 
@@ -117,6 +119,7 @@ def verify_all(
 
 
 @displays_progress
+@takes_paths("verify_dataset(folder)", "folder")
 def verify_dataset(
     folder: str | os.PathLike[str],
     *,
