@@ -10,11 +10,16 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from shardio._base.classes import listed
-from shardio.errors import DatasetNotFound, InvalidArgument, UnsupportedEnvironment
+from shardio.errors import (
+    DatasetNotFound,
+    InvalidArgument,
+    ShardioError,
+    UnsupportedEnvironment,
+)
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -105,6 +110,22 @@ def _check_positional(
         hint = f"write the name of the option: {listed((f'{each}=' for each in named), 300)}"
     taken = f"only {', '.join(p.name for p in places)} by position"
     raise TypeError(f"{name} takes {taken}; found {shown(found)}, too: {hint}")
+
+
+@contextlib.contextmanager
+def checking(name: str) -> Iterator[None]:
+    """Raise InvalidArgument if an object that the caller passed as `name` raises another error.
+
+    Checks call `__repr__`, `__class__` and other methods of an object, which may raise anything.
+    """
+    try:
+        yield
+    except (ShardioError, TypeError):
+        raise
+    except Exception as error:
+        raise InvalidArgument(
+            f"{name}: the object that was passed raises {type(error).__name__}: {error}"
+        ) from error
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 import numpy as np
 
-from shardio._base.callers import one_of, takes_rng, warn
+from shardio._base.callers import checking, one_of, takes_rng, warn
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import BatchSpec, is_picture
 from shardio._workers.processes.limits import default_budget, usable_cpus
@@ -332,18 +332,22 @@ class LoaderOptions:
         found = {each.name: arguments[each.name] for each in fields(cls)}
         for each in fields(cls):
             if checked := each.metadata.get("checked"):
-                found[each.name] = checked(each.name, found[each.name])
+                with checking(each.name):
+                    found[each.name] = checked(each.name, found[each.name])
         if found["shuffle"] is not False and found["sampler"] is not None:
             raise InvalidArgument(
                 "shuffle and sampler both decide the order of an epoch: pass one of them"
             )
-        rank, world_size = check_rank(found["rank"], found["world_size"])
+        with checking("rank, world_size"):
+            rank, world_size = check_rank(found["rank"], found["world_size"])
         check_not_distributed(found["sampler"], rank, world_size)
         found |= {"rank": rank, "world_size": world_size}
         if found["tail"] is None:
             found["tail"] = "short" if world_size == 1 else "pad"
-        found["device"] = device = check_device(found["device"], found["output"])
-        found["max_skips"] = check_skips(found["on_error"], found["max_skips"])
+        with checking("device"):
+            found["device"] = device = check_device(found["device"], found["output"])
+        with checking("on_error, max_skips"):
+            found["max_skips"] = check_skips(found["on_error"], found["max_skips"])
         rules = found["collate"].default, *found["collate"].by_field.values()
         if isinstance(device, tuple) and any(rule.kind == "ragged" for rule in rules):
             raise InvalidArgument(
@@ -361,8 +365,10 @@ def resolve_view(
     if isinstance(dataset, Mixture):
         fields = dataset.check_agreement(fields)
     schema, is_explicit = dataset.schema, fields is not None
-    names = known_fields(fields, schema)
-    decoded = _decoded(decode, names, schema)
+    with checking("fields"):
+        names = known_fields(fields, schema)
+    with checking("decode"):
+        decoded = _decoded(decode, names, schema)
     videos = media_fields(schema, names, "video")
     if isinstance(given, SampleView):
         view = given

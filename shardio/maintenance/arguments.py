@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
-from shardio._base.callers import refuses, shown
+from shardio._base.callers import checking, refuses, shown
 from shardio.errors import InvalidArgument
 from shardio.storage.remote.connection import is_url
 
@@ -41,8 +41,9 @@ def takes_paths(
             given = signature.bind(*args, **options).arguments
             for name in (*names, *outputs):
                 found = given.get(name, ())
-                for value in found if isinstance(found, tuple) else (found,):
-                    _check_path(function.__name__, call, value, is_output=name in outputs)
+                for value in found if type(found) is tuple else (found,):
+                    with checking(f"{function.__name__}, {name}"):
+                        _check_path(function.__name__, call, value, is_output=name in outputs)
             return function(*args, **options)
 
         return cast(_Callable, refuses(_HABITS | dict(advice or {}), function.__name__)(checked))

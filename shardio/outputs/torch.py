@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import takes_rng
+from shardio._base.callers import checking, shown, takes_rng
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
 from shardio.format.types.array_values import is_bfloat16_bits, is_of
 
@@ -117,10 +117,13 @@ class OnTensors:
 
     def __init__(self, function: Callable[..., Mapping[str, Any]]) -> None:
         if not callable(function):
-            raise InvalidArgument(f"OnTensors takes a function of a sample; found {function!r}")
-        _refuse_class(function)
-        _refuse_to_tensor(function)
-        self._function, self._draws = function, takes_rng("OnTensors", "sample", function)
+            raise InvalidArgument(
+                f"OnTensors takes a function of a sample; found {shown(function)}"
+            )
+        with checking("OnTensors"):
+            _refuse_class(function)
+            _refuse_to_tensor(function)
+            self._function, self._draws = function, takes_rng("OnTensors", "sample", function)
         self._pictures: frozenset[str] = frozenset()
         self._n_leading = 0
         self._gets_channels_first = self._returns_arrays = False

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import check_encodable, refuses
+from shardio._base.callers import check_encodable, refuses, shown
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.files import DatasetFiles, FileGroup, SourceFiles
 from shardio.dataset.generation import Generation
@@ -253,7 +253,7 @@ def dataset_path(given: Any, others: str = "") -> str:
     elif not isinstance(given, str | bytes) and hasattr(given, "__getitem__"):
         hint = "; write its samples to a dataset first: shardio.convert(samples, path)"
     raise InvalidArgument(
-        f"expected the folder or the URL of a dataset{others}; found {given!r:.200}{hint}"
+        f"expected the folder or the URL of a dataset{others}; found {shown(given)}{hint}"
     )
 
 

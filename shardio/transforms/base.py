@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import takes_rng
+from shardio._base.callers import checking, shown, takes_rng
 from shardio._base.classes import listed
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.types.array_values import is_of
@@ -244,10 +244,11 @@ class Compose:
                     else "such as HorizontalFlip()"
                 )
                 raise InvalidArgument(
-                    f"Compose takes functions of a sample: {advice}; found {transform!r}"
+                    f"Compose takes functions of a sample: {advice}; found {shown(transform)}"
                 )
-        steps = [as_step(each) for each in transforms]
-        self._steps = [(t, takes_rng("each transform", "sample", t)) for t in steps]
+        with checking("Compose"):
+            steps = [as_step(each) for each in transforms]
+            self._steps = [(t, takes_rng("each transform", "sample", t)) for t in steps]
 
     @property
     def transforms(self) -> tuple[Callable[..., Mapping[str, Any]], ...]:

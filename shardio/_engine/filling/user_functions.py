@@ -159,6 +159,10 @@ class UserCalls:
             return to_plain(made)
         except SchemaError as error:
             raise error_at(error, locate()) from None
+        except MemoryError:
+            raise
+        except Exception as error:  # a value of a class of the user may raise anything
+            raise _error_of(f"a result of {what}", error, locate()) from error
 
 
 def error_at(error: SchemaError, location: str) -> TransformError:
