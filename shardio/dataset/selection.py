@@ -189,7 +189,7 @@ def check_rows(found: Any, n: int, where: str = "select") -> _Numbers:
     `where` names the argument in errors.
     """
     if _as_array(found, where).dtype == np.bool_:
-        return check_mask(found, n, "the mask")
+        return check_mask(found, n, f"{where}, a mask,")
     return check_positions(found, n, where)
 
 

@@ -128,7 +128,7 @@ def test_none_may_be_selected(dataset: ShardDataset) -> None:
         ([-1], [], "found -1 at 0"),
         ([0.5], [], "select must be a sequence of integers"),
         (5, [], "select must be a sequence of integers"),
-        ([True], [], rf"the mask must be {N} booleans.* found bool \(1,\)"),
+        ([True], [], rf"select, a mask, must be {N} booleans.* found bool \(1,\)"),
         ([[True], [True, False]], [], "select must be a sequence of integers"),
         (lambda c: c["label"], ["label"], "the mask must be .*found int64"),
         (lambda: [], ["label"], r"select must take \(columns\); it takes \(\)"),

@@ -93,7 +93,7 @@ def test_a_choice_of_rows_is_checked_and_the_first_wrong_one_named() -> None:
         ([0, 3, -1], "picks must be integers from 0 to 2; found 3 at 1"),
         ([[0]], r"picks must be a sequence of integers from 0 to 2; found int64 (1, 1)"),
         (0, "picks must be a sequence of integers from 0 to 2; found 0"),
-        ([True], "the mask must be 3 booleans, one for each sample; found bool (1,)"),
+        ([True], "picks, a mask, must be 3 booleans, one for each sample; found bool (1,)"),
         (
             np.ma.masked_array([1]),
             "picks: found a masked array, which would lose its mask; fill it",
