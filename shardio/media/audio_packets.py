@@ -252,7 +252,7 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
     Errors call the file `name`, by default the path.
     """
     name = name or (source if isinstance(source, str) else "media in memory")
-    with open_container(source, name) as container:
+    with open_container(source, name, kind="audio") as container:
         if not container.streams.audio:
             return None
         stream = audio_stream(container, name)

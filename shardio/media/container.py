@@ -207,8 +207,10 @@ _DEMUXERS = (
 _STALE_TAG_US = 1_000_000
 
 
-def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:
-    """Open a path, or the bytes of a file; errors mention `name`.
+def open_container(
+    source: str | bytes, name: str, *, kind: str = "video", fill_in_times: bool = True
+) -> InputContainer:
+    """Open a path, or the bytes of a file; errors mention `name`, and `kind`, "video" or "audio".
 
     If `fill_in_times` is True, FFmpeg guesses times and durations that the container lacks.
     """
@@ -224,7 +226,8 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
     except FileNotFoundError:
         raise
     except av.FFmpegError as error:
-        raise MediaError(f"{name}: not a readable video: {error.strerror}") from error
+        what = "video" if kind == "video" else "sound file"
+        raise MediaError(f"{name}: not a readable {what}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def demux(
     if kind not in ("video", "audio"):
         raise InvalidArgument(f"kind is {kind!r}; expected 'video' or 'audio'")
     name = name or (source if isinstance(source, str) else "media in memory")
-    with open_container(source, name) as container:
+    with open_container(source, name, kind=kind) as container:
         if kind == "audio":
             return demux_audio(source, container, name)
         streams = video_streams(container, name)

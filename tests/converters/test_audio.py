@@ -41,6 +41,7 @@ def test_every_file_with_sound_is_a_sample(root: Path, tmp_path: Path) -> None:
     assert report.counts == {"converted": 6, "broken": 2, "unsupported": 2}
     assert [one.name for one in report.broken] == ["b/cut.wav", "b/noise.ogg"]
     assert "packet 15 is marked corrupt" in report.broken[0].reason
+    assert report.broken[1].reason.startswith("not a readable sound file: ")
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["audio"] == Audio() and list(dataset.classes) == ["a", "b"]
         for sample in dataset:
