@@ -55,10 +55,10 @@ from shardio.conversion.journal import (
     lacks_units,
 )
 from shardio.conversion.report import ConversionReport, InputReport, Progress, check_any_of_kind
-from shardio.conversion.scheduler import ConversionState, run_in_workers, run_on_ray
+from shardio.conversion.scheduler import ConversionState, convert_here, run_in_workers, run_on_ray
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import ShardUploader
-from shardio.conversion.worker import ConversionJob, convert_unit
+from shardio.conversion.worker import ConversionJob
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
@@ -323,7 +323,7 @@ class _Run:
             yield from run_in_workers(state.next_unit, limited, n_workers, [self.staging.lock_fd])
         else:
             while (unit := state.next_unit()) is not None:
-                yield from convert_unit(unit, self.job)
+                yield from convert_here(self.job, unit)
 
     def _upload(self, path: str, shard: ShardSummary) -> None:
         """Start to upload a finished shard, unless it may be merged with other shards later."""

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardio._workers.processes.serialization import add_note
 from shardio._workers.processes.worker_pool import MAX_CRASHES, WorkerExit
 from shardio._workers.processes.zygote import Zygote, acquire
 from shardio._workers.ray_cluster import Cluster, Engine
@@ -257,9 +258,28 @@ def _events_or_error(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exc
         yield error
     # The converter may raise anything; the main process gets the exception as text.
     except Exception:  # noqa: BLE001
-        is_reading = n_done < len(unit.inputs)
-        at = f"converting {unit.inputs[n_done].name}" if is_reading else f"finishing {unit.title}"
-        yield WorkerDied(f"a worker raised an exception while {at}\n{traceback.format_exc()}")
+        text = f"a worker raised an exception {_when(unit, n_done)}\n{traceback.format_exc()}"
+        yield WorkerDied(text)
+
+
+def convert_here(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent]:
+    """Convert a unit in this process; an exception of the converter gets a note with the input."""
+    n_done = 0
+    try:
+        for event in convert_unit(unit, job):
+            n_done += isinstance(event, InputDone)
+            yield event
+    except (OSError, ShardioError):
+        raise
+    except Exception as error:
+        add_note(error, _when(unit, n_done))
+        raise
+
+
+def _when(unit: Unit, n_done: int) -> str:
+    if n_done < len(unit.inputs):
+        return f"while converting {unit.inputs[n_done].name}"
+    return f"while finishing {unit.title}"
 
 
 class UnitAttempt(NamedTuple):

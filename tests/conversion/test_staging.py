@@ -202,6 +202,9 @@ def test_a_bug_in_a_converter_is_an_error_with_any_number_of_workers(
     with pytest.raises(error, match=message) as caught:
         convert(source, tmp_path / "out", workers=workers)
     assert ".conversion" not in str(caught.value)
+    if content == "bug":
+        notes = getattr(caught.value, "__notes__", [])
+        assert "while converting 1.txt" in f"{caught.value}{notes}"
     assert not (tmp_path / "out").exists()
 
 
