@@ -13,7 +13,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import shardio
@@ -78,45 +77,26 @@ def make_step(net: ClipNet, learning_rate: float) -> TinyJit:
     return step
 
 
-class Waiting:
-    """An iterator that adds up the seconds spent in next(), which the loop waits for its data."""
-
-    def __init__(self, batches: Iterable[shardio.Batch]) -> None:
-        self._batches = iter(batches)
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[shardio.Batch]:
-        return self
-
-    def __next__(self) -> shardio.Batch:
-        start = time.perf_counter()
-        try:
-            return next(self._batches)
-        finally:
-            self.seconds += time.perf_counter() - start
-
-
 def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None) -> str:
     """Train one epoch, or its first n_steps; return a line about it."""
     losses, accuracies, ends = [], [], [time.perf_counter()]
-    n_clips, n_skipped, batches = 0, 0, Waiting(loader)
-    for batch in batches:
+    for batch in loader:
         # .tolist() waits for the device, so that the time measured is that of the work.
         loss, accuracy = step(batch["frames"], batch["label"]).tolist()
         losses.append(loss)
         accuracies.append(accuracy)
         ends.append(time.perf_counter())
-        n_clips += batch["frames"].shape[0]
-        n_skipped += len(batch.skipped)
         if len(losses) == n_steps:
             break
-    seconds = ends[-1] - ends[0]
+    loading = loader.stats().latest
     return (
         f"loss {sum(losses) / len(losses):.3f}  accuracy {sum(accuracies) / len(losses):.1%}  "
-        f"{n_clips / seconds:.1f} samples/s  waiting for data {batches.seconds / seconds:.1%}  "
-        f"({seconds:.1f} s, of which {ends[min(CAPTURE_STEPS, len(losses))] - ends[0]:.1f} s "
+        f"{loading.n_samples / loading.elapsed_s:.1f} samples/s  "
+        f"waiting for data {loading.waiting_s / loading.elapsed_s:.1%}  "
+        f"({loading.elapsed_s:.1f} s, of which "
+        f"{ends[min(CAPTURE_STEPS, len(losses))] - ends[0]:.1f} s "
         f"for the first {min(CAPTURE_STEPS, len(losses))} steps)"
-        + (f"  skipped, as they do not decode: {n_skipped}" if n_skipped else "")
+        + (f"  skipped, as they do not decode: {loading.n_skipped}" if loading.n_skipped else "")
     )
 
 
