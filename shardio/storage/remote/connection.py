@@ -138,8 +138,12 @@ _DENIED: Final = re.compile(
 
 _RANGE_BEYOND_END: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
 
+_CONNECT_ERROR: Final = re.compile(r"kind: Connect,|\blegacy::Error\(\s*Connect,")
+"""Matches the debugging part of obstore's messages if no connection was made; a connection attempt
+that times out has the kind Timeout, like a response that does, but contains a Connect error."""
 _CONNECT_CAUSES: Final = (
     (r'\b(?:message|error): "([^"]+)"', r"\1"),
+    (r"\bTimedOut\b", "timed out"),
     (r"\bInvalidContentType\b", "the server does not use TLS: write http://"),
     (r"\bInvalidCertificate\b", "the TLS certificate of the server is invalid or not trusted"),
     (r"", "unknown cause"),
@@ -152,7 +156,7 @@ class TransientError(Exception):
 
 
 class NoConnection(TransientError):
-    """The server could not be reached: it refuses connections, or its name is not found."""
+    """The server could not be reached: it is silent, refuses connections, or has no address."""
 
 
 @contextlib.contextmanager
@@ -213,7 +217,7 @@ def _to_shardio_error(
     if kind in kinds or "builder error" in words:  # no request was sent
         hint = "; copy the dataset to a folder" if kind == kinds[0] else ""
         return InvalidArgument(f"{object_url}: {words}{hint}")
-    if "kind: Connect," in str(error):
+    if _CONNECT_ERROR.search(str(error)):
         return NoConnection(_connect_cause(words, str(error)))
     return TransientError(words)
 
@@ -263,6 +267,8 @@ def _secret_values(options: Mapping[str, Any]) -> list[str]:
 REQUEST_TIMEOUT_S: Final = 30
 """The time after which a request fails and is sent again. A request for 8 MiB thus needs at least
 280 kB/s."""
+CONNECT_TIMEOUT_S: Final = 5
+"""The time after which an attempt to connect fails."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
@@ -297,7 +303,9 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
         raise InvalidArgument(f"{url}: the endpoint must begin with http:// or https://")
     given, timeout = dict(options), timedelta(seconds=REQUEST_TIMEOUT_S)
     allows_http = url.startswith("http://") or endpoint.startswith("http://")
-    client = {"timeout": timeout, "allow_http": allows_http, **given.pop("client_options", {})}
+    client: dict[str, Any] = {"timeout": timeout, "allow_http": allows_http}
+    client["connect_timeout"] = timedelta(seconds=CONNECT_TIMEOUT_S)
+    client |= given.pop("client_options", {})
     # ObjectStore repeats requests, not obstore: Ctrl-C can interrupt the pauses of ObjectStore.
     retries = {"max_retries": 0, "retry_timeout": timeout}
     retries |= given.pop("retry_config", {})

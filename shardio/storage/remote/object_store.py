@@ -5,9 +5,10 @@ a request is repeated after a pause; a download continues from the last byte tha
 After a permanent failure (a missing object or permission, an object that was replaced while it was
 read), an exception is raised at once.
 
-Requests run in separate threads, because a request in the main thread would block signal handlers
-for up to `REQUEST_TIMEOUT_S`. When Ctrl-C interrupts the main thread, the request is abandoned: it
-runs until it ends or the process exits, and its result is ignored.
+Requests run in separate threads. Otherwise a request could block signal handlers, and outlast its
+deadline, for up to `REQUEST_TIMEOUT_S`. After Ctrl-C in the main thread, or when the deadline has
+passed, the request is abandoned: it runs until it ends or the process exits, and its result is
+ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from shardio._base.callers import warn
@@ -36,6 +36,7 @@ from shardio.errors import (
 )
 from shardio.storage.remote.connection import (
     AZURE,
+    CONNECT_TIMEOUT_S,
     DEADLINE_S,
     NoConnection,
     TransientError,
@@ -54,11 +55,16 @@ _SIGNAL_POLL_S: Final = 0.25
 """The maximum duration of one wait. A signal just before a wait is handled only after the wait."""
 
 
-def interruptible(call: Callable[[], R]) -> R:
-    """Return the result of `call`; meanwhile, signal handlers can run and raise an exception."""
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    return next(map_ordered(1, lambda _: call(), [None]))
+def no_cancel() -> None:
+    """Do nothing. This is the default of `check`: the operation is never cancelled."""
+
+
+def interruptible(call: Callable[[], R], check: Callable[[], None] = no_cancel) -> R:
+    """Return the result of `call`; meanwhile, signal handlers can run and raise an exception.
+
+    `check` is called repeatedly during the wait; an exception that it raises abandons the call.
+    """
+    return next(map_ordered(1, lambda _: call(), [None], check=check))
 
 
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
@@ -90,11 +96,18 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
         each.result()
 
 
-def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
+def map_ordered(
+    n_threads: int,
+    call: Callable[[Item], R],
+    items: Iterable[Item],
+    *,
+    check: Callable[[], None] = no_cancel,
+) -> Iterator[R]:
     """Yield the result of a function for each item, in order; run up to `n_threads` calls at once.
 
-    The exception of a call is raised in place of its result. After an exception, or when the
-    iterator is no longer used, calls that are still running are abandoned.
+    The exception of a call is raised in place of its result. `check` is called repeatedly during a
+    wait and may raise an exception, too. After an exception, or when the iterator is no longer
+    used, calls that are still running are abandoned.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -105,6 +118,8 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
         running = [first := coming.popleft()]
         while running:
             running, _ = _wait_briefly(running)
+            if running:
+                check()
         yield first.result()
 
 
@@ -128,7 +143,7 @@ def start_thread(call: Callable[[], R]) -> Future[R]:
     return future
 
 
-_CONNECT_DEADLINE_S: Final = 5.0
+_CONNECT_DEADLINE_S: Final = float(CONNECT_TIMEOUT_S)
 """The default limit on the time for connecting to a server that has never answered. A wrong address
 is more likely than a server that is about to start."""
 _NOTE_AFTER_S: Final = 1.0
@@ -151,10 +166,6 @@ class ObjectPart(NamedTuple):
     data: memoryview
     n_bytes: int
     tag: str | None
-
-
-def no_cancel() -> None:
-    """Do nothing. This is the default of `check`: the operation is never cancelled."""
 
 
 class ObjectStore:
@@ -238,7 +249,7 @@ class ObjectStore:
             pieces = [(start, min(start + size, n_bytes)) for start in starts]
             ask = functools.partial(self._get_once, name, tag=tag)
             try:
-                for part in map_ordered(n_at_once, ask, pieces):
+                for part in map_ordered(n_at_once, ask, pieces, check=back_off.check_deadline):
                     if part.n_bytes != n_bytes:
                         raise self._changed(name, n_bytes, part.n_bytes)
                     tag = tag or part.tag
@@ -279,26 +290,36 @@ class ObjectStore:
         """Upload a file as an object; the object appears with all of its content or not at all.
 
         After a failed attempt, `check` is called; an exception that it raises cancels the upload.
+        The deadline begins again with each part that is sent.
         """
         n_bytes = os.stat(path).st_size
+        back_off = _BackOff(self, name, check=check)
 
         def write() -> None:
             parts = {"chunk_size": _UPLOAD_PART_BYTES, "max_concurrency": _CONCURRENT_UPLOAD_PARTS}
-            load_obstore().put(self._get_store(), name, Path(path), **parts)
+            with open(path, "rb") as file:
+                source = _UploadSource(file, back_off.note_progress)
+                load_obstore().put(self._get_store(), name, source, **parts)
             found = load_obstore().head(self._get_store(), name)["size"]
             if found != n_bytes:
                 raise TransientError(f"uploaded {n_bytes} bytes, the object has {found}")
 
-        self._retry(name, write, check=check)
+        self._retry(name, write, back_off)
 
     def list_names(self, limit: int | None = None) -> list[str]:
         """Return the names of the objects below the URL: at most `limit`, or all for None."""
+        back_off = _BackOff(self, "")
 
         def read() -> list[str]:
-            objects = itertools.chain.from_iterable(load_obstore().list(self._get_store()))
-            return [each["path"] for each in itertools.islice(objects, limit)]
+            names: list[str] = []
+            for part in load_obstore().list(self._get_store()):
+                names += [each["path"] for each in part]
+                back_off.note_progress(len(names))
+                if limit is not None and len(names) >= limit:
+                    break
+            return names[:limit]
 
-        return self._retry("", read)
+        return self._retry("", read, back_off)
 
     def remove(self, name: str) -> None:
         """Remove an object, if it exists."""
@@ -332,7 +353,8 @@ class ObjectStore:
     def _get(
         self, name: str, part: Any, *, tag: str | None = None, deadline_s: float | None = None
     ) -> ObjectPart:
-        return self._retry(name, lambda: self._get_once(name, part, tag), deadline_s)
+        back_off = _BackOff(self, name, deadline_s)
+        return self._retry(name, lambda: self._get_once(name, part, tag), back_off)
 
     def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
         """Send one request; raise TransientError if the response has another length or range."""
@@ -355,19 +377,12 @@ class ObjectStore:
             raise replaced_error(self.url, name)
         return ObjectPart(data, meta["size"], meta["e_tag"])
 
-    def _retry(
-        self,
-        name: str,
-        call: Callable[[], R],
-        deadline_s: float | None = None,
-        *,
-        check: Callable[[], None] = no_cancel,
-    ) -> R:
-        back_off = _BackOff(self, name, deadline_s, check)
+    def _retry(self, name: str, call: Callable[[], R], back_off: _BackOff | None = None) -> R:
+        back_off = back_off or _BackOff(self, name)
         while True:
             try:
                 with map_obstore_errors(self.url, name, self._options):
-                    found = interruptible(call)
+                    found = interruptible(call, back_off.check_deadline)
                 self.mark_success()
                 return found
             except TransientError as failure:
@@ -379,11 +394,25 @@ class ObjectStore:
         return ShardChanged(what, code="file_size", path=f"{path}/{name}", **sizes)
 
 
+class _UploadSource:
+    """A file that obstore uploads in parts; reports how many bytes were certainly sent."""
+
+    def __init__(self, file: IO[bytes], note_progress: Callable[[int], None]) -> None:
+        self._file, self._note_progress = file, note_progress
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, n_bytes: int) -> bytes:
+        """Return the next `n_bytes` of the file."""
+        self._note_progress(self._file.tell() - _CONCURRENT_UPLOAD_PARTS * _UPLOAD_PART_BYTES)
+        return self._file.read(n_bytes)
+
+
 class _BackOff:
     """The pauses between the attempts of a call, which get longer, and the attempts' deadline.
 
-    All attempts since the last `reset` may together take `deadline_s`, by default the deadline of
-    the store. `check` is called before each pause.
+    `deadline_s`, by default the deadline of the store, limits the time since the last progress: the
+    start, the last `reset`, or the last `note_progress`. No attempt begins, and none is waited for,
+    after this time. `check` is called before each pause.
     """
 
     def __init__(
@@ -395,6 +424,7 @@ class _BackOff:
     ) -> None:
         self._store, self._object, self._check = store, f"{store.url}/{name}", check
         self._deadline_s = store.deadline_s if deadline_s is None else deadline_s
+        self._failure, self._furthest = TransientError("no response"), 0
         self._begin()
 
     def reset(self) -> None:
@@ -403,13 +433,32 @@ class _BackOff:
         self._begin()
 
     def _begin(self) -> None:
-        self._began_s, self._n_tries = time.monotonic(), 0
+        self._began_s = self._active_s = time.monotonic()
+        self._n_tries = 0
+
+    def note_progress(self, position: int) -> None:
+        """Note that the running attempt has reached a position; up to 0 is no progress.
+
+        The attempt may then continue. Another attempt may follow only if this one has come further
+        than those before: otherwise, a failure at the same position could be repeated forever.
+        """
+        if position > self._furthest:
+            self._furthest = position
+            self._begin()
+        elif position > 0:
+            self._active_s = time.monotonic()
+
+    def check_deadline(self) -> None:
+        """Raise StoreUnavailable if the running attempt has made no progress until the deadline."""
+        taken_s = time.monotonic() - self._active_s
+        if taken_s > self._deadline_s:
+            raise self._no_data_error(self._failure, taken_s, self._n_tries + 1)
 
     def __call__(self, failure: TransientError) -> None:
         """Sleep before the next attempt; raise StoreUnavailable if the deadline would pass."""
         pause_s = min(_FIRST_BACKOFF_S * 2 ** min(self._n_tries, 10), _MAX_BACKOFF_S)
         pause_s *= random.uniform(0.5, 1)
-        self._n_tries += 1
+        self._failure, self._n_tries = failure, self._n_tries + 1
         taken_s = time.monotonic() - self._began_s
         deadline_s = min(self._deadline_s, self._store.deadline_of(failure))
         if taken_s + pause_s > deadline_s:
@@ -419,12 +468,18 @@ class _BackOff:
                     f"{taken_s:.0f} s; check the address, or set "
                     "storage_options={'deadline_s': …} to wait for the server"
                 ) from None
-            raise StoreUnavailable(
-                f"{self._object}: no data from the store for {taken_s:.0f} s, after "
-                f"{self._n_tries} attempts; last failure: {failure}; try again later (downloaded "
-                "data is kept), or set a longer storage_options={'deadline_s': …}"
-            ) from None
+            raise self._no_data_error(failure, taken_s, self._n_tries) from None
         if taken_s > _NOTE_AFTER_S:
             self._store.warn_of_repetition(failure, deadline_s)
         self._check()
         time.sleep(pause_s)
+        self._active_s = self._began_s
+
+    def _no_data_error(
+        self, failure: TransientError, taken_s: float, n_tries: int
+    ) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._object}: no data from the store for {taken_s:.0f} s, after "
+            f"{counted(n_tries, 'attempts')}; last failure: {failure}; try again later (downloaded "
+            "data is kept), or set a longer storage_options={'deadline_s': …}"
+        )

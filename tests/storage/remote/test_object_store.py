@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import pickle
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,118 @@ def test_a_refused_connection_is_final_soon(
     )
     with pytest.raises(StoreUnavailable, match=words):
         ObjectStore(url, options).read("a")
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Return the URL of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def dropping() -> Iterator[str]:
+    """Return the URL of a port where no attempt to connect ends: its queue of clients is full."""
+    with contextlib.ExitStack() as sockets:
+        server = sockets.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):
+            client = sockets.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "https", "silent https"])
+def test_a_connection_that_is_never_made_is_like_a_refused_one(
+    dropping: str, silent: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_CONNECT_DEADLINE_S", 0.1)
+    # A request that waits for an answer would end with the error that follows a deadline of 120 s.
+    options: dict[str, Any] = {"client_options": {"connect_timeout": "100ms", "timeout": "1h"}}
+    server = silent if kind == "silent https" else dropping
+    url = f"{server.replace('http:', 'https:') if 'https' in kind else server}/set"
+    if kind == "s3":
+        url, options = "s3://bucket/set", {**OPTIONS, **options, "aws_endpoint": server}
+        options.pop("deadline_s")
+    words = r"/set/a: no connection \(timed out\), after 1 attempt in \d+ s; check the address"
+    with pytest.raises(StoreUnavailable, match=words):
+        ObjectStore(url, options).read("a")
+
+
+def _download_twice_the_size(some: ObjectStore, path: Path) -> None:
+    with open(path, "ab", buffering=0) as file:
+        some.download("a.shard", file, 2 * len(DATA))
+
+
+CALLS: dict[str, Callable[[ObjectStore, Path], object]] = {
+    "read": lambda some, path: some.read("a.shard"),
+    "read in a thread": lambda some, path: object_store.start_thread(
+        lambda: some.read("a.shard")
+    ).result(),
+    "read briefly": lambda some, path: some.read("a.shard", deadline_s=0.1),
+    "download": _download_twice_the_size,
+    "put": lambda some, path: some.put("a.shard", DATA, exclusive=True),
+    "upload": lambda some, path: some.upload("a.shard", str(path)),
+    "list": lambda some, path: some.list_names(),
+    "remove": lambda some, path: some.remove("a.shard"),
+}
+
+
+@pytest.mark.parametrize("call", list(CALLS))
+def test_the_deadline_ends_a_request_that_has_no_answer(
+    silent: str, tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    options = {**OPTIONS, "aws_endpoint": silent, "client_options": {"timeout": "1h"}}
+    options["deadline_s"] = 3600 if call == "read briefly" else 0.1
+    some = ObjectStore("s3://bucket/set", options)
+    words = r"/set/.*: no data from the store for \d+ s, after 1 attempt; last failure: no response"
+    with pytest.raises(StoreUnavailable, match=words):
+        CALLS[call](some, tmp_path / "a")
+
+
+class _Clock:
+    """A clock that passes in pauses only."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
+
+def test_progress_extends_the_deadline_of_an_attempt(
+    store: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "time", clock := _Clock())
+    back_off = object_store._BackOff(objects(store, deadline_s=10), "a.shard")
+    for position in (1, 2, 3):
+        clock.sleep(9)
+        back_off.note_progress(position)
+        back_off.check_deadline()
+    back_off(TransientError("lost"))  # it had come further than before
+    for position in (1, 2):
+        clock.sleep(4)
+        back_off.note_progress(position)
+        back_off.check_deadline()
+    clock.sleep(4)
+    with pytest.raises(StoreUnavailable, match="last failure: lost again"):
+        back_off(TransientError("lost again"))  # for 12 s, none has come further
+
+
+def test_reads_ahead_of_an_upload_are_no_progress(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(10))
+    noted: list[int] = []
+    with open(tmp_path / "a", "rb") as file:
+        source = object_store._UploadSource(file, noted.append)
+        assert [source.read(4), source.read(9)] == [bytes(4), bytes(6)]
+    n_ahead = object_store._CONCURRENT_UPLOAD_PARTS * object_store._UPLOAD_PART_BYTES
+    assert noted == [-n_ahead, 4 - n_ahead]
 
 
 def test_without_credentials_the_error_says_so() -> None:
