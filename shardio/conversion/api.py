@@ -48,7 +48,7 @@ from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import check_folder_name
+from shardio.dataset.manifest import check_folder_name, holds_dataset, refuse_nested
 from shardio.dataset.writer import check_shard_bytes
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
@@ -256,6 +256,8 @@ def convert(
 
     def convert_into(folder: PathName, options: ConvertOptions) -> ConversionReport:
         check_folder_name(folder)
+        if not holds_dataset(folder):
+            refuse_nested(folder)
         options.undo_killed_overwrite(folder)
         if samples is not None or not isinstance(src, str | os.PathLike):
             return _convert_object(src, samples, names, schema, folder, options)

@@ -113,6 +113,33 @@ def refuse_existing(
         raise DatasetExists(f"{path}: is a file; a dataset is a folder")
 
 
+def refuse_nested(out: str | os.PathLike[str], *sources: str | os.PathLike[str]) -> None:
+    """Raise InvalidArgument if a new folder `out` would lie in a dataset, or contain a source.
+
+    An operation on the outer dataset could otherwise remove the inner one, and moving or deleting
+    one of them would affect both. Links are followed. Sources at URLs are accepted. The errors of
+    `check_folder_name` are raised, too.
+    """
+    check_folder_name(out)
+    target = Path(os.path.realpath(out))
+    folders = {
+        Path(os.path.realpath(path)): os.fspath(path)
+        for path in sources
+        if not is_url(os.fspath(path))
+    }
+    for folder in target.parents:
+        if folder in folders or (holds_dataset(folder) and (folder / GENERATIONS).is_dir()):
+            raise InvalidArgument(
+                f"{os.fspath(out)}: lies in the dataset {folders.get(folder, folder)}; choose a "
+                "folder outside of it"
+            )
+    for folder, shown in folders.items():
+        if target in folder.parents:
+            raise InvalidArgument(
+                f"{os.fspath(out)}: contains the source {shown}; choose another folder"
+            )
+
+
 GENERATIONS: Final = "generations"
 _FORMAT: Final = "shardio dataset"
 _FLATTENED_URL: Final = re.compile(r"(?:abfss?|az|azure|file|gs|https?|s3a?):/")

@@ -19,6 +19,7 @@ from shardio.dataset.manifest import (
     publish_next,
     recover,
     refuse_existing,
+    refuse_nested,
 )
 from shardio.dataset.transaction import (
     StagingFolder,
@@ -253,6 +254,7 @@ class DatasetWriter(SampleWriter):
     ) -> None:
         self.path, self.schema = os.fspath(path), check_schema(schema)
         self._classes = check_classes(classes)
+        refuse_nested(path)
         output = GenerationWriter(path, schema, shard_bytes=shard_bytes)
         self._closing = contextlib.ExitStack()
         self._output = self._closing.enter_context(output)

@@ -15,7 +15,7 @@ from shardio._base import __version__
 from shardio._base.classes import one_line
 from shardio._base.progress import ProgressState, counted, shows_progress
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.manifest import check_folder_name, holds_dataset
+from shardio.dataset.manifest import holds_dataset, refuse_nested
 from shardio.dataset.transaction import NewFolder, detect_conflict
 from shardio.errors import DatasetExists, InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
@@ -115,7 +115,8 @@ def export(
             or True to show a bar on standard error, as `shardio.convert` does.
 
     Raises:
-        InvalidArgument: an option is invalid, or the format cannot represent a field.
+        InvalidArgument: an option is invalid, the format cannot represent a field, or `out` is or
+            lies in a dataset, or contains `dataset`.
         DatasetExists: `out` is not empty, and is not an export that `overwrite` replaces.
         ShardCorrupt, …: a sample is damaged. The incomplete export is removed.
         DatasetConflict: while the export ran, another process published a new state of the dataset
@@ -173,15 +174,10 @@ def export(
 
 
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
-    check_folder_name(out)
+    refuse_nested(out, source)
     out_path = Path(os.path.abspath(out))
-    for folder in (out_path, *out_path.parents):
-        if holds_dataset(folder):
-            raise InvalidArgument(
-                f"{out_path}: {folder} holds a dataset; choose a folder outside of it"
-            )
-    if out_path in Path(os.path.realpath(source)).parents:
-        raise InvalidArgument(f"{out_path}: contains the dataset; choose another folder")
+    if holds_dataset(out_path):
+        raise InvalidArgument(f"{out_path}: holds a dataset; choose another folder")
     return out_path
 
 

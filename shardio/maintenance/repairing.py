@@ -15,7 +15,7 @@ from shardio._base.classes import one_line
 from shardio._base.html import fragment, table
 from shardio._base.progress import counted
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import generation_numbers, load, load_generation
+from shardio.dataset.manifest import generation_numbers, load, load_generation, refuse_nested
 from shardio.dataset.transaction import published_number, raise_conflict
 from shardio.dataset.writer import GenerationWriter
 from shardio.errors import (
@@ -261,9 +261,11 @@ def repair(
         DatasetNotFound, ShardNotFound: `source` does not exist, or contains no shard.
         DatasetCorrupt: no sample can be read, because no schema can be read.
         DatasetExists: `out` is not empty.
+        InvalidArgument: `out` lies in a dataset, or contains `source`.
         DatasetConflict: another writer removed shards of `source` during the repair.
     """
     before, plan = published_number(source), _plan(os.fspath(source))
+    refuse_nested(out, source)
     sizes = [sum(size_of(shard.path) for shard in group) for group in plan.groups]
     repairs: list[ShardRepair] = []
     with GenerationWriter(out, plan.schema) as output:

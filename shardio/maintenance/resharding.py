@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from shardio._base.classes import one_line
 from shardio.dataset.generation import ROWS, Generation
-from shardio.dataset.manifest import holds_dataset, load, load_generation
+from shardio.dataset.manifest import holds_dataset, load, load_generation, refuse_nested
 from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
@@ -72,11 +72,12 @@ class MaintenanceReport:
         return {**dataclasses.asdict(self), "dataset": str(self.dataset)}
 
 
-def _refuse_dataset(out: PathName, schema: Schema) -> None:
-    """Raise DatasetExists, before sources are verified, if `out` holds a dataset.
+def _check_out(out: PathName, schema: Schema, *sources: PathName) -> None:
+    """Raise an error, before sources are verified, if `out` holds a dataset or is nested.
 
     As each operation does, first remove what interrupted operations have left in `out`.
     """
+    refuse_nested(out, *sources)
     if holds_dataset(out):
         with GenerationWriter(out, schema):
             pass
@@ -100,7 +101,7 @@ def reshard(
     check_shard_bytes(shard_bytes)
     with detect_conflict(source), ShardDataset(source) as dataset:
         generation = load_generation(source, dataset.generation)
-        _refuse_dataset(out, dataset.schema)
+        _check_out(out, dataset.schema, source)
         require_sound(source, workers, progress)
         with GenerationWriter(out, dataset.schema, shard_bytes=shard_bytes) as output:
             _append_shards(dataset, range(len(dataset.shards)), output, progress)
@@ -250,7 +251,8 @@ def merge(
             True to show a bar on standard error, as `shardio.convert` does.
 
     Raises:
-        InvalidArgument: there is no source, or the fields or classes of the sources do not match.
+        InvalidArgument: there is no source, the fields or classes of the sources do not match, or
+            `out` lies in a dataset or contains a source.
         DatasetNotFound: a source is not a dataset.
         DatasetCorrupt: a source is damaged. Repair the source first.
         DatasetExists: `out` is not empty.
@@ -266,7 +268,7 @@ def merge(
             check_same_fields(datasets[0], dataset)
         classes = tuple(dict.fromkeys(name for dataset in datasets for name in dataset.classes))
         changes = [_class_index_map(dataset, classes) for dataset in datasets]
-        _refuse_dataset(out, datasets[0].schema)
+        _check_out(out, datasets[0].schema, *sources)
         for path in sources:
             require_sound(path, workers, progress)
         with GenerationWriter(out, datasets[0].schema, shard_bytes=shard_bytes) as output:
