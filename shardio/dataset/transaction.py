@@ -108,7 +108,9 @@ def _files_missing(folder: PathName, before: int, now: int) -> bool:
     return not all(Path(folder, name).exists() for one in older for name in one.names)
 
 
-_PREFIX: Final = ".staging-"
+_PREFIX: Final = ".shardio-staging-"
+"""The beginning of a staging folder's name. Folders with such names are removed: no other program
+may use them."""
 
 
 class StagingFolder:

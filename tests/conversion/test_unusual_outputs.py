@@ -54,7 +54,7 @@ def test_overwrite_replaces_leftovers_of_a_killed_writer(lines: Path, tmp_path: 
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
     halves = {".dataset.json.0123456789ab.tmp": "{", "generations/.000002.json.01.tmp": "{"}
-    write(tmp_path / "out", {**halves, ".staging-0a1b2c/000000.shard": "half"})
+    write(tmp_path / "out", {**halves, ".shardio-staging-0a1b2c/000000.shard": "half"})
     convert(lines, tmp_path / "out", overwrite=True)
     assert contents(tmp_path / "out") == before
 

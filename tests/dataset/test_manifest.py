@@ -458,7 +458,7 @@ def test_second_writer_in_a_folder_is_refused(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path, schema) as first:
         first.append({"x": 1})
         before = tree(tmp_path)
-        with pytest.raises(DatasetExists, match=r"already holds data \(\.staging-"):
+        with pytest.raises(DatasetExists, match=r"already holds data \(\.shardio-staging-"):
             DatasetWriter(tmp_path, schema)
         assert tree(tmp_path) == before
     assert load(tmp_path).n_samples == 1
@@ -484,7 +484,7 @@ def test_what_a_killed_writer_has_left_is_removed_by_the_next(tmp_path: Path) ->
         DatasetWriter(tmp_path, schema, shard_bytes=8).append({"x": 1})
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert [path.name for path in tmp_path.glob(".staging-*/*")] == ["000000.shard"]
+    assert [path.name for path in tmp_path.glob(".shardio-staging-*/*")] == ["000000.shard"]
     with DatasetWriter(tmp_path, schema) as writer:
         writer.append({"x": 2})
     assert sorted(tree(tmp_path)) == ["000000-000.shard", "dataset.json", "generations/000001.json"]

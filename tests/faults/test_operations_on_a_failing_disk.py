@@ -53,7 +53,7 @@ def leave_unpublished(convert: Operation, place: Path) -> None:
 def visible(path: str) -> str:
     """Return the path to name in an error about a file that may be temporary or in work."""
     path = re.sub(r"/\.([^/]+)\.[0-9a-f]{12}\.tmp$", r"/\1", path)
-    return re.sub(r"/\.(staging-|conversion\b).*", "", path)
+    return re.sub(r"/\.(shardio-staging-|conversion\b).*", "", path)
 
 
 @pytest.mark.slow

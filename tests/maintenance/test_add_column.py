@@ -340,13 +340,13 @@ def test_other_shards_are_not_published_beside_an_added_column(folder: Path) -> 
 def test_files_that_a_killed_writer_left_are_neither_taken_nor_overwritten(folder: Path) -> None:
     left = folder / "g000002-000.shard"
     left.write_bytes(b"left")
-    (folder / ".staging-killed").mkdir()
+    (folder / ".shardio-staging-killed").mkdir()
     report = add_column(folder, "x", FLOAT, rows_of(N))
     assert (report.generation, left.read_bytes()) == (2, b"left")
     names = [shard.name for shard in load(folder).column_groups[0].shards]
     assert names == [f"g000002-{k:03d}.shard" for k in (1, 2, 3)]
     assert numbers_of(folder) == list(range(N))
-    assert not (folder / ".staging-killed").exists()
+    assert not (folder / ".shardio-staging-killed").exists()
 
 
 # Other operations.
@@ -473,7 +473,7 @@ def test_rerun_after_a_kill_recovers(folder: Path, tmp_path: Path, quick_disk: N
 
 
 def test_only_names_of_files_that_a_killed_operation_staged_are_removed(folder: Path) -> None:
-    held, dead = StagingFolder(folder), folder / ".staging-dead"
+    held, dead = StagingFolder(folder), folder / ".shardio-staging-dead"
     dead.mkdir()
     for staging, name in ((held.path, "held.shard"), (dead, "dead.shard")):
         (staging / "000000.shard").touch()

@@ -127,7 +127,7 @@ def test_removed_shards_conflict(source: Path, name: str, monkeypatch: pytest.Mo
     assert isinstance(caught.value.__cause__, DatasetCorrupt | FileNotFoundError)
     assert load(source).number == 2
     assert not (source.with_name("out")).exists()
-    assert not list(source.glob(".staging-*"))
+    assert not list(source.glob(".shardio-staging-*"))
 
 
 @pytest.mark.parametrize("name", ["compact", "stats"])
@@ -138,7 +138,7 @@ def test_damage_is_no_conflict(source: Path, name: str, monkeypatch: pytest.Monk
         OPERATIONS[name][1](source, source.with_name("out"), {})
     assert shard_of(source, 1).name in str(caught.value)
     assert load(source).operation == {}
-    assert not list(source.glob(".staging-*"))
+    assert not list(source.glob(".shardio-staging-*"))
 
 
 @pytest.mark.parametrize("name", ["compact", "stats"])

@@ -121,3 +121,15 @@ def test_an_older_dataset_in_a_dataset_can_be_extended(source: Path, tmp_path: P
     assert len(shardio.open(inner)) == 5
     shardio.convert(labelled(3), inner, schema=LABELS, overwrite=True)
     assert len(shardio.open(inner)) == 3
+
+
+@pytest.mark.parametrize("operation", list(FROM_DATASETS))
+def test_hidden_folders_of_the_user_stay(source: Path, operation: str) -> None:
+    mine = [source.parent / ".staging-0", source.parent / ".new" / ".staging-0a1b2c3d"]
+    for folder in mine:
+        folder.mkdir(parents=True)
+        (folder / "thesis.txt").write_text("a year of work")
+    FROM_DATASETS[operation](source, source.parent / "out")
+    with pytest.raises(DatasetExists, match=r"already holds data|not an export"):
+        FROM_DATASETS[operation](source, source.parent / ".new")
+    assert all((folder / "thesis.txt").exists() for folder in mine)

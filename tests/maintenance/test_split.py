@@ -198,4 +198,4 @@ def test_one_of_two_concurrent_operations_wins(tmp_path: Path, names: tuple[str,
     assert "another writer published" in loser
     assert (load(folder).number, load(folder).operation["name"]) == (2, winner)
     assert content(folder) == before
-    assert is_sound(folder) and not list(folder.glob(".staging-*"))
+    assert is_sound(folder) and not list(folder.glob(".shardio-staging-*"))

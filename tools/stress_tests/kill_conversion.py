@@ -188,7 +188,7 @@ def check_whole(out: Path) -> list[str]:
     """Check everything that has a final name; return what is wrong with it."""
     wrong = []
     for place in out.rglob("*"):
-        if any(part.startswith(".staging-") for part in place.parts):
+        if any(part.startswith(".shardio-staging-") for part in place.parts):
             continue  # names are final only outside this folder
         try:
             if place.suffix == ".shard" and not place.name.startswith("."):
