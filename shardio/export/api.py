@@ -154,13 +154,11 @@ def export(
                 "skipped": [one.sample for one in samples.skipped],
                 "shardio": __version__,
             }
-            _write_json(target.folder / ABOUT_FILE, about)
             if exporter.schema_spec is not None:
                 _write_json(target.folder / SCHEMA_FILE, exporter.schema_spec)
-            files = (
-                os.path.join(at, name) for at, _, names in os.walk(target.folder) for name in names
-            )
-            sizes = [os.path.getsize(file) for file in files]
+            about["files"] = len(_files_in(target.folder)) + 1
+            _write_json(target.folder / ABOUT_FILE, about)
+            sizes = [os.path.getsize(file) for file in _files_in(target.folder)]
             target.publish(replace=overwrite and _check_replaceable(out, overwrite=True))
     return ExportReport(
         str(out),
@@ -181,8 +179,15 @@ def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
     return out_path
 
 
+def _files_in(folder: str | os.PathLike[str]) -> list[str]:
+    return [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+
+
 def _check_replaceable(out: str | os.PathLike[str], *, overwrite: bool) -> bool:
-    """Return True if `out` is an export that may be replaced, False if it is missing or empty."""
+    """Return True if `out` is an export that may be replaced, False if it is missing or empty.
+
+    Raise DatasetExists for anything else, also for an export to which files were added.
+    """
     if not os.path.lexists(out):
         return False
     if os.path.islink(out) or not os.path.isdir(out):
@@ -197,7 +202,20 @@ def _check_replaceable(out: str | os.PathLike[str], *, overwrite: bool) -> bool:
                 "another folder"
             )
         raise DatasetExists(f"{out}: {what}")
+    n_files = len(_files_in(out))
+    if names and n_files > (n_written := _n_files_written(os.path.join(out, ABOUT_FILE))):
+        raise DatasetExists(
+            f"{out}: holds {n_files} files, of which the export wrote {n_written}; overwrite would "
+            "remove the others, too: move them away, or choose another folder"
+        )
     return bool(names)
+
+
+def _n_files_written(about_path: str) -> int:
+    """Return the number of files that the metadata of an export records; 0 if it records none."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return int(json.loads(Path(about_path).read_bytes())["files"])
+    return 0
 
 
 def _open(

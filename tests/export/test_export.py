@@ -87,6 +87,7 @@ def test_damaged_sample_aborts_or_is_skipped(format: str, dataset: Path, tmp_pat
             "generation": 1,
             "subset": None,
             "skipped": [4],
+            "files": len(written),
             "shardio": shardio.__version__,
         }
     if format == "files":
@@ -185,6 +186,19 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
         caught.value
     )
     assert entries(tmp_path / "mine") == ["thesis.txt"]
+    for added in (out / "notes.txt", out / "extra" / "notes.txt"):
+        added.parent.mkdir(exist_ok=True)
+        added.write_text("mine")
+        before = tree(out)
+        with pytest.raises(DatasetExists, match="holds 3 files, of which the export wrote 2; over"):
+            export(dataset, out, "files", overwrite=True)
+        assert tree(out) == before
+        added.unlink()
+    for about in ("", "[]", "{}"):
+        (tmp_path / "mine" / "_export.json").write_text(about)
+        with pytest.raises(DatasetExists, match="holds 2 files, of which the export wrote 0; over"):
+            export(dataset, tmp_path / "mine", "files", overwrite=True)
+        assert entries(tmp_path / "mine") == ["_export.json", "thesis.txt"]
     with pytest.raises(
         DatasetExists, match=r"thesis\.txt: expected a folder, found a link or file"
     ):
