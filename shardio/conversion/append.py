@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from shardio.conversion.converter import OUTCOMES, Input, OutcomeKind
 from shardio.conversion.inputs import Listing, input_hash, input_states
-from shardio.conversion.journal import PLAN_FILE, WORK_FOLDER, different_settings
+from shardio.conversion.journal import PLAN_FILE, different_settings
 from shardio.conversion.report import InputReport
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import holds_dataset, load, recover
+from shardio.dataset.manifest import WORK_FOLDER, holds_dataset, load, recover
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary

@@ -47,7 +47,6 @@ from shardio.conversion.converter import (
 )
 from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.journal import (
-    WORK_FOLDER,
     UnitEvent,
     conversion_settings,
     cut_units,
@@ -60,7 +59,7 @@ from shardio.conversion.staging import Staging
 from shardio.conversion.upload import ShardUploader
 from shardio.conversion.worker import ConversionJob
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import load, publish, publish_next
+from shardio.dataset.manifest import WORK_FOLDER, load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.maintenance.splitting import check_split

@@ -142,7 +142,6 @@ class UnitDone(NamedTuple):
 UnitEvent = InputDone | UnitDone
 
 
-WORK_FOLDER: Final = ".conversion"
 PLAN_FILE: Final = "plan.json"
 PUBLISHED_FILE: Final = "published.json"
 """The name of the plan after the dataset is published: the rest of the folder can be removed."""

@@ -22,7 +22,6 @@ from shardio.conversion.append import check_dataset_exists
 from shardio.conversion.journal import (
     PLAN_FILE,
     PUBLISHED_FILE,
-    WORK_FOLDER,
     JournaledPlan,
     check_same_settings,
     check_same_units,
@@ -34,6 +33,7 @@ from shardio.conversion.journal import (
 )
 from shardio.dataset.manifest import (
     POINTER,
+    WORK_FOLDER,
     holds_dataset,
     load_generation,
     recover,
@@ -226,8 +226,9 @@ class Staging:
     def _check_out(self) -> None:
         if self.appends:
             check_dataset_exists(self.out)
-        elif self._overwrite or (self._plan is not None and self._plan.replaces):
-            remove_leftovers(self.out)
+            return
+        remove_leftovers(self.out)
+        if self._overwrite or (self._plan is not None and self._plan.replaces):
             check_only_dataset(self.out, exclude=WORK_FOLDER)
         else:
             refuse_existing(self.given, exclude=WORK_FOLDER, hint=REPLACE_HINT)

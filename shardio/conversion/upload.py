@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.classes import Closing
-from shardio.conversion.journal import WORK_FOLDER, plan_path, uploaded_name, write_upload_note
+from shardio.conversion.journal import plan_path, uploaded_name, write_upload_note
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.staging import LOCK_TIMEOUT_S
-from shardio.dataset.manifest import GENERATIONS, POINTER, holds_dataset, load
+from shardio.dataset.manifest import GENERATIONS, POINTER, WORK_FOLDER, holds_dataset, load
 from shardio.errors import (
     DataError,
     DatasetConflict,

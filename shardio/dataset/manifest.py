@@ -93,6 +93,13 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
         raise InvalidArgument(f"out (OUT) is {text!r}, not a valid folder name")
 
 
+STAGING_PREFIX: Final = ".shardio-staging-"
+"""The beginning of a staging folder's name. Folders with such names are removed: no other program
+may use them."""
+WORK_FOLDER: Final = ".conversion"
+"""The name of the work folder of a conversion."""
+
+
 def refuse_existing(
     folder: str | os.PathLike[str], *, exclude: str = "", hint: str = "choose another folder"
 ) -> None:
@@ -104,7 +111,17 @@ def refuse_existing(
     if path.is_dir():
         if holds_dataset(path):
             raise DatasetExists(f"{path}: already holds a dataset; {hint}")
-        if found := sorted({*os.listdir(path)} - {exclude}):
+        found = sorted({*os.listdir(path)} - {exclude})
+        if any(name.startswith(STAGING_PREFIX) for name in found):
+            raise DatasetExists(
+                f"{path}: another operation is writing here; wait for it, or choose another folder"
+            )
+        if WORK_FOLDER in found:
+            raise DatasetExists(
+                f"{path}: holds an interrupted conversion, or one that is running; resume it "
+                "(--resume), wait for it, or choose another folder"
+            )
+        if found:
             raise DatasetExists(
                 f"{path}: already holds data ({found[0]}, {len(found)} entries in all); "
                 "choose another folder"
@@ -389,6 +406,11 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
     if not pointer_path.exists():
         text = f"{root}: holds no {POINTER}: not a dataset, or never finished"
         names = os.listdir(root)
+        if WORK_FOLDER in names:
+            raise DatasetNotFound(
+                f"{root}: holds a conversion that is running or was interrupted, and no "
+                f"{POINTER}; wait for it, or resume it (shardio convert … --resume)"
+            )
         if below := [name for name in sorted(names) if holds_dataset(root / name)]:
             raise DatasetNotFound(f"{text}; did you mean {str(root / below[0])!r}?")
         is_ours = any(name.endswith(".shard") or name.startswith(".") for name in names)

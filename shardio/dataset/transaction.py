@@ -29,6 +29,7 @@ from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import (
     GENERATIONS,
     POINTER,
+    STAGING_PREFIX,
     generation_numbers,
     holds_dataset,
     load_generation,
@@ -108,11 +109,6 @@ def _files_missing(folder: PathName, before: int, now: int) -> bool:
     return not all(Path(folder, name).exists() for one in older for name in one.names)
 
 
-_PREFIX: Final = ".shardio-staging-"
-"""The beginning of a staging folder's name. Folders with such names are removed: no other program
-may use them."""
-
-
 class StagingFolder:
     """A new hidden folder in `root`. The object owns the folder and its lock until `remove`."""
 
@@ -120,7 +116,7 @@ class StagingFolder:
         sweep(root)
         self._root = root
         while True:
-            self.path = make_temporary_folder(root, _PREFIX)
+            self.path = make_temporary_folder(root, STAGING_PREFIX)
             # FileNotFoundError: another process removed the folder before it was locked.
             with contextlib.suppress(FileNotFoundError), undo_on_error(remove_folder, self.path):
                 self._fd = lock_folder(self.path, wait=True)
@@ -160,7 +156,7 @@ def sweep(root: Path) -> None:
     A staging folder whose lock is free belongs to a killed operation: the kernel releases the locks
     of a killed process.
     """
-    for folder in root.glob(_PREFIX + "*"):
+    for folder in root.glob(STAGING_PREFIX + "*"):
         # Skip a folder that is locked, or that another process has just removed. If a generation
         # cannot be read, keep the files, because the unreadable generation may name them.
         with contextlib.suppress(OSError, DataError):

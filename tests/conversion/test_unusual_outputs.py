@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from shardio.conversion import execution
 from shardio.errors import DatasetExists, DatasetNotFound
 from shardio.export import export
 from shardio.maintenance import merge, reshard
-from shardio.storage.fs import to_checksummed_json
+from shardio.storage.fs import lock_folder, to_checksummed_json
 from tests.faults.failing import before_calls
 from tests.lines import OLD, contents, convert, leave_killed, texts, write
 
@@ -48,6 +49,33 @@ def test_linked_work_folders_stay(lines: Path, tmp_path: Path, options: dict[str
     with pytest.raises(DatasetExists, match=r"\.conversion: expected a folder.*found a link"):
         convert(lines, tmp_path / "out", **options)
     assert {*contents(tmp_path / "elsewhere").values()} == {b"mine"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_running_operation_is_named_and_a_killed_one_is_removed(
+    lines: Path, tmp_path: Path, *, overwrite: bool
+) -> None:
+    out = tmp_path / "out"
+    write(out, {".shardio-staging-0a1b2c3d/000000.shard": "half"})
+    lock = lock_folder(out / ".shardio-staging-0a1b2c3d")
+    before = contents(out)
+    with pytest.raises(DatasetExists, match="out: another operation is writing here; wait for it"):
+        convert(lines, out, overwrite=overwrite)
+    assert contents(out) == before
+    os.close(lock)
+    convert(lines, out, overwrite=overwrite)
+    assert not list(out.glob(".*"))
+
+
+def test_an_interrupted_conversion_is_named(lines: Path, tmp_path: Path) -> None:
+    convert(lines, tmp_path / "source")
+    write(tmp_path / "out", {".conversion/plan.json": "{}"})
+    before = contents(tmp_path / "out")
+    with pytest.raises(DatasetExists, match=r"holds an interrupted conversion, .*\(--resume\)"):
+        merge(tmp_path / "out", tmp_path / "source")
+    with pytest.raises(DatasetNotFound, match="holds a conversion that is running or was inter"):
+        shardio.open(tmp_path / "out")
+    assert contents(tmp_path / "out") == before
 
 
 def test_overwrite_replaces_leftovers_of_a_killed_writer(lines: Path, tmp_path: Path) -> None:

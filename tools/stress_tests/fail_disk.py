@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shardio.conversion.journal import WORK_FOLDER
+from shardio.dataset.manifest import WORK_FOLDER
 from shardio.storage import fs
 from shardio_tools import cli
 from stress_tests import conversion_victim
