@@ -122,6 +122,9 @@ _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
 """The errors for a damaged shard. ShardUnsupported is raised for a damaged version number."""
 
+_TRIAL_BYTE: Final = 1 << 60
+"""A byte that `lock_byte` never returns."""
+
 T = TypeVar("T")
 
 
@@ -158,7 +161,9 @@ class ShardCache:
             if not os.path.exists(path):
                 with fs.create(path, replace=True) as file:
                     file.write(text.encode())
-        os.close(fs.open_lock_file(self._lock_path))  # raise OSError now if it is read-only
+        # Raise OSError now if the file system is read-only or has no locks.
+        with try_exclusive(self._lock_path, _TRIAL_BYTE):
+            pass
 
     @property
     def max_bytes(self) -> int:

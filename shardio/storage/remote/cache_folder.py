@@ -111,10 +111,13 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:
-        yield _lock(fd, fcntl.F_WRLCK, byte)
+        is_exclusive = _lock(fd, fcntl.F_WRLCK, byte)
+        try:
+            yield is_exclusive
+        finally:
+            if pid == os.getpid():
+                _lock(fd, fcntl.F_UNLCK, byte)
     finally:
-        if pid == os.getpid():
-            _lock(fd, fcntl.F_UNLCK, byte)
         os.close(fd)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -246,10 +247,18 @@ def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(remote: RemoteSe
             cache.pin(remote.shards[0])
 
 
-@pytest.mark.parametrize("what", ["a file", "read-only"])
-def test_unusable_cache_folder_is_reported(remote: RemoteSet, what: str) -> None:
+@pytest.mark.parametrize("what", ["a file", "read-only", "no locks"])
+def test_unusable_cache_folder_is_reported(
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     if what == "a file":
         remote.cache.write_text(what)
+    elif what == "no locks":
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr("shardio.storage.remote.cache_folder.fcntl.fcntl", refuse)
     else:
         with remote.open_cache() as cache:
             locks = Path(cache.root, "locks")
