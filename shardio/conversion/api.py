@@ -271,7 +271,7 @@ def convert(
     else:
         with Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite) as up:
             made = convert_into(up.folder, replace(options_given, uploader=up.uploader))
-            report = up.publish(made) if made.generation else up.discard(made)
+            report = up.finish(made)
     if progress is None:
         warn_of_broken(report, stacklevel=4)
     return report

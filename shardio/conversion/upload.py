@@ -274,6 +274,22 @@ class Upload(Closing):
             return True
         raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another URL")
 
+    def finish(self, report: ConversionReport) -> ConversionReport:
+        """Publish the converted dataset; if there is none, remove all uploaded shards."""
+        if not report.generation:
+            return self.discard(report)
+        try:
+            return self.publish(report)
+        except DatasetConflict:
+            raise
+        except BaseException as error:
+            if plan_path(Path(self.folder, WORK_FOLDER)) is not None:  # Files, not Python samples.
+                error.add_note(
+                    f"{self.folder}: the conversion is complete; resume (--resume) publishes it; "
+                    f"{self._hint}"
+                )
+            raise
+
     def publish(self, report: ConversionReport) -> ConversionReport:
         """Upload the remaining shards and then the generation, and return the report."""
         found, root = load(self.folder), Path(self.folder)

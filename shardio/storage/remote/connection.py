@@ -197,7 +197,7 @@ def _to_shardio_error(
     if _is_denied(error):
         return StoreAccessDenied(
             f"{object_url}: access denied: {words}; renew or correct the credentials "
-            "(environment, storage_options), or ask for read permission"
+            "(environment, storage_options), or ask for permission"
         )
     if re.search("NoSuchBucket|ContainerNotFound", words):
         return InvalidArgument(f"{object_url}: there is no such bucket: {words}; create it first")

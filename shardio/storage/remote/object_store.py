@@ -480,6 +480,6 @@ class _BackOff:
     ) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self._object}: no data from the store for {taken_s:.0f} s, after "
-            f"{counted(n_tries, 'attempts')}; last failure: {failure}; try again later (downloaded "
-            "data is kept), or set a longer storage_options={'deadline_s': …}"
+            f"{counted(n_tries, 'attempts')}; last failure: {failure}; try again later "
+            "(transferred data is kept), or set a longer storage_options={'deadline_s': …}"
         )

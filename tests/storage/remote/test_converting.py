@@ -128,6 +128,25 @@ def test_failed_upload_publishes_on_resume(place: Place, monkeypatch: pytest.Mon
     assert place.texts() == place.texts() == WORDS
 
 
+@pytest.mark.parametrize(
+    "src", [None, [{"word": word} for word in WORDS]], ids=["files", "samples"]
+)
+def test_a_conversion_that_cannot_be_published_says_how_to_publish_it(
+    place: Place, src: Any
+) -> None:
+    place.store.fail("denied", r"dataset\.json", method="PUT")
+    with pytest.raises(StoreAccessDenied, match="or ask for permission") as caught:
+        place.convert(src)
+    notes = [note for note in getattr(caught.value, "__notes__", []) if "resume (--resume)" in note]
+    if src is None:
+        assert "the conversion is complete; resume (--resume) publishes it; to start" in notes[0]
+        place.convert(resume=True)
+    else:
+        assert not notes  # samples are converted again
+        place.convert(src)
+    assert len(place.open()) == len(WORDS)
+
+
 def test_uploaded_shards_are_not_uploaded_again(place: Place) -> None:
     place.store.fail("error", "000001-000", times=99, method="PUT")
     with pytest.raises(StoreUnavailable):
