@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._base.callers import warn
 from shardio._base.classes import Closing
 from shardio.conversion.journal import plan_path, uploaded_name, write_upload_note
 from shardio.conversion.report import ConversionReport
@@ -219,7 +220,8 @@ class Upload(Closing):
         try:
             make_folder(remote.cache_folder)
             self._lock_locally(f"{remote.cache_folder}/converting.lock", name >> 2)
-            self._clean_up()
+            with contextlib.suppress(ShardioError, OSError):
+                self._clean_up()
             was_interrupted = os.path.exists(self.folder)
             if plan_path(Path(self.folder, WORK_FOLDER)) is None:
                 # An earlier process was killed while it wrote Python samples, which have no journal
@@ -307,11 +309,16 @@ class Upload(Closing):
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        # The dataset is published now. No other writer can publish here, so all shards that the
-        # dataset does not list come from this upload, and are unused.
-        self._remove_unused({shard.name for shard in shards})
-        rename(self.folder, self._done_folder)
-        self._clean_up()
+        try:
+            # The dataset is published now. No other writer can publish here, so all shards that the
+            # dataset does not list come from this upload, and are unused.
+            self._remove_unused({shard.name for shard in shards})
+            rename(self.folder, self._done_folder)
+            self._clean_up()
+        except (ShardioError, OSError) as error:
+            warn(
+                f"{self._objects.url}: is published, but its remains could not be removed: {error}"
+            )
         elapsed_s = time.monotonic() - self._start_s
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 

@@ -382,6 +382,20 @@ def test_killed_in_clean_up_has_published(place: Place, monkeypatch: pytest.Monk
     assert place.left_here() == []
 
 
+def test_a_published_dataset_is_no_failure_if_its_remains_cannot_be_removed(place: Place) -> None:
+    place.store.fail("denied", r"/bucket/?$", times=99, method="POST")  # removes objects
+    with pytest.warns(UserWarning, match=r"is published, but its remains .*conversion\.json: acc"):
+        assert place.convert().n_samples == len(WORDS)
+    assert place.texts() == WORDS
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
+        place.convert(resume=True)
+    place.store.proxy.forget()
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
+        place.convert()
+    assert "conversion.json" not in place.objects()
+    assert place.left_here() == []
+
+
 def test_leftovers_of_a_killed_process_are_no_obstacle(place: Place) -> None:
     with Upload(place.url, place.store.options, resume=False) as upload:
         Path(upload.folder).mkdir()
