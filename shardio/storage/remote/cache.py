@@ -252,13 +252,19 @@ class ShardCache:
         if os.path.exists(path):  # it was cached before the machine restarted, or is damaged
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 verify_download(path, shard)
-                self._retry_when_full(shard, lambda: _record_verified(path, shard))
+                self.retry_when_full(
+                    shard.name, shard.n_bytes, lambda: _record_verified(path, shard)
+                )
                 return
             remove_cached(path)
         partial = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
         for n_left in reversed(range(_MAX_DOWNLOADS)):
-            self._retry_when_full(shard, lambda: self._evictor.reserve(partial, shard.n_bytes))
-            self._retry_when_full(shard, lambda: self._download(shard, partial, check))
+            self.retry_when_full(
+                shard.name, shard.n_bytes, lambda: self._evictor.reserve(partial, shard.n_bytes)
+            )
+            self.retry_when_full(
+                shard.name, shard.n_bytes, lambda: self._download(shard, partial, check)
+            )
             try:
                 verify_download(partial, shard)
                 break
@@ -267,7 +273,7 @@ class ShardCache:
                 if not n_left:
                     raise self._damaged_error(shard, partial, error) from error
         self._evictor.finish(partial, path)
-        self._retry_when_full(shard, lambda: _record_verified(path, shard))
+        self.retry_when_full(shard.name, shard.n_bytes, lambda: _record_verified(path, shard))
 
     def _download(self, shard: ShardSummary, partial: str, check: Callable[[], None]) -> None:
         with fs.update(partial) as file:
@@ -276,16 +282,19 @@ class ShardCache:
                 file.seek(0)
             self._objects.download(shard.name, file, shard.n_bytes, check=check)
 
-    def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
-        """Call `call`; while the disk is too full for `shard`, evict other shards and repeat."""
+    def retry_when_full(self, name: str, n_bytes: int, call: Callable[[], T]) -> T:
+        """Call `call`; while the disk is too full for `n_bytes`, evict shards and repeat.
+
+        Raises CacheFull, with the name of the file, if nothing can be evicted.
+        """
         while True:
             try:
                 return call()
             except OSError as error:
                 if error.errno not in _DISK_FULL:
                     raise
-                if not self._evictor.evict(shard.n_bytes):
-                    raise self._full_error(shard) from error
+                if not self._evictor.evict(n_bytes):
+                    raise self._full_error(name, n_bytes) from error
 
     def _damaged_error(
         self, shard: ShardSummary, partial: str, error: DataError
@@ -303,11 +312,11 @@ class ShardCache:
             sample=getattr(error, "sample", None),
         )
 
-    def _full_error(self, shard: ShardSummary) -> CacheFull:
+    def _full_error(self, name: str, n_bytes: int) -> CacheFull:
         free = shutil.disk_usage(self.folder).free
         used = self._evictor.used_bytes()
         return CacheFull(
-            f"{self.folder}: the disk is full: {shard.n_bytes} bytes are needed for {shard.name}, "
+            f"{self.folder}: the disk is full: {n_bytes} bytes are needed for {name}, "
             f"{free} are free, and all {used} in the cache are in use; choose a cache on a larger "
             "disk, a smaller cache_bytes, or fewer workers"
         )

@@ -44,6 +44,8 @@ POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 _REFRESH_DEADLINE_S: Final = 5.0
 """The deadline of a request for `dataset.json` if a cached copy can be used instead."""
+_MANIFEST_BYTES: Final = 1 << 20
+"""The number of bytes to free if the disk is too full for the files of a manifest."""
 _DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """The errors that parsing a damaged `dataset.json` can raise. The reader of the manifest reports
 the damage."""
@@ -230,7 +232,10 @@ class RemoteStorage:
 
     def manifest_folder(self, generation: int | None) -> str:
         """Return the local folder of the manifest, after `ManifestCache.download`."""
-        self._manifests.download(generation)
+        name = f"{self.root}/{POINTER}"
+        self._cache.retry_when_full(
+            name, _MANIFEST_BYTES, lambda: self._manifests.download(generation)
+        )
         return self._cache.root
 
     def invalidate(self) -> bool:

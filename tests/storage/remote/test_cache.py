@@ -411,3 +411,21 @@ def test_any_corrupted_byte_of_a_download_is_detected(tmp_path: Path, write: Any
             continue
         missed.append(next((s.name for s in sections if s.offset <= at < s.end), at))
     assert missed == []
+
+
+def test_a_manifest_makes_room_on_a_full_disk(
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with remote.open_cache() as cache:
+        _use(cache, *remote.shards)
+    assert remote.cached() == [0, 1, 2, 3, 4]
+    with monkeypatch.context() as during:
+        fill_disk(during, 1, "write", ".tmp")
+        with remote.open() as dataset:
+            assert len(dataset) == N
+    assert remote.cached() == []
+    (pointer,) = remote.cache.rglob("dataset.json")
+    pointer.unlink()
+    fill_disk(monkeypatch, end=".tmp")
+    with pytest.raises(CacheFull, match=r"needed for s3://.*/dataset\.json, \d+ are free"):
+        remote.open()

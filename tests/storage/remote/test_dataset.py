@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio.dataset.external_lists import external_list_names
-from shardio.errors import DatasetCorrupt, InvalidArgument, StoreUnavailable
+from shardio.errors import CacheFull, DatasetCorrupt, InvalidArgument, StoreUnavailable
 from shardio.storage.remote.connection import RemoteOptions
 from shardio.storage.remote.object_store import ObjectStore
 from shardio.storage.remote.storage import ManifestCache
@@ -161,7 +161,7 @@ def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_full_disk_leaves_no_state(remote: RemoteSet, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch, end=".tmp")
-    with pytest.raises(OSError, match=r"No space left on device: .*dataset\.json"):
+    with pytest.raises(CacheFull, match=r"disk is full: .* s3://bucket/dataset/dataset\.json,"):
         remote.open()
     assert list(remote.cache.rglob("*.tmp")) == []
 
