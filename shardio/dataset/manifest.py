@@ -150,10 +150,10 @@ def refuse_nested(out: str | os.PathLike[str], *sources: str | os.PathLike[str])
                 f"{os.fspath(out)}: lies in the dataset {folders.get(folder, folder)}; choose a "
                 "folder outside of it"
             )
-    for folder, shown in folders.items():
+    for folder, given in folders.items():
         if target in folder.parents:
             raise InvalidArgument(
-                f"{os.fspath(out)}: contains the source {shown}; choose another folder"
+                f"{os.fspath(out)}: contains the source {given}; choose another folder"
             )
 
 
