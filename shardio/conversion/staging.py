@@ -58,6 +58,7 @@ from shardio.errors import (
 )
 from shardio.storage.fs import (
     lock_folder,
+    lock_holder,
     make_folder,
     remove_folder,
     remove_tree,
@@ -76,7 +77,10 @@ REPLACE_HINT: Final = (
     "another folder"
 )
 LOCK_TIMEOUT_S: Final = 2.0
-"""The time to wait for a lock: workers of a killed conversion hold it until they have exited."""
+"""The time to wait for the lock of a running process, which may be about to exit."""
+_WORKERS_TIMEOUT_S: Final = 30.0
+"""The time to wait for the workers of a process that has exited; they hold its lock until they have
+exited, too. This takes longer on a busy machine."""
 
 
 class Staging:
@@ -369,8 +373,8 @@ class Staging:
         return True
 
     def _lock(self) -> None:
-        """Create the work folder and lock it; wait up to LOCK_TIMEOUT_S if it is locked."""
-        end_s = time.monotonic() + LOCK_TIMEOUT_S
+        """Create the work folder and lock it; wait for some time if it is locked."""
+        start_s = time.monotonic()
         while self.lock_fd < 0:
             try:
                 make_folder(self.folder)
@@ -378,12 +382,36 @@ class Staging:
             except FileNotFoundError:
                 # Another conversion has removed the folder before it was locked: try again. If
                 # `out` cannot be created, all attempts fail.
-                if time.monotonic() > end_s:
+                if time.monotonic() > start_s + LOCK_TIMEOUT_S:
                     raise
             except BlockingIOError as error:
-                if time.monotonic() > end_s:
+                timeout_s, text = _wait_for(lock_holder(self.folder))
+                if time.monotonic() > start_s + timeout_s:
                     raise DatasetConflict(
-                        f"{self.out}: another conversion is writing here; wait for it, or choose "
-                        "another folder"
+                        f"{self.out}: {text}, or choose another folder"
                     ) from error
                 time.sleep(0.02)
+
+
+def _wait_for(holder: int | None) -> tuple[float, str]:
+    """Return the time to wait for a process that holds the lock, and the error at its end."""
+    if holder is None:
+        return LOCK_TIMEOUT_S, "another conversion is writing here: wait for it"
+    command = _command_of(holder)
+    if not command:
+        return _WORKERS_TIMEOUT_S, (
+            f"another conversion was writing here: its process {holder} has exited, but its "
+            f"workers still run after {_WORKERS_TIMEOUT_S:.0f} s: end them"
+        )
+    return LOCK_TIMEOUT_S, (
+        f"another conversion is writing here, in process {holder} ({command:.100}): wait for it"
+    )
+
+
+def _command_of(pid: int) -> str:
+    """Return the command of a process; "" if the process has exited, also if it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return " ".join(file.read().decode("utf-8", "replace").split("\0")).strip()
+    except OSError:
+        return ""

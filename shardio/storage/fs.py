@@ -142,6 +142,26 @@ def lock_folder(folder: str | os.PathLike[str], *, wait: bool = False) -> int:
     return fd
 
 
+def lock_holder(folder: str | os.PathLike[str]) -> int | None:
+    """Return the id of the process that has locked a folder; None if it is unknown.
+
+    The process may have exited: a lock is held until all duplicates of its descriptor are closed,
+    also those of child processes. The holder is unknown if it runs in another container, and on
+    file systems whose device numbers differ from those in `/proc/locks`.
+    """
+    try:
+        found = os.stat(folder)
+        locks = Path("/proc/locks").read_text("ascii")
+    except OSError:
+        return None
+    device = found.st_dev
+    place = f"{os.major(device):02x}:{os.minor(device):02x}:{found.st_ino}"
+    for _, kind, *words in map(str.split, locks.splitlines()):
+        if kind == "FLOCK" and place in words:  # that of a process which waits is "->"
+            return int(words[2]) or None
+    return None
+
+
 def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy the content of a file to a new file, which the caller must sync."""
     with open(source, "rb") as old, create(target) as new:

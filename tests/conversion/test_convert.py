@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Generator, Mapping
 from importlib.metadata import EntryPoint
@@ -230,12 +232,44 @@ def test_lock_while_running(lines: Path, tmp_path: Path, monkeypatch: pytest.Mon
     fd = os.open(tmp_path / "out" / ".conversion", os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(DatasetConflict, match="another conversion") as caught:
+        holder = rf"out: another conversion is writing here, in process {os.getpid()} \(.*python"
+        with pytest.raises(DatasetConflict, match=holder):
             convert(lines, tmp_path / "out")
-        assert str(tmp_path / "out") in str(caught.value)
+        monkeypatch.setattr(staging, "lock_holder", lambda _: None)  # as in another container
+        with pytest.raises(DatasetConflict, match="writing here: wait for it, or choose another"):
+            convert(lines, tmp_path / "out")
     finally:
         os.close(fd)
     assert (tmp_path / "out" / ".conversion" / "0123456789abcdef").exists()
+
+
+_LOCKS = """
+import fcntl, os, sys
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+if os.fork() == 0:
+    sys.stdin.read()  # as a worker that is about to notice
+"""
+
+
+@pytest.mark.process
+def test_workers_of_a_killed_conversion_are_waited_for(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "LOCK_TIMEOUT_S", 0.0)
+    folder = tmp_path / "out" / ".conversion"
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-c", _LOCKS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as holder:
+        holder.wait(60)
+        if staging.lock_holder(folder) is None:
+            pytest.skip("in this container, the kernel does not show who has held a lock")
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "_WORKERS_TIMEOUT_S", 0.0)
+            exited = rf"its process {holder.pid} has exited, but its workers still run after 0 s"
+            with pytest.raises(DatasetConflict, match=exited):
+                convert(lines, tmp_path / "out")
+        monkeypatch.setattr("time.sleep", lambda _: holder.stdin and holder.stdin.close())
+        assert convert(lines, tmp_path / "out").n_samples
 
 
 def test_errors_of_unknown_kinds_and_options_list_known_ones(lines: Path, tmp_path: Path) -> None:
