@@ -31,6 +31,7 @@ from shardio.conversion.journal import (
 )
 from shardio.errors import DatasetConflict, DatasetExists
 from shardio.format.checksum import hash_bytes
+from shardio.storage.fs import lock_holder
 from tests.lines import OLD, Lines, contents, convert, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -261,7 +262,7 @@ def test_workers_of_a_killed_conversion_are_waited_for(
     command = [sys.executable, "-c", _LOCKS, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as holder:
         holder.wait(60)
-        if staging.lock_holder(folder) is None:
+        if lock_holder(folder) is None:
             pytest.skip("in this container, the kernel does not show who has held a lock")
         with monkeypatch.context() as patch:
             patch.setattr(staging, "_WORKERS_TIMEOUT_S", 0.0)
