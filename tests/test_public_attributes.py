@@ -149,6 +149,10 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("dataset", "statistics", "write dataset.stats"),
         ("dataset", "labels", 'write dataset.column("label")'),
         ("dataset", "x", "write dataset.column('x')"),
+        ("dataset", "iloc", "write dataset[i]"),
+        ("view", "to", 'write shardio.ShardLoader(view, batch_size, device="cuda")'),
+        ("dataset", "describe", "write dataset.stats"),
+        ("dataset", "apply", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
         ("dataset", "class_names", "write dataset.classes"),
         ("dataset", "unique", 'write numpy.unique(dataset.column("label"))'),
         ("dataset", "append", "write shardio.convert(samples, path, append=True)"),
@@ -188,6 +192,15 @@ OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         lambda dataset: dataset[[1, 2]],
         "found [1, 2]: for several samples, write ",
     ),
+    "names": (
+        "dataset",
+        lambda dataset: dataset[["x", "label"]],
+        "for several columns, write {n: dataset.column(n) for n in ['x', 'label']}",
+    ),
+    "columns": ("dataset", lambda dataset: dataset.column(["x"]), "a column is one field; found"),
+    "in": ("dataset", lambda dataset: "x" in dataset, "write 'x' in dataset.schema"),
+    "or": ("batch", lambda batch: batch | {"y": 1}, "write {**batch, name: value}"),
+    "of a dict": ("batch", lambda batch: {"y": 1} | batch, "write {**batch, name: value}"),
     "float": ("dataset", lambda dataset: dataset[1.5], "dataset[i] takes the integer index"),
     "mixed": ("mixture", lambda mixture: mixture[[1, 2]], "write dataset.select(indices)"),
     "view": ("view", lambda view: view[[1, 2]], "write [view[i] for i in indices]"),
@@ -282,6 +295,17 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "generation must be an integer from 1 up; found 'latest'",
     ),
     "rows": (lambda path: API.ShardLoader([{"x": 1}], 2), "write its samples to a dataset first: "),
+    "numbers": (lambda path: API.ShardLoader([1, 2], 2), "write its samples to a dataset first: "),
+    "paths": (lambda path: API.open([path, path]), "to mix several datasets, write shardio.mix("),
+    "opened": (lambda path: API.open(API.open(path)), "; this dataset is open already; dataset.r"),
+    "slice": (
+        lambda path: API.open(path).select(slice(1, 3)),
+        "found slice(1, 3, None): write range(1, 3)",
+    ),
+    "field": (
+        lambda path: API.ShardLoader(path, 2, fields="x"),
+        "fields must be a list of names; found the string 'x': write ['x']",
+    ),
     "device": (
         lambda path: API.ShardLoader(path, 2, output="torch", device=0),
         "device must be a name, such as 'cuda:0', with output='torch'; found 0",
@@ -324,6 +348,13 @@ def test_a_folder_of_other_files_is_to_be_converted_first(opens: Any, tmp_path: 
     (tmp_path / "pictures" / "00000.shard").write_bytes(b"")
     with pytest.raises(shardio.errors.DatasetNotFound, match=r"never finished$"):
         opens(picture.parent)
+
+
+def test_a_pattern_of_shards_leads_to_the_folder(folder: Path) -> None:
+    hint = f"there is no such folder: a dataset is opened by its folder, {str(folder)!r}"
+    for pattern in ("*.shard", "{000000..000001}.shard"):
+        with pytest.raises(shardio.errors.DatasetNotFound, match=re.escape(hint)):
+            shardio.open(folder / pattern)
 
 
 def test_the_folder_above_a_dataset_leads_to_the_dataset(folder: Path, tmp_path: Path) -> None:

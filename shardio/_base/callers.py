@@ -188,14 +188,16 @@ def row_index(name: str, index: Any, several: str) -> int:
     """Return the index of a sample as an int.
 
     Raises TypeError if `index` is not an integer. The message names the indexed object, `name`, and
-    the call that takes several indices, `several`.
+    the call that takes several indices, `several`; for names of fields, that for columns.
     """
     try:
         return operator.index(index)
     except TypeError:
+        hint = f"for several samples, write {several}"
+        if isinstance(index, list | tuple) and index and all(isinstance(n, str) for n in index):
+            hint = f"for several columns, write {{n: {name}.column(n) for n in {list(index)!r}}}"
         raise TypeError(
-            f"{name}[i] takes the integer index of a sample; found {index!r:.80}: for several "
-            f"samples, write {several}"
+            f"{name}[i] takes the integer index of a sample; found {index!r:.80}: {hint}"
         ) from None
 
 

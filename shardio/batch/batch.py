@@ -132,11 +132,13 @@ class Batch(Mapping[str, Value_co], Listed):
             advice = {name: f"write batch[{name!r}]"} if name in fields else {}
             return missing_attribute(self, name, _ADVICE | advice)
 
-        def __setitem__(self, name: str, value: Any) -> NoReturn:
+        def __setitem__(self, *_: object) -> NoReturn:
             raise TypeError(
                 "a batch is read-only: write {**batch, name: value}, or pass batch_transform= to "
                 "the loader"
             )
+
+        __or__ = __ror__ = __setitem__
 
     n_rows: int
     """The number of rows, including padding."""

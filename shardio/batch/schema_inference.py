@@ -10,7 +10,7 @@ import numpy as np
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import DTYPES, Array, Bytes, Field, Json, List, Text
-from shardio.format.types.array_values import format_dtype, is_bfloat16_bits
+from shardio.format.types.array_values import format_dtype, is_bfloat16_bits, is_of
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)
@@ -68,9 +68,11 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         return Json()
     if isinstance(value, _NUMBERS):
         return _infer_array(name, np.asarray(value), source)
+    is_pillow = is_of(value, "PIL", "Image")
+    hint = "NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
     raise SchemaError(
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
-        "batch; return NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
+        f"batch; return {'its pixels, numpy.asarray(image)' if is_pillow else hint}"
     )
 
 

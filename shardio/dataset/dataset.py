@@ -169,6 +169,13 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         shard = int(np.searchsorted(self.shard_starts, row, side="right")) - 1
         return self.sample(shard, row - int(self.shard_starts[shard]))
 
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, str):
+            raise TypeError(
+                f"a dataset has samples; for a field, write {value!r} in dataset.schema"
+            )
+        return super().__contains__(value)
+
     def _ipython_key_completions_(self) -> list[str]:
         return list(self.schema)
 
@@ -230,6 +237,11 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     def column_at(self, name: str, rows: Rows) -> Any:
         """Return the values of a field at `rows`, indices over all shards; see `column`."""
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{self.path}: a column is one field; found {name!r:.80}: write {{n: "
+                "dataset.column(n) for n in names}"
+            )
         if name in self.schema.groups:
             parts = group_parts(self.schema, name)
             return {part: self.column_at(f"{name}.{part}", rows) for part in parts}

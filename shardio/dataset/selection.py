@@ -161,6 +161,8 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
         return np.zeros(0, np.int64)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         shown = f"{numbers.dtype} {numbers.shape}" if numbers.ndim else repr(found)
+        if isinstance(found, slice):
+            shown += f": write {range(*found.indices(n))!r}"
         raise InvalidArgument(
             f"{where} must be a sequence of integers from 0 to {n - 1}; found {shown}"
         )

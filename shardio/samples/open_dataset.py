@@ -253,8 +253,8 @@ def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
     if fields is None:
         return tuple(schema)
     if isinstance(fields, str) or not isinstance(fields, Iterable):
-        kind = "the string " if isinstance(fields, str) else ""
-        raise InvalidArgument(f"fields must be a list of names; found {kind}{fields!r}")
+        found = f"the string {fields!r}: write [{fields!r}]" if isinstance(fields, str) else fields
+        raise InvalidArgument(f"fields must be a list of names; found {found}")
     wanted: tuple[Any, ...] = ()
     names: Iterable[Any] = fields
     for name in names:

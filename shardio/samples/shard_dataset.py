@@ -246,7 +246,10 @@ def dataset_path(given: Any, others: str = "") -> str:
     if isinstance(path, str) and path:
         return path
     hint = ""
-    if isinstance(given, list | tuple) and not any(isinstance(each, Mapping) for each in given):
+    sources = given if isinstance(given, list | tuple) else ()
+    if isinstance(given, OpenDataset):
+        hint = "; this dataset is open already; dataset.reopen() opens its files again"
+    elif sources and all(isinstance(each, str | os.PathLike | OpenDataset) for each in sources):
         hint = "; to mix several datasets, write shardio.mix([…], weights=[…])"
     elif is_of(given, "torch", "Subset"):
         hint = "; for a part of an open dataset, write dataset.select(indices)"

@@ -349,6 +349,22 @@ def test_an_impossible_first_result_is_named(folder: str, num_workers: int, misf
     assert re.search(words, str(error))
 
 
+def test_images_of_pillow_get_a_hint(folder: str) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="needs Pillow")
+
+    def as_pillow(sample: Sample) -> Sample:
+        return {**sample, "image": pillow.fromarray(sample["image"])}
+
+    def resized(sample: Sample) -> Sample:
+        return {**sample, "image": sample["image"].resize((8, 8))}
+
+    for transform, hint in (
+        (as_pillow, "a PIL.Image.Image cannot be .*; return its pixels, numpy.asarray"),
+        (resized, r"write PIL\.Image\.fromarray\(x\) .* Resize\(\(height, width\)\)"),
+    ):
+        assert re.search(hint, str(_failure(folder, transform)))
+
+
 @WORKERS
 def test_a_sample_may_be_changed_in_place_but_for_its_arrays(folder: str, num_workers: int) -> None:
     def change(sample: Sample) -> Sample:

@@ -94,6 +94,10 @@ _IS_GIVEN_ARRAYS: Final = (
     "a transform is given arrays of NumPy; for tensors of torch, pass "
     "shardio.transforms.OnTensors(transform)"
 )
+_IS_GIVEN_PIXELS: Final = (
+    "a transform is given arrays of NumPy; write PIL.Image.fromarray(x) for an image of Pillow, or "
+    "pass shardio.transforms.Resize((height, width))"
+)
 _COLLATES_ARRAYS: Final = "the samples have arrays of NumPy; write torch.from_numpy(x) for a tensor"
 _HINTS: Final[Mapping[str, tuple[tuple[type[Exception], str, str], ...]]] = {
     _TRANSFORM: (
@@ -102,6 +106,7 @@ _HINTS: Final[Mapping[str, tuple[tuple[type[Exception], str, str], ...]]] = {
             "read-only",
             "arrays given to a transform are read-only: write into a copy, x = x.copy()",
         ),
+        (ValueError, "cannot resize", _IS_GIVEN_PIXELS),
         (AttributeError, "'numpy.ndarray'", _IS_GIVEN_ARRAYS),
         (TypeError, "numpy.ndarray", _IS_GIVEN_ARRAYS),
         (AttributeError, "'dict'", _IS_GIVEN_A_DICT),
