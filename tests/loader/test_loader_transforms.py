@@ -360,7 +360,7 @@ def test_images_of_pillow_get_a_hint(folder: str) -> None:
 
     for transform, hint in (
         (as_pillow, "a PIL.Image.Image cannot be .*; return its pixels, numpy.asarray"),
-        (resized, r"write PIL\.Image\.fromarray\(x\) .* Resize\(\(height, width\)\)"),
+        (resized, r"write PIL\.Image\.fromarray\(x\) .*\.Resize\(\(height, width\)\)"),
     ):
         assert re.search(hint, str(_failure(folder, transform)))
 
