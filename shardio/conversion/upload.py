@@ -196,7 +196,10 @@ class Upload(Closing):
         **folder_options: bool,
     ) -> None:
         if given := [name for name, is_given in folder_options.items() if is_given]:
-            raise InvalidArgument(f"{url}: {', '.join(given)}: only for datasets in a folder")
+            raise InvalidArgument(
+                f"{url}: {', '.join(given)}: only for datasets in a folder: convert to "
+                "a folder and copy it, or choose another URL"
+            )
         if url.lower().startswith(("http://", "https://")):
             raise InvalidArgument(
                 f"{url}: cannot write to a web server; convert to a folder and copy it, or to an "
