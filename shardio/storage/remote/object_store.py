@@ -149,7 +149,7 @@ is more likely than a server that is about to start."""
 _NOTE_AFTER_S: Final = 1.0
 """The time without success after which a warning says that a call is being repeated."""
 PIECE_BYTES: Final = 8 << 20
-"""The number of bytes per request of a download."""
+"""The number of bytes per request of a download or a large range."""
 _CONCURRENT_PIECES: Final = 4
 """The number of simultaneous requests of a download. One connection is often slower than the
 network."""
@@ -216,10 +216,12 @@ class ObjectStore:
 
         Raises ShardChanged if bytes are missing, or if the tag of the object is not `tag`.
         """
-        found = self._get(name, (start, start + n_bytes), tag=tag)
-        if len(found.data) != n_bytes:
-            raise self._changed(name, start + n_bytes, found.n_bytes)
-        return found.data
+        data = []
+        for part in self._read_parts(name, start, start + n_bytes, tag):
+            if part.n_bytes < start + n_bytes:
+                raise self._changed(name, start + n_bytes, part.n_bytes)
+            data.append(part.data)
+        return data[0] if len(data) == 1 else memoryview(b"".join(data))
 
     def read_tail(self, name: str, n_bytes: int) -> ObjectPart:
         """Return the last `n_bytes` of an object, or the whole object if it is smaller."""
@@ -236,29 +238,41 @@ class ObjectStore:
         """Download the bytes of an object that `file` lacks, and append them to `file`.
 
         `file` has no buffer and is positioned at its end. `n_bytes` is the size of the object.
-        `check` is called between requests; an exception that it raises cancels the download. After
-        each failure, requests are smaller and fewer of them run at once. Raises ShardChanged if the
-        object has another size, or was replaced meanwhile.
+        `check` is called between requests; an exception that it raises cancels the download. Raises
+        ShardChanged if the object has another size, or was replaced meanwhile.
         """
-        done, tag = file.tell(), None
+        for part in self._read_parts(name, file.tell(), n_bytes, check=check):
+            if part.n_bytes != n_bytes:
+                raise self._changed(name, n_bytes, part.n_bytes)
+            data = part.data
+            while len(data):
+                data = data[file.write(data) :]
+
+    def _read_parts(
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        tag: str | None = None,
+        check: Callable[[], None] = no_cancel,
+    ) -> Iterator[ObjectPart]:
+        """Yield a range of an object in parts, in order; parts have the same tag.
+
+        Several requests run at once. After a failure, they are smaller and fewer.
+        """
         size, n_at_once = PIECE_BYTES, _CONCURRENT_PIECES
         back_off = _BackOff(self, name, check=check)
         while True:
             check()
-            starts = range(done, n_bytes, size)
-            pieces = [(start, min(start + size, n_bytes)) for start in starts]
+            pieces = [(at, min(at + size, stop)) for at in range(start, stop, size)]
             ask = functools.partial(self._get_once, name, tag=tag)
             try:
                 for part in map_ordered(n_at_once, ask, pieces, check=back_off.check_deadline):
-                    if part.n_bytes != n_bytes:
-                        raise self._changed(name, n_bytes, part.n_bytes)
                     tag = tag or part.tag
                     if part.tag not in (tag, None):
                         raise replaced_error(self.url, name)
-                    data = part.data
-                    while len(data):
-                        data = data[file.write(data) :]
-                    done += len(part.data)
+                    start += len(part.data)
+                    yield part
                     back_off.reset()
                     check()
                 return

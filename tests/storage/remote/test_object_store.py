@@ -97,9 +97,9 @@ def test_data_resets_backoff(store: Scene, tmp_path: Path, monkeypatch: pytest.M
 
 def test_cancelled_download(store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.remote.object_store._CONCURRENT_PIECES", 1)
-    calls = iter([None])
-    with open(tmp_path / "a", "ab", buffering=0) as file, pytest.raises(StopIteration):
-        objects(store).download("a.shard", file, len(DATA), check=lambda: next(calls))
+    calls = [None]
+    with open(tmp_path / "a", "ab", buffering=0) as file, pytest.raises(IndexError, match="pop"):
+        objects(store).download("a.shard", file, len(DATA), check=calls.pop)
     assert (tmp_path / "a").read_bytes() == DATA[:100_000]
     assert store.proxy.n_bytes["a.shard"] == 100_000
 
@@ -149,6 +149,20 @@ def test_replaced_object_is_refused(store: Scene, tmp_path: Path, is_weak: objec
     store.put("objects/a.shard", DATA[::-1])
     with pytest.raises(ShardChanged, match=REPLACED):
         some.read_range("a.shard", 0, 10, tag)
+
+
+def test_large_range_is_read_in_parts(store: Scene) -> None:
+    some, fault = objects(store), store.fail("cut")
+    assert bytes(some.read_range("a.shard", 100, len(DATA) - 100)) == DATA[100:]
+    assert fault.times == 0
+    sizes = [store.proxy.requests["a.shard"], store.proxy.n_bytes["a.shard"]]
+    assert sizes[0] > 3 and sizes[1] < 3 * len(DATA)
+    with pytest.raises(ShardChanged, match=f"expected {len(DATA) + 5}, found {len(DATA)}"):
+        some.read_range("a.shard", 0, len(DATA) + 5)
+    tag = some.read_tail("a.shard", 10).tag
+    store.put("objects/a.shard", DATA[::-1])
+    with pytest.raises(ShardChanged, match=REPLACED):
+        some.read_range("a.shard", 0, len(DATA), tag)
 
 
 def test_azure_tail_asks_for_size_first(store: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
