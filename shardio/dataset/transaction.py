@@ -219,7 +219,7 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
         for shard, _ in load_generation(root, number).files:
             named[shard.name].add(shard.id)
     for name in names:
-        if name not in named or _id_of(root / name) not in named[name]:
+        if name not in named or id_of(root / name) not in named[name]:
             unlink(root / name)
 
 
@@ -229,7 +229,7 @@ def names_staged(root: Path, staging: Path, generation: Generation) -> bool:
         for shard, _ in generation.files:
             with contextlib.suppress(FileNotFoundError):
                 if (root / shard.name).stat().st_ino in inodes:
-                    return _id_of(root / shard.name) == shard.id
+                    return id_of(root / shard.name) == shard.id
     return False
 
 
@@ -239,7 +239,8 @@ def _staged_inodes(staging: Path) -> set[int]:
     return {one.st_ino for one in found if one.st_nlink > 1}
 
 
-def _id_of(path: Path) -> str:
+def id_of(path: Path) -> str:
+    """Return the id that the shard at `path` states."""
     with ShardReader(path, verify="off") as reader:
         return reader.id
 

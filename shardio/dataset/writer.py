@@ -24,10 +24,18 @@ from shardio.dataset.manifest import (
 from shardio.dataset.transaction import (
     StagingFolder,
     explain_error,
+    id_of,
     link_staged,
     remove_leftovers,
 )
-from shardio.errors import ClosedError, DatasetConflict, InvalidArgument, MediaError, SchemaError
+from shardio.errors import (
+    ClosedError,
+    DatasetConflict,
+    InvalidArgument,
+    MediaError,
+    SchemaError,
+    ShardChanged,
+)
 from shardio.format.schema import Schema
 from shardio.shard.writer import (
     APPEND_ADVICE,
@@ -111,11 +119,23 @@ class GenerationWriter:
             self._add_staged(shard.close())
 
     def add_copy(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
-        """Copy the finished shard at `path` byte for byte, and add the copy."""
+        """Copy the finished shard at `path` byte for byte, and add the copy.
+
+        Raises ShardChanged if the file is not the shard with this summary: it was replaced or cut.
+        """
         self.finish_shard()
         name = self._next_name()
-        fs.copy(path, self.staging / name)
-        fs.sync_path(self.staging / name)
+        copy = self.staging / name
+        fs.copy(path, copy)
+        found: Any = os.path.getsize(copy)
+        expected: Any = summary.n_bytes
+        if found == expected:
+            found, expected = id_of(copy), summary.id
+        if found != expected:
+            what, shown = "the shard was changed after it was verified", os.fspath(path)
+            facts: Any = {"expected": expected, "found": found}
+            raise ShardChanged(what, code="replaced", path=shown, **facts)
+        fs.sync_path(copy)
         self._add_staged(dataclasses.replace(summary, name=name))
 
     def add_moved(self, path: str, summary: ShardSummary) -> None:

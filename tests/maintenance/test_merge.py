@@ -15,9 +15,16 @@ from shardio import open as open_dataset
 from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
-from shardio.errors import DatasetCorrupt, DatasetExists, InvalidArgument, ShardNotFound
+from shardio.errors import (
+    DatasetCorrupt,
+    DatasetExists,
+    InvalidArgument,
+    ShardChanged,
+    ShardNotFound,
+)
 from shardio.format.layout import Kind
-from shardio.maintenance import compact, diff, merge, reshard, verify_dataset
+from shardio.maintenance import compact, diff, merge, reshard, resharding, verify_dataset
+from shardio.maintenance.verify.dataset import require_sound
 from tests.maintenance.datasets import LABELS, is_sound, labelled, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, flip, same_sample
 
@@ -310,3 +317,30 @@ def test_damage_is_refused_and_nothing_is_written(tmp_path: Path, operation: Any
     assert "repair" in str(caught.value)
     assert tree(source) == before
     assert not out.exists()
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def _replace(path: Path) -> None:
+    other = small(path.parent.parent / "other", 2, first=7)
+    path.write_bytes(shard_of(other, 0).read_bytes())
+
+
+@pytest.mark.parametrize("change", [_cut, _replace])
+def test_a_shard_that_changes_after_it_was_verified_is_not_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    source = small(tmp_path / "a", 4, 2)
+    assert shard_of(source, 1).stat().st_size == shard_of(source, 0).stat().st_size
+
+    def verify_and_change(*given: Any) -> None:
+        verify(*given)
+        change(shard_of(source, 1))
+
+    verify = require_sound
+    monkeypatch.setattr(resharding, "require_sound", verify_and_change)
+    with pytest.raises(ShardChanged, match=r"000000-001\.shard: .* changed after it was verified"):
+        merge(tmp_path / "out", source, workers=0)
+    assert not (tmp_path / "out").exists()
