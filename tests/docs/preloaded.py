@@ -1,90 +1,151 @@
-"""Run scripts in forks of one process that has imported what they need of other packages.
+"""A Python whose programs run in forks of one process that has imported what they need.
 
-A new interpreter spends most of its time on these imports. Of shardio, each script imports what it
-names: nothing of it is imported ahead.
+A new interpreter spends most of its time on imports. `preloaded` starts a process that has imported
+packages other than shardio, and writes a program `python` that runs `-c`, `-m`, `-` or a file in a
+fork of it, with the arguments, environment, folder and standard streams of the caller. Of shardio,
+each program imports what it names: nothing of it is imported ahead.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import runpy
+import select
+import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
-# What shardio imports of other packages, and what tinygrad imports once it computes.
+# What shardio and its commands import of other packages and of Python, and what tinygrad imports
+# once it computes.
 AHEAD = """
-av av.audio.codeccontext av.video.codeccontext cloudpickle numpy rich tinygrad xxhash zstandard
+argparse av av.audio.codeccontext av.subtitles.stream av.video.codeccontext cloudpickle
+concurrent.futures.thread csv hmac importlib.metadata numpy numpy.typing queue resource rich
+rich.cells secrets tinygrad unicodedata xxhash zstandard
+multiprocessing.pool multiprocessing.queues multiprocessing.spawn multiprocessing.synchronize
 tinygrad.renderer.cstyle tinygrad.renderer.isa.x86 tinygrad.renderer.llvmir tinygrad.renderer.nir
 tinygrad.runtime.autogen.libc tinygrad.runtime.support.compiler_cpu tinygrad.runtime.support.elf
-tinygrad.runtime.support.hcq
+tinygrad.runtime.support.hcq tinygrad.uop.upat
 """.split()
-REQUEST_BYTES = 1 << 20
+REQUEST_BYTES = 1 << 17
+
+# What the program `python` is: it hands its streams over, and ends as the fork does. It imports
+# little, because it is started for each program.
+CLIENT = """
+import _socket, array, json, os, sys
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+server.connect(sys.argv[1])
+request = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode()
+streams = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
+server.sendmsg([request], [streams])
+code = int(server.recv(16))
+sys.exit(code if code >= 0 else 128 - code)
+"""
 
 
-class Preloaded:
-    """A process that runs scripts, one after the other, in forks of its own."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-
-    def run(self, code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run a script as `python -` does, in a folder, with an empty standard input."""
-        with ExitStack() as opened:
-            ends = [os.pipe(), os.pipe()]
-            readers = [opened.enter_context(os.fdopen(read, "rb")) for read, _ in ends]
-            request = json.dumps({"code": code, "cwd": str(cwd)}).encode()
-            try:
-                socket.send_fds(self._control, [request], [write for _, write in ends])
-            finally:
-                for _, write in ends:
-                    os.close(write)
-            with ThreadPoolExecutor(len(readers)) as threads:
-                out, error = threads.map(lambda reader: reader.read().decode(), readers)
-        exit_code = int(self._control.recv(REQUEST_BYTES))
-        return subprocess.CompletedProcess(["python", "-"], exit_code, out, error)
+class _Request(NamedTuple):
+    arguments: list[str]
+    cwd: str
+    environment: dict[str, str]
 
 
 @contextmanager
-def preloaded(environment: Mapping[str, str]) -> Iterator[Preloaded]:
-    """Start such a process in an environment, and end it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for each in (ours, theirs):
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES)
-    with ours:
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        with process:
-            yield Preloaded(ours)
-            ours.shutdown(socket.SHUT_RDWR)
+def preloaded(environment: Mapping[str, str], programs: Path) -> Iterator[None]:
+    """Start such a process in an environment, write `python` into a folder, and end the process."""
+    address = programs / "preloaded.socket"
+    client = programs / "client.py"
+    client.write_text(CLIENT)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(address))
+        listening.listen()
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(listening.fileno())],
+            env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
+            stdin=subprocess.PIPE,
+            pass_fds=[listening.fileno()],
+        )
+    with process:  # which ends when its standard input does
+        write_program(programs / "python", [sys.executable, "-IS", str(client), str(address)])
+        yield
 
 
-def _wait_for_script(control: socket.socket) -> dict[str, Any] | None:
+def write_program(path: Path, command: list[str]) -> None:
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o755)
+
+
+def _wait_for_request(listening: socket.socket) -> _Request | None:
     """Fork for each request; return the request in the fork, and None at the end."""
+    poll = select.poll()
+    poll.register(sys.stdin, 0)  # hung up when nobody needs this process
+    poll.register(listening, select.POLLIN)
+    running: dict[int, tuple[int, socket.socket]] = {}  # pidfd: (pid, caller)
     while True:
-        data, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
-        if not data:
-            return None
-        pid = os.fork()
-        if pid == 0:
-            for fd, standard in zip(fds, (1, 2), strict=True):
-                os.dup2(fd, standard)
+        for fd, _ in poll.poll():
+            if fd == listening.fileno():
+                caller, _ = listening.accept()
+                data, streams, _, _ = socket.recv_fds(caller, REQUEST_BYTES, 3)
+                pid = os.fork()
+                if pid == 0:
+                    for number, stream in enumerate(streams):
+                        os.dup2(stream, number)
+                        os.close(stream)
+                    for end in (listening, caller, *(each for _, each in running.values())):
+                        end.close()
+                    for other in running:
+                        os.close(other)
+                    return _Request(*json.loads(data))
+                for stream in streams:
+                    os.close(stream)
+                pidfd = os.pidfd_open(pid)
+                poll.register(pidfd, select.POLLIN)
+                running[pidfd] = pid, caller
+            elif fd in running:
+                pid, caller = running.pop(fd)
+                poll.unregister(fd)
                 os.close(fd)
-            return json.loads(data)  # type: ignore[no-any-return]
-        for fd in fds:
-            os.close(fd)
-        control.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                with caller:
+                    caller.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            else:
+                return None
+
+
+def _open_streams() -> None:
+    """Open the standard streams anew: those of the process that was forked may be files."""
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)
+
+
+def _run(request: _Request) -> None:
+    """Run a program as `python` does."""
+    _open_streams()
+    os.chdir(request.cwd)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    how, *rest = request.arguments
+    if how == "-m":
+        sys.argv, sys.path[0] = rest, request.cwd
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    if how == "-c":
+        code, name, sys.path[0] = rest.pop(0), "<string>", ""
+    elif how == "-":
+        code, name, sys.path[0] = sys.stdin.read(), "<stdin>", ""
+    else:
+        code, name, sys.path[0] = Path(how).read_text("utf-8"), how, str(Path(how).parent)
+    sys.argv = [how, *rest]
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    if name == how:
+        main.__file__ = name
+    exec(compile(code, name, "exec"), main.__dict__)
 
 
 def _main() -> None:
@@ -92,14 +153,12 @@ def _main() -> None:
         __import__(name)
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"{n_threads} threads: a fork would lack some"
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        request = _wait_for_script(control)
+    gc.collect()
+    gc.freeze()  # collections in forks would copy what all share
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        request = _wait_for_request(listening)
     if request is not None:
-        os.chdir(request["cwd"])
-        sys.argv = ["-"]
-        sys.path[0] = ""
-        sys.modules["__main__"] = main = ModuleType("__main__")
-        exec(compile(request["code"], "<stdin>", "exec"), main.__dict__)
+        _run(request)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Run every code block of the pages, or report why it cannot be run.
 
 The blocks of a page run in order in one folder, which holds `videos/` and `out/`, the dataset made
-of them, unless the page makes it itself. Python is run like a script on standard input, in a fork
-of a process that has imported what it needs of other packages (see `preloaded`).
+of them, unless the page makes it itself. Python is run like a script on standard input. All that
+Python runs, commands too, is run in forks of a process that has imported what it needs of other
+packages (see `preloaded`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -26,12 +26,13 @@ from PIL import Image
 import shardio
 from shardio import errors
 from shardio_tools import cli, sample_clips
-from tests.docs.preloaded import Preloaded, preloaded
+from tests.docs.preloaded import preloaded, write_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python": ["python", "-"], "sh": ["bash", "-euo", "pipefail", "-s"]}
 MAKES_DATASET = "shardio convert videos/ out/\n"
+IMAGES = {path.name: path for path in (ROOT / "docs" / "images").iterdir()}
 
 # Blocks that are not run, because they set up an environment and run this very suite: their page,
 # and how they begin.
@@ -39,6 +40,9 @@ NOT_RUN = {
     *(("README.md", beginning) for beginning in ("tools/demo", "python3 -m venv")),
     ("docs/contributing/README.md", "tools/test"),
 }
+
+# A text of a page, and what is run in its place: the same for a shorter time.
+SHORTER = {"--seconds 3\n": "--seconds 0.3\n"}
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
 NOT_EVERYWHERE = tuple("torchvision lightning accelerate torch jax ray webdataset datasets".split())
@@ -98,6 +102,19 @@ def runnable(page: Path) -> list[Block]:
     ]
 
 
+def code_to_run(block: Block) -> str:
+    code = block.code
+    for text, shorter in SHORTER.items():
+        code = code.replace(text, shorter)
+    return code
+
+
+def drawn(page: Path) -> set[str]:
+    """Return the names of the images of the documentation that blocks of a page draw."""
+    code = " ".join(block.code for block in runnable(page))
+    return {name for name in IMAGES if name in code.split()}
+
+
 def cases() -> Iterator[object]:
     for page in PAGES:
         if found := runnable(page):
@@ -115,7 +132,9 @@ def cases() -> Iterator[object]:
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source") / "videos"
-    sample_clips.write_clips(folder, n_clips=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_clips, "N_FRAMES", 48)  # three clips of a dataset's 16 frames
+        sample_clips.write_clips(folder, n_clips=1)
     return folder
 
 
@@ -146,15 +165,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def write_program(path: Path, command: list[str]) -> None:
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-    path.chmod(0o755)
-
-
 @pytest.fixture(scope="module")
-def scripts(environment: dict[str, str]) -> Iterator[Preloaded]:
-    with preloaded({**environment, "PYTHONWARNINGS": "error"}) as process:
-        yield process
+def quick(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """Return the same environment, in which warnings are errors, but with a preloaded Python."""
+    programs = tmp_path_factory.mktemp("quick")
+    path = os.pathsep.join([str(programs), environment["PATH"]])
+    strict = {**environment, "PATH": path, "PYTHONWARNINGS": "error"}
+    write_program(programs / "shardio", [str(programs / "python"), "-m", "shardio"])
+    with preloaded(strict, programs):
+        yield strict
 
 
 @pytest.mark.slow
@@ -164,7 +185,7 @@ def test_every_block_of_a_page_runs(
     videos: Path,
     dataset: Path,
     environment: dict[str, str],
-    scripts: Preloaded,
+    quick: dict[str, str],
     tmp_path: Path,
 ) -> None:
     shutil.copytree(videos, tmp_path / "videos")
@@ -173,41 +194,52 @@ def test_every_block_of_a_page_runs(
         shutil.copytree(dataset, tmp_path / "out")
     for block in found:
         warnings = next((WARNS[name] for name in imported(block) if name in WARNS), "error")
-        if block.language == "python" and warnings == "error":
-            done = scripts.run(block.code, tmp_path)
-        else:
-            done = subprocess.run(
-                LANGUAGES[block.language],
-                input=block.code,
-                cwd=tmp_path,
-                env={**environment, "PYTHONWARNINGS": warnings},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+        own = {**environment, "PYTHONWARNINGS": warnings}
+        done = subprocess.run(
+            LANGUAGES[block.language],
+            input=code_to_run(block),
+            cwd=tmp_path,
+            env=quick if warnings == "error" else own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         said = f"{page.relative_to(ROOT)}:{block.line}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, said
         is_quiet = block.language == "python" and TALKS.isdisjoint(imported(block))
         assert not is_quiet or done.stderr == "", said
+    for name in drawn(page):
+        assert is_drawn_alike(tmp_path / name, IMAGES[name])
     made = {path.name for path in tmp_path.iterdir()} - {"videos", "out"}
     others = [other for other in PAGES if other != page]
     used_twice = [(name, str(other)) for name in made for other in others if uses(other, name)]
     assert used_twice == []  # readers follow several pages in one folder
 
 
-def test_the_picture_of_the_readme_is_what_its_commands_draw(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    page = ROOT / "README.md"
-    (block,) = [block for block in blocks(page) if "--sheet quickstart.png" in block.code]
-    command = LANGUAGES["sh"]
-    subprocess.run(command, input=block.code, text=True, cwd=tmp_path, env=environment, check=True)
-    drawn, shown = (
-        np.asarray(Image.open(path), np.int16)
-        for path in (tmp_path / "quickstart.png", ROOT / "docs" / "images" / "quickstart.png")
-    )
-    # Other versions of the encoder and of the font may differ in details.
-    assert drawn.shape == shown.shape and np.abs(drawn - shown).mean() < 1
+def is_drawn_alike(path: Path, other: Path) -> bool:
+    """Return True if two images are the same.
+
+    Other versions of the encoder and of the font may differ in details.
+    """
+    a, b = (np.asarray(Image.open(each), np.int16) for each in (path, other))
+    return a.shape == b.shape and bool(np.abs(a - b).mean() < 1)
+
+
+def test_blocks_draw_all_images() -> None:
+    """`test_every_block_of_a_page_runs` compares them."""
+    assert drawn(ROOT / "README.md") == IMAGES.keys() == {"quickstart.png"}
+
+
+def test_another_image_is_not_drawn_alike(tmp_path: Path) -> None:
+    pixels = np.asarray(Image.open(IMAGES["quickstart.png"]))
+    for name, other in ("brighter", pixels // 2 + 127), ("smaller", pixels[1:]):
+        Image.fromarray(other).save(tmp_path / f"{name}.png")
+        assert not is_drawn_alike(tmp_path / f"{name}.png", IMAGES["quickstart.png"])
+
+
+def test_what_is_run_for_a_shorter_time_is_still_there() -> None:
+    code = "".join(block.code for page in PAGES for block in runnable(page))
+    assert [text for text in SHORTER if text not in code] == []
 
 
 @pytest.mark.parametrize(("name", "beginning"), sorted(NOT_RUN))
