@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import json
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -42,10 +44,17 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Return options for mypy without this project's configuration, and with a cache."""
-    return "--strict", "--config-file=", f"--cache-dir={tmp_path_factory.mktemp('cache')}"
+@pytest.fixture
+def strict() -> Iterator[tuple[str, ...]]:
+    """Return options for mypy without this project's configuration.
+
+    The cache is kept from run to run, beside that of mypy --strict; one test at a time has it.
+    """
+    cache = HERE.parents[1] / ".mypy_cache" / "typing"
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield "--strict", "--config-file=", f"--cache-dir={cache}"
 
 
 @pytest.mark.slow
