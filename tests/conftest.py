@@ -9,7 +9,7 @@ import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,16 @@ def media_root() -> Path:
     if not root.is_dir():
         pytest.fail(f"SHARDIO_TEST_MEDIA is not a folder: {root}")
     return root
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while modules are imported and tests made, most of which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
