@@ -2,8 +2,8 @@
 
 A new interpreter spends most of its time on imports. `preloaded` starts a process that has imported
 packages other than shardio, and writes a program `python` that runs `-c`, `-m`, `-` or a file in a
-fork of it, with the arguments, environment, folder and standard streams of the caller. Of shardio,
-each program imports what it names: nothing of it is imported ahead.
+fork of it, with the arguments, environment, folder and standard streams of the caller. Scripts
+import of shardio what they name: nothing of it is imported ahead, except for commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,8 @@ tinygrad.renderer.cstyle tinygrad.renderer.isa.x86 tinygrad.renderer.llvmir tiny
 tinygrad.runtime.autogen.libc tinygrad.runtime.support.compiler_cpu tinygrad.runtime.support.elf
 tinygrad.runtime.support.hcq tinygrad.uop.upat
 """.split()
+COMMANDS = ("shardio.conversion.api", "shardio.loader", "shardio_tools.cli")
+"""What commands import of shardio."""
 REQUEST_BYTES = 1 << 17
 
 # What the program `python` is: it hands its streams over, and ends as the fork does. It imports
@@ -57,8 +59,13 @@ class _Request(NamedTuple):
 
 
 @contextmanager
-def preloaded(environment: Mapping[str, str], programs: Path) -> Iterator[None]:
-    """Start such a process in an environment, write `python` into a folder, and end the process."""
+def preloaded(
+    environment: Mapping[str, str], programs: Path, also: Sequence[str] = ()
+) -> Iterator[None]:
+    """Start such a process in an environment, write `python` into a folder, and end the process.
+
+    `also` names further modules that are imported ahead.
+    """
     address = programs / "preloaded.socket"
     client = programs / "client.py"
     client.write_text(CLIENT)
@@ -66,7 +73,7 @@ def preloaded(environment: Mapping[str, str], programs: Path) -> Iterator[None]:
         listening.bind(str(address))
         listening.listen()
         process = subprocess.Popen(
-            [sys.executable, __file__, str(listening.fileno())],
+            [sys.executable, __file__, str(listening.fileno()), *also],
             env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
@@ -149,7 +156,7 @@ def _run(request: _Request) -> None:
 
 
 def _main() -> None:
-    for name in AHEAD:
+    for name in (*AHEAD, *sys.argv[2:]):
         __import__(name)
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"{n_threads} threads: a fork would lack some"

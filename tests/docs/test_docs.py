@@ -26,7 +26,7 @@ from PIL import Image
 import shardio
 from shardio import errors
 from shardio_tools import cli, sample_clips
-from tests.docs.preloaded import preloaded, write_program
+from tests.docs.preloaded import COMMANDS, preloaded, write_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -170,11 +170,11 @@ def quick(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
     """Return the same environment, in which warnings are errors, but with a preloaded Python."""
-    programs = tmp_path_factory.mktemp("quick")
+    programs, commands = map(tmp_path_factory.mktemp, ("quick", "commands"))
     path = os.pathsep.join([str(programs), environment["PATH"]])
     strict = {**environment, "PATH": path, "PYTHONWARNINGS": "error"}
-    write_program(programs / "shardio", [str(programs / "python"), "-m", "shardio"])
-    with preloaded(strict, programs):
+    write_program(programs / "shardio", [str(commands / "python"), "-m", "shardio"])
+    with preloaded(strict, programs), preloaded(strict, commands, COMMANDS):
         yield strict
 
 
