@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,54 @@ def quick_disk() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def warm_zygote() -> Iterator[None]:
-    """Keep a zygote running, for modules that start many workers."""
-    from shardio._workers.processes.worker_pool import WorkerPool
+class KeptZygote:
+    """A pool that keeps a zygote running while tests want one."""
 
-    with WorkerPool(1, lambda channel: channel.recv()):
-        yield
+    def __init__(self) -> None:
+        self._pool: ExitStack | None = None
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        from shardio._workers.processes import zygote
+        from shardio._workers.processes.worker_pool import WorkerPool
+
+        if self._pool is None or zygote._current is None or not zygote._current.is_running():
+            self.end()
+            self._pool = ExitStack()
+            self._pool.enter_context(WorkerPool(1, lambda channel: channel.recv()))
+
+    def end(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+KEPT_ZYGOTE = KeptZygote()
+
+
+@pytest.fixture(scope="module")
+def shared_zygote() -> Iterator[None]:
+    """Keep a zygote running until a test does without this fixture."""
+    KEPT_ZYGOTE.start()
+    yield
     gc.collect()  # what failures refer to must not end in the middle of other tests
+
+
+@pytest.fixture(scope="module")
+def warm_zygote(shared_zygote: None) -> None:
+    """Keep a zygote running, for modules that start many workers; they share it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "shared_zygote" not in getattr(item, "fixturenames", ()):
+        KEPT_ZYGOTE.end()
+    if item.get_closest_marker("cpu_device") and not cpu_device_works():
+        pytest.skip("needs tinygrad's CPU device, which needs clang")
+
+
+def pytest_sessionfinish() -> None:
+    KEPT_ZYGOTE.end()
 
 
 @pytest.fixture
@@ -126,8 +167,3 @@ def pytest_collection_finish() -> None:
     """Freeze imported modules and collected tests, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("cpu_device") and not cpu_device_works():
-        pytest.skip("needs tinygrad's CPU device, which needs clang")
