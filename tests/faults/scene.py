@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 _ROOT = Path(__file__).parents[2]
-_MARK = "SHARDIO_TEST_SCENE"
+MARK = "SHARDIO_TEST_SCENE"
 
 # Transforms that let the first two batches of 4 pass and then get stuck: asleep, or in a call of C
 # that holds the GIL.
@@ -41,11 +41,13 @@ class Scene:
     """A process group in which programs run, and every process that descends from them.
 
     Descendants are found by a mark in the environment, which forks and executed programs inherit:
-    parent and group are lost when a parent dies.
+    parent and group are lost when a parent dies. `popen` starts programs, as
+    `subprocess.Popen` does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> None:
         self.mark = uuid.uuid4().hex
+        self._popen = popen
         self.mains: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -55,8 +57,8 @@ class Scene:
 
         Its standard input holds `stdin` and ends; None keeps it open.
         """
-        marks = {_MARK: self.mark, "PYTHONPATH": str(_ROOT), "PYTHONFAULTHANDLER": "1"}
-        main = subprocess.Popen(
+        marks = {MARK: self.mark, "PYTHONPATH": str(_ROOT), "PYTHONFAULTHANDLER": "1"}
+        main = self._popen(
             [sys.executable, *arguments],
             bufsize=0,  # so that what `select` says of a pipe holds for `readline`
             stdin=subprocess.PIPE,
@@ -126,9 +128,9 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene() -> Iterator[Scene]:
+def scene(popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> Iterator[Scene]:
     """Yield a scene and end it."""
-    stage = Scene()
+    stage = Scene(popen)
     try:
         yield stage
     finally:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.faults.scene import PATIENCE_S, STUCK, Scene, line, scene
+from tests.faults.scene import MARK, PATIENCE_S, STUCK, Scene, line, scene
+from tests.faults.stem import Stem, stem
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -131,6 +132,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(tmp_path_factory.mktemp("ends") / "set", 64, 2, TWO_FIELDS, two_fields(64))
 
 
+@pytest.fixture(scope="module")
+def grown() -> Iterator[Stem]:
+    with stem(MARK) as found:
+        yield found
+
+
+@pytest.fixture
+def stage(grown: Stem) -> Iterator[Scene]:
+    """Run programs as forks of a process that has imported shardio."""
+    with scene(grown.popen) as made:
+        yield made
+
+
 def _program(folder: str, then: str, busy: str = "ahead", output: str = "numpy") -> list[str]:
     return ["-c", PROGRAM.format(folder=folder, busy=BUSY[busy], then=then, output=output)]
 
@@ -143,9 +157,9 @@ def _assert_gone(stage: Scene, but: set[int] | None = None) -> None:
 
 
 @pytest.fixture(scope="module", params=["ahead", "asleep", "in C", "not there"])
-def told(request: pytest.FixtureRequest, folder: str) -> Iterator[Told]:
+def told(request: pytest.FixtureRequest, folder: str, grown: Stem) -> Iterator[Told]:
     """Start a program that leaves its loaders as instructed; return it and its scene."""
-    with scene() as stage:
+    with scene(grown.popen) as stage:
         yield stage, stage.start(_program(folder, ONE_AFTER_THE_OTHER, request.param), stdin=None)
 
 
