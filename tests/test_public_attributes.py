@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import typing
@@ -314,6 +315,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda path: API.maintenance.merge([path, path], path),
         "merge takes paths: write merge(out, a, b); found [",
     ),
+    "dataset": (
+        lambda path: API.convert(API.open(path), "out"),
+        "shardio.maintenance.merge(out, path) copies a dataset with its types and classes, and res",
+    ),
+    "function": (lambda path: API.convert(iter, "out"), "to samples; call the function"),
+    "url": (lambda path: API.convert("s3://a/b", "out"), "s3://a/b: convert reads files of this m"),
     "force": (
         lambda path: API.convert(path.parent, "out", kind="images", force=True),
         "force: not an option of the converter 'images'; write overwrite=True, or append=True",
@@ -326,6 +333,29 @@ def test_mistaken_arguments_get_a_hint(folder: Path, name: str) -> None:
     mistake, text = MISTAKES[name]
     with pytest.raises(shardio.InvalidArgument, match=re.escape(text)):
         mistake(folder)
+
+
+def test_a_conversion_without_an_output_gets_the_call(folder: Path) -> None:
+    call = 'needs out: write shardio.convert(src, out); such as shardio.convert("pictures/", "data'
+    with pytest.raises(TypeError, match=re.escape(call)):
+        API.convert(folder)
+    with pytest.raises(TypeError, match=r"only src, out by position; found 'images', too: write "):
+        API.convert(folder, "out", "images")
+
+
+def test_samples_that_are_none_are_answered_with_what_to_write(
+    folder: Path, tmp_path: Path
+) -> None:
+    class_of_samples = dataclasses.make_dataclass("Sample", ["x"])
+    with ShardLoader(folder, 2, output="numpy", num_workers=0) as loader:
+        batch = next(iter(loader))
+    for samples, hint in (
+        ([class_of_samples(1)], r"the dataclass Sample; write dataclasses\.asdict\(sample\)"),
+        ([batch], "a batch would be stored as one sample: pass samples one by one"),
+        ([{"x": np.zeros(3)}, {"x": np.zeros(4)}], "with None for a dimension that varies"),
+    ):
+        with pytest.raises(shardio.errors.SchemaError, match=hint):
+            API.convert(samples, tmp_path / "new")
 
 
 def test_a_path_to_dataloader_says_to_use_shardloader(folder: Path) -> None:

@@ -229,6 +229,7 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
         known = [p.name for p in every if p.name != "self" and p.kind is not p.VAR_POSITIONAL]
         called_name = name or target.__name__
         n_places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in every)
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in every)
         needs_options = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in every)
 
         @functools.wraps(called)
@@ -236,7 +237,8 @@ def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Ca
             # Make the traceback of a caller's mistake end at the caller's line.
             try:
                 if options or needs_options or len(args) != n_places:  # else all is right
-                    refuse_unknown_options(called_name, options, known, advice)
+                    if not takes_any:
+                        refuse_unknown_options(called_name, options, known, advice)
                     _check_positional(called_name, args[n_bound:], options, parameters, advice)
             except TypeError as error:
                 error.__traceback__ = None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
+from shardio._base.callers import refuses
 from shardio._base.progress import shows_progress
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.conversion.append import PathName, load_base
@@ -127,6 +128,7 @@ def convert(
 def convert(
     src: Any, out: PathName, *, kind: type[Converter], **options: Any
 ) -> ConversionReport: ...
+@refuses({"out": 'such as shardio.convert("pictures/", "dataset/")'}, "shardio.convert")
 @shows_progress(progress_state)
 def convert(
     src: Any,
@@ -263,6 +265,11 @@ def convert(
             return _convert_object(src, samples, names, schema, folder, options)
         if names is not None:
             raise InvalidArgument("names: only for samples that are tuples, not for files")
+        if is_url(os.fspath(src)):
+            raise InvalidArgument(
+                f"{src}: convert reads files of this machine: copy them first, for example with "
+                "`aws s3 sync` or `gcloud storage rsync`"
+            )
         options.check_for_inputs(schema)
         return _convert_files(folder, replace(options, source=os.fspath(src)))
 
@@ -273,7 +280,7 @@ def convert(
             made = convert_into(up.folder, replace(options_given, uploader=up.uploader))
             report = up.finish(made)
     if progress is None:
-        warn_of_broken(report, stacklevel=4)
+        warn_of_broken(report, stacklevel=5)
     return report
 
 
@@ -394,7 +401,7 @@ def _check_object(
         raise InvalidArgument(
             f"found {type(src).__name__}; expected a path, an iterable of dicts, a map-style "
             "data set, a data frame, a dict of arrays, or items together with samples=, a function "
-            "that converts an item to samples"
+            f"that converts an item to samples{'; call the function' * callable(src)}"
         )
 
 
@@ -403,8 +410,8 @@ def _refuse_readers(src: Any) -> None:
     if isinstance(src, Dataset | SampleView):
         raise InvalidArgument(
             f"found a {type(src).__name__}: its samples are converted already. "
-            "shardio.maintenance.merge([path], out) copies a dataset with its types, classes and "
-            "subsets, and reshard rewrites its shards; for other samples, pass an iterable of "
+            "shardio.maintenance.merge(out, path) copies a dataset with its types and classes, "
+            "and reshard(path, out) also its subsets; for other samples, pass an iterable of "
             "dicts, and schema= with the types of the fields"
         )
     names = {kind.__name__ for kind in type(src).__mro__}

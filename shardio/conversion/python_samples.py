@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, is_dataclass, replace
 from pickle import loads
 from typing import Any, ClassVar, Final
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from shardio._base.progress import counted
 from shardio._workers.processes.serialization import pickled
+from shardio.batch.batch import Batch
 from shardio.batch.schema_inference import infer_schema
 from shardio.conversion.append import known_classes, load_base
 from shardio.conversion.converter import ITEMS, Converter, Input, Item, Outcome
@@ -102,6 +103,8 @@ def _encode_png(picture: Any) -> bytes:
 
 def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
     """Return a sample as a mapping. If it is a tuple, `names` are the names of its values."""
+    if isinstance(value, Batch):
+        raise SchemaError("a batch would be stored as one sample: pass samples one by one")
     if isinstance(value, Mapping):
         if names is not None and set(names) != value.keys():
             keys = ", ".join(map(str, value))
@@ -119,6 +122,11 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
         raise SchemaError(
             f"a sample must be a dict of fields, found a {type(value).__name__}; if these are "
             "paths, pass their folder or a pattern, or a function that reads a path: samples="
+        )
+    if names is None and is_dataclass(value):
+        raise SchemaError(
+            f"a sample must be a dict of fields, found the dataclass {type(value).__name__}; write "
+            "dataclasses.asdict(sample)"
         )
     if names is None:
         is_tuple = isinstance(value, tuple | list)

@@ -130,6 +130,8 @@ class _SampleRun:
             if not self.is_inferred:
                 raise
             hint = "the schema is that of the first sample; pass schema= for another"
+            if "expected shape" in str(error):
+                hint += ", with None for a dimension that varies"
             raise SchemaError(f"{error} ({hint})") from error
 
     def replace_dataset(self) -> tuple[None, Generation | None]:
