@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import re
 import shutil
 import typing
@@ -163,6 +165,7 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("batch", "shape", "write batch.n_rows, or batch[name].shape of a field"),
         ("batch", "copy", "a batch is read-only: write dict(batch), and change that"),
         ("loader", "next", "write next(iter(loader))"),
+        ("loader", "steps_per_epoch", "write len(loader)"),
         ("loader", "fields", "write loader.schema"),
         ("batch", "label", "write batch['label']"),
         ("batch", "cuda", 'write batch.to("cuda")'),
@@ -236,6 +239,14 @@ def test_an_attribute_without_effect_cannot_be_set(objects: dict[str, Any]) -> N
     with pytest.raises(AttributeError, match=r"no attribute 'transform': write shardio\.Shard"):
         objects["dataset"].transform = str
     assert not hasattr(objects["dataset"], "transform")
+    with pytest.raises(AttributeError, match=r"of a ShardLoader are fixed: pass transform= to a "):
+        objects["loader"].transform = str
+
+
+def test_a_loader_cannot_be_sent_to_a_process(objects: dict[str, Any]) -> None:
+    for send in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="send its arguments, and create the ShardLoader in th"):
+            send(objects["loader"])
 
 
 def test_a_loader_has_the_attributes_of_torch(objects: dict[str, Any]) -> None:
@@ -276,6 +287,10 @@ def test_the_hints_work(folder: Path, objects: dict[str, Any]) -> None:
         ("ImageFolder", "write shardio.convert(source, path), then shardio.open(path)"),
         ("interleave_datasets", "write shardio.mix("),
         ("random_split", "write shardio.maintenance.split(path, …)"),
+        ("merge", "write shardio.maintenance.merge"),
+        ("verify", "write shardio.maintenance.verify_dataset(path)"),
+        ("Compose", "write shardio.transforms.Compose"),
+        ("Writer", "write shardio.convert(samples, path), or shardio.DatasetWriter(path, schema)"),
         ("Tensor", 'write shardio.Array("float32", shape)'),
         ("ClassLabel", 'write shardio.Array("int64"), and DatasetWriter(…, classes=[…])'),
     ],
@@ -341,6 +356,20 @@ def test_a_conversion_without_an_output_gets_the_call(folder: Path) -> None:
         API.convert(folder)
     with pytest.raises(TypeError, match=r"only src, out by position; found 'images', too: write "):
         API.convert(folder, "out", "images")
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: API.Image("rgb"), "Image takes no value by position; found 'rgb': an Image is"),
+        (lambda: API.Image(size=8), "Image has no option 'size': an Image is a file of any size"),
+        (lambda: API.Audio(sampling_rate=16_000), "decode={name: shardio.Sound(rate=…)} to the l"),
+        (lambda: API.Video(frames=8), "write dataset.clips(frames) for its clips"),
+    ],
+)
+def test_fields_of_media_have_no_sizes_nor_rates(make: Callable[[], Any], hint: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(hint)):
+        make()
 
 
 def test_samples_that_are_none_are_answered_with_what_to_write(

@@ -40,9 +40,14 @@ def test_a_loader_also_when_it_is_closed(folder: str) -> None:
         assert repr(loader) == shown
         for _ in range(2):
             list(loader)
-        assert repr(loader) == shown.replace(")", ", epoch 1)")
+        batches = iter(loader)
+        next(batches)
+        assert repr(batches) == "LoaderIterator(epoch 2: next batch 1 of 8)"
+        list(batches)
+        assert repr(batches) == "LoaderIterator(epoch 2: over)"
+        assert repr(loader) == shown.replace(")", ", epoch 2)")
         assert "closed" not in repr(loader.view) + loader._repr_html_()
-    assert repr(loader) == shown.replace(")", ", epoch 1, closed)")
+    assert repr(loader) == shown.replace(")", ", epoch 2, closed)")
     assert repr(loader.view).endswith("generation 1, closed))")
     things: list[Any] = [loader, loader.view, loader.dataset]
     for thing in things:

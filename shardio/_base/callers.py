@@ -104,12 +104,16 @@ def _check_positional(
         hint = advice["split"]
     elif isinstance(found, bool) and "shuffle" in named:
         hint = f"write shuffle={found}"
-    elif not named and ANY_OPTION in advice:
+    elif not (named and places) and ANY_OPTION in advice:
         hint = advice[ANY_OPTION]
     else:
         hint = f"write the name of the option: {listed((f'{each}=' for each in named), 300)}"
-    taken = f"only {', '.join(p.name for p in places)} by position"
-    raise TypeError(f"{name} takes {taken}; found {shown(found)}, too: {hint}")
+    taken = (
+        f"only {', '.join(p.name for p in places)} by position"
+        if places
+        else "no value by position"
+    )
+    raise TypeError(f"{name} takes {taken}; found {shown(found)}{', too' * bool(places)}: {hint}")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import DeliveredBlock, EpochIteration
 from shardio._engine.filling.batch_spec import batch_source
-from shardio._loading.options import LOADER_ADVICE
+from shardio._loading.options import LOADER_ADVICE, LoaderKeywords
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped, Value_co, Wrap
 from shardio.batch.layout import BlockLayout, to_channels_first
@@ -36,6 +36,19 @@ class BatchLoader(Closing):
 
         def __getattr__(self, name: str) -> Any:
             return missing_attribute(self, name, LOADER_ADVICE)
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name in LoaderKeywords.__annotations__:  # `loader.transform = f` would do nothing
+                kind = type(self).__name__
+                raise AttributeError(f"options of a {kind} are fixed: pass {name}= to a new one")
+            super().__setattr__(name, value)
+
+        def __reduce__(self) -> NoReturn:
+            kind = type(self).__name__
+            raise TypeError(
+                f"a {kind} has workers and open files, so it can be neither pickled nor copied: "
+                f"send its arguments, and create the {kind} in the process that uses it"
+            )
 
         def __getitem__(self, index: object) -> NoReturn:
             raise TypeError(
@@ -169,6 +182,11 @@ class LoaderIterator:
         self._timer, self._began_ns = iteration.timer, iteration.timer.began_ns
         iteration.timer.start()
         iteration.is_watched = True
+
+    def __repr__(self) -> str:
+        plan, n = self.iteration.plan, self.iteration.next_loop_step
+        state = "over" if self._is_over else f"next batch {n} of {plan.partition.stop_step}"
+        return f"LoaderIterator(epoch {plan.epoch}: {state})"
 
     def __iter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import ANY_OPTION, refuses
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.layout import Required
 from shardio.format.types.field import Content, Dims, Field, FieldType, check_options, type_mismatch
@@ -65,6 +66,12 @@ class EncodedImage(bytes):
         return self.height, self.width, self.channels
 
 
+@refuses(
+    {
+        ANY_OPTION: "an Image is a file of any size, and is stored as it is; pixels are "
+        'Array("uint8", (height, width, 3))'
+    }
+)
 @dataclass(frozen=True, slots=True, repr=False)
 class Image(EncodedMedia):
     """A field of images. Each value is the bytes of an image file (JPEG, PNG, …).

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import ANY_OPTION, refuses
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Required
@@ -226,6 +227,7 @@ class _StreamField(EncodedMedia):
         return record.tables.row + record.tables.packets + bytes(record)
 
 
+@refuses({ANY_OPTION: "a video is stored as it is; write dataset.clips(frames) for its clips"})
 @dataclass(frozen=True, slots=True, repr=False)
 class Video(_StreamField):
     """A field of videos. Each value is the packets of one video stream.
@@ -240,6 +242,12 @@ class Video(_StreamField):
     has_frames: ClassVar[bool] = True
 
 
+@refuses(
+    {
+        ANY_OPTION: "audio is stored as it is; to resample it, pass "
+        "decode={name: shardio.Sound(rate=…)} to the loader"
+    }
+)
 @dataclass(frozen=True, slots=True, repr=False)
 class Audio(_StreamField):
     """A field of audio. A value is the packets of one audio stream. See `Array` for `optional`."""
