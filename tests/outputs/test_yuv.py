@@ -18,6 +18,9 @@ from shardio.errors import InvalidArgument
 from shardio.outputs import yuv420_to_rgb
 from tests.media_made import EXACT, scene, write_video
 
+# tinygrad runs clang for kernels that its cache in the home folder lacks.
+pytestmark = pytest.mark.process
+
 on_cpu = pytest.mark.cpu_device
 Levels = npt.NDArray[Any]
 

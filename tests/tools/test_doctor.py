@@ -23,6 +23,9 @@ from shardio.measuring import machine_limits
 from shardio_tools import cli, doctor
 from tests.terminal import Terminal
 
+# tinygrad runs clang for kernels that its cache in the home folder lacks.
+pytestmark = pytest.mark.process
+
 Capture = pytest.CaptureFixture[str]
 
 ROOT = Path(__file__).resolve().parents[2]
