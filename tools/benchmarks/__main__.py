@@ -33,7 +33,7 @@ GROUPS: Final = (
     "media",
     "conversion",
     "peers",
-    "device",
+    "gpu",
     "gate",
 )
 GATE_ATTEMPTS: Final = 4
