@@ -74,9 +74,15 @@ class BatchAssembler:
         max_skips: int,
     ) -> None:
         self._engine, self._adapter = engine, adapter
-        self._reuses, self._max_skips = reuses, max_skips
+        has_copies = adapter is not None and not adapter.aliases
+        self._make_copier = adapter.make_copier if adapter is not None and has_copies else None
+        # Tensors that cannot be overwritten keep their block, as without `reuse`.
+        self._reuses = reuses and (self._make_copier is not None or not has_copies)
+        self._max_skips = max_skips
         self._source = batch_source(dataset)
-        self._wrap_items = None if adapter is None else _wrap_of_items(adapter, reuses=reuses)
+        self._wrap_items = None
+        if adapter is not None:
+            self._wrap_items = _wrap_of_items(adapter, reuses=self._reuses)
 
     def hand_over(self, delivered: DeliveredBlock, iteration: EpochIteration) -> Batch:
         layout = iteration.layout
@@ -125,15 +131,13 @@ class BatchAssembler:
         Each block has its own values; but if tensors are copies, one set serves all blocks.
         """
         cache = self._engine.pool.view_cache
-        if self._adapter is not None and not self._adapter.aliases:
-            arrays, adapter = layout.arrays(block, n_rows), self._adapter
+        if (make_copier := self._make_copier) is not None:
+            arrays = layout.arrays(block, n_rows)
             shapes = [array.shape for array in arrays.values()] if layout.whole else None
             cached = cache.get((_EVERY_BLOCK, n_rows))
             if cached is None or cached[0] != shapes:
                 slots = layout.fixed + layout.whole
-                copiers = {
-                    s.name: adapter.make_copier(arrays[s.name], s.logical_dtype) for s in slots
-                }
+                copiers = {s.name: make_copier(arrays[s.name], s.logical_dtype) for s in slots}
                 cached = cache[_EVERY_BLOCK, n_rows] = shapes, copiers
             return {name: cached[1][name](array) for name, array in arrays.items()}
         heads = layout.heads(block) if layout.whole else None

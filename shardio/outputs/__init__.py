@@ -19,6 +19,9 @@ Output = Literal["tinygrad", "numpy", "torch", "jax"]
 OUTPUTS: Final = get_args(Output)
 
 
+MakeCopier = Callable[[npt.NDArray[Any], str | None], Callable[[npt.NDArray[Any]], Any]]
+
+
 class TensorAdapter(Protocol):
     """A converter to tensors, from arrays that are views of a batch's block.
 
@@ -36,12 +39,12 @@ class TensorAdapter(Protocol):
         shares the array's memory, and its views, keep `owner` alive.
         """
 
-    def make_copier(
-        self, array: npt.NDArray[Any], dtype: str | None = None
-    ) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return a function that copies arrays of this shape and dtype into a tensor.
+    @property
+    def make_copier(self) -> MakeCopier | None:
+        """A function that returns a copier for arrays of a shape and dtype; see `wrap`.
 
-        Where supported, every call returns the same tensor.
+        A copier copies an array into a tensor: where supported, the same tensor in every call. None
+        if tensors cannot be overwritten.
         """
 
     def synchronize(self) -> None:

@@ -5,7 +5,6 @@ If JAX shares the memory of a NumPy array, JAX keeps the array alive as long as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -21,12 +20,13 @@ Ndarray = npt.NDArray[Any]
 class JaxAdapter:
     """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; None for JAX's default.
 
-    JAX arrays are immutable: `make_copier` creates one for each batch, and `aliases` is False.
+    JAX arrays are immutable: every batch gets new ones, and `aliases` is False.
     Without the option `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
     """
 
     aliases = False
     wraps_items = True
+    make_copier = None
 
     def __init__(self, device: str | None = None) -> None:
         self._jax = import_extra("output='jax' needs JAX", "jax", "jax")
@@ -44,10 +44,6 @@ class JaxAdapter:
         if dtype == "bfloat16":
             array = array.view(jax.numpy.bfloat16)
         return jax.device_put(array, self._device, may_alias=True)
-
-    def make_copier(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Return a function that copies a NumPy array into a new JAX array."""
-        return lambda values: self.wrap(values.copy(), None, dtype)
 
     def synchronize(self) -> None:
         """Do nothing, because JAX keeps all memory alive that it still reads."""

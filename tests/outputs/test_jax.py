@@ -15,7 +15,7 @@ jax = pytest.importorskip("jax", reason="needs JAX, which the extra dev does wit
 
 from shardio.outputs.jax import JaxAdapter  # noqa: E402
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.process]
 
 N_SAMPLES = 10
 SCHEMA = Schema(
@@ -66,6 +66,16 @@ def test_held_arrays_keep_values(folder: str, num_workers: int, options: dict[st
         assert isinstance(x, jax.Array) and bits.dtype == jax.numpy.bfloat16
         assert x[:, 3].tolist() == indices
         assert np.asarray(bits).view(np.uint16).tolist() == indices
+
+
+@pytest.mark.parametrize("options", [{}, {"reuse": True}], ids=["leased", "reuse"])
+def test_an_array_on_the_cpu_is_the_memory_of_its_batch(
+    folder: str, options: dict[str, Any]
+) -> None:
+    with _loader(folder, fields=["x"], **options) as loader:
+        batch = next(iter(loader))
+        base, end = batch._block.ctypes.data, batch._block.nbytes
+        assert 0 <= batch["x"].unsafe_buffer_pointer() - base < end
 
 
 @pytest.mark.parametrize(("rule", "beside"), [("pad", "run_mask"), ("ragged", "run_offsets")])
