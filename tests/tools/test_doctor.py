@@ -38,6 +38,7 @@ def without_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "gpus", lambda: dict(NO_GPUS))
 
 
+@pytest.mark.process  # the first call of platform.platform may run uname
 def test_the_report_has_versions_extras_limits_and_gpus(capsys: Capture) -> None:
     assert cli.main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -213,6 +214,21 @@ def test_gpus_are_those_whose_drivers_are_loaded(tmp_path: Path) -> None:
     about.mkdir(parents=True)
     (about / "information").write_text("Model: \t NVIDIA H100\nIRQ: 5\n")
     assert doctor.visible_gpus(str(tmp_path)) == ["NVIDIA H100", "AMD"]
+
+
+def test_there_is_advice_if_torch_sees_no_gpu_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    advice = "torch sees no GPU: its version of CUDA may need a newer driver"
+    for gpus, torch, is_given in (
+        ("NVIDIA H100", "2.11.0, CUDA 13.0, 0 visible GPUs", True),
+        ("NVIDIA H100", "2.11.0, CUDA 13.0, 1 visible GPUs", False),
+        ("none", "2.11.0, CUDA 13.0, 0 visible GPUs", False),
+    ):
+        monkeypatch.setitem(NO_GPUS, "GPUs", gpus)
+        monkeypatch.setitem(NO_GPUS, "torch", torch)
+        assert cli.main(["doctor"]) == 0
+        assert (advice in " ".join(capsys.readouterr().out.split())) == is_given
 
 
 @pytest.mark.process

@@ -54,8 +54,9 @@ EXTRAS: Final = {
 PROBES: Final = {
     "tinygrad": "from tinygrad import Device, Tensor; (Tensor([1.0]) + 1).tolist(); "
     "print('default device', Device.DEFAULT)",
-    "torch": "import torch; n = torch.cuda.device_count(); print(f'CUDA {torch.version.cuda}, "
-    "{n} visible GPUs' if torch.version.cuda else 'built without CUDA')",
+    "torch": "import torch; n = torch.cuda.device_count(); n and torch.ones(1, device='cuda'); "
+    "print(f'CUDA {torch.version.cuda}, {n} visible GPUs' if torch.version.cuda else "
+    "'built without CUDA')",
 }
 """Programs that print the devices that a framework sees; each is run in another process."""
 _PROBE_S: Final = 60.0
@@ -304,6 +305,11 @@ def _advice(found: Diagnosis) -> Iterator[str]:
         yield (
             "/dev/shm is small; shardio does not use it, but torch's DataLoader does: start the "
             "container with --shm-size=8g"
+        )
+    if "NVIDIA" in found.gpus["GPUs"] and found.gpus["torch"].endswith(", 0 visible GPUs"):
+        yield (
+            "torch sees no GPU: its version of CUDA may need a newer driver (nvidia-smi shows the "
+            "version), or CUDA_VISIBLE_DEVICES hides the GPUs"
         )
     for name in (name for name, text in found.gpus.items() if _FAILS in text):
         if name != "tinygrad" or shutil.which("clang"):
