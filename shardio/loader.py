@@ -248,7 +248,7 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
 
     def _assembler_for(self, opened: Dataset) -> BatchAssembler:
         adapter = create_adapter(self._options.output, self._options.device)
-        if adapter is not None and adapter.aliases:
+        if adapter is not None and (adapter.aliases or adapter.uploads is not None):
             self._engine.set_synchronize(adapter.synchronize)
         reuses, most = self._options.reuse, self._options.max_skips or 0
         return BatchAssembler(self._engine, adapter, opened, reuses=reuses, max_skips=most)

@@ -169,7 +169,7 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("loader", "fields", "write loader.schema"),
         ("batch", "label", "write batch['label']"),
         ("batch", "cuda", 'write batch.to("cuda")'),
-        ("batch", "pin_memory", 'write batch.to("cuda")'),
+        ("batch", "pin_memory", 'pass device="cuda" to the loader'),
         ("loader", "set_epoch", "it is not needed: every iteration is the next epoch"),
         ("loader", "sampler", "set_epoch is not needed"),
     ],

@@ -74,6 +74,7 @@ class BatchAssembler:
         max_skips: int,
     ) -> None:
         self._engine, self._adapter = engine, adapter
+        self._uploads = None if adapter is None else adapter.uploads
         has_copies = adapter is not None and not adapter.aliases
         self._make_copier = adapter.make_copier if adapter is not None and has_copies else None
         # Tensors that cannot be overwritten keep their block, as without `reuse`.
@@ -92,6 +93,9 @@ class BatchAssembler:
             skipped = iteration.take_skips(step, self._max_skips)
         if heap_bytes:
             iteration.timer.heap_bytes += heap_bytes
+        if self._uploads is not None:
+            self._uploads.begin_batch()
+            self._engine.pool[number].pin(self._uploads.pin)
         if self._reuses:
             block = self._engine.pool[number].bytes
             values = self._reused_values(layout, number, n_rows, block)

@@ -65,7 +65,7 @@ TORCH_ADVICE: Final = {
     ),
     "num_samples": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
     "persistent_workers": "workers always stay until the loader is closed",
-    "pin_memory": 'write device="cuda" to have batches copied to the GPU',
+    "pin_memory": 'write device="cuda": batches are copied to the GPU from pinned memory',
     "pin_memory_device": "write device=",
     "prefetch_factor": "write prefetch=, the number of batches in addition to one per worker",
     "replacement": "write sampler=shardio.WeightedSampler(weights, replacement=…)",

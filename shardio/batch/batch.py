@@ -55,7 +55,7 @@ _ADVICE: Final = {
     "cuda": 'write batch.to("cuda"), or pass device="cuda" to the loader',
     "device": "write batch[name].device",
     "numpy": 'pass output="numpy" to the loader',
-    "pin_memory": 'shared memory is not pinned: write batch.to("cuda")',
+    "pin_memory": 'pass device="cuda" to the loader, which copies batches from pinned memory',
 }
 """Attributes of tensors and dicts, and what to write instead."""
 Wrap = Callable[[Any, object, str | None], Any]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
+import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
@@ -22,15 +23,33 @@ OUTPUTS: Final = get_args(Output)
 MakeCopier = Callable[[npt.NDArray[Any], str | None], Callable[[npt.NDArray[Any]], Any]]
 
 
+class Uploads(Protocol):
+    """Copies to a device that run while the program continues, and while the device computes."""
+
+    def begin_batch(self) -> None:
+        """Note that the copies of another batch follow: they wait for the work before the last."""
+
+    def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None]:
+        """Make copies from a block's memory fast; return a function that ends this.
+
+        Call that function before the memory is unmapped.
+        """
+
+
 class TensorAdapter(Protocol):
     """A converter to tensors, from arrays that are views of a batch's block.
 
     If `aliases` is True, a tensor shares its array's memory: writes to the array change the tensor.
-    If `wraps_items` is False, the arrays in lists stay NumPy arrays.
+    If `wraps_items` is False, the arrays in lists stay NumPy arrays. If `uploads` is not None, or
+    `aliases` is True, arrays may be read after `wrap` and copiers have returned: call `synchronize`
+    before their memory changes.
     """
 
     aliases: bool
     wraps_items: bool
+
+    @property
+    def uploads(self) -> Uploads | None: ...
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
         """Return an array as a tensor, or raise InvalidArgument if the framework lacks its dtype.
@@ -48,7 +67,10 @@ class TensorAdapter(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Wait until queued work has stopped reading the memory of tensors that were released."""
+        """Wait until queued work has stopped reading the memory of tensors that were released.
+
+        With `uploads`, wait for all copies.
+        """
 
 
 def create_adapter(output: str, device: Any) -> TensorAdapter | None:

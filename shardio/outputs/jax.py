@@ -26,6 +26,7 @@ class JaxAdapter:
 
     aliases = False
     wraps_items = True
+    uploads = None
     make_copier = None
 
     def __init__(self, device: str | None = None) -> None:

@@ -52,6 +52,8 @@ class TinygradAdapter:
     thread that uses tinygrad.
     """
 
+    uploads = None
+
     def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
         names: tuple[str | None, ...] = device if isinstance(device, tuple) else (device,)
         self._devices = tuple(_open(name) for name in names)
@@ -194,11 +196,15 @@ def _open(name: str | None) -> str:
 
 
 def _device_error(name: str | None, error: Exception) -> UnsupportedEnvironment:
+    advice = (
+        "the CPU device needs the program clang (apt-get install clang), DEV=PYTHON works without "
+        "but is very slow, and"
+    )
+    if name is not None and not name.upper().startswith(("CPU", "PYTHON")):
+        advice = "`shardio doctor` shows the GPUs of this machine;"
     return UnsupportedEnvironment(
         f"tinygrad cannot open {'its default device' if name is None else f'device {name}'} "
-        f"({type(error).__name__}: {error}); the CPU device needs the program clang "
-        "(apt-get install clang), DEV=PYTHON works without but is very slow, and "
-        'output="numpy" needs no device'
+        f'({type(error).__name__}: {error}); {advice} output="numpy" needs no device'
     )
 
 

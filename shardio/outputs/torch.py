@@ -1,6 +1,7 @@
 """Convert arrays to torch tensors, in batches and for transforms.
 
-On the CPU, the tensors of a batch share the memory of its block; on other devices, they are copies.
+On the CPU, the tensors of a batch share the memory of its block; on other devices, they are copies,
+which `torch_uploads` makes if the device is a GPU.
 A tensor on the CPU, a view of it, or a NumPy array made from it keeps the block alive.
 """
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from shardio._base.callers import checking, shown, takes_rng
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, import_extra
 from shardio.format.types.array_values import is_bfloat16_bits, is_of
+from shardio.outputs.torch_uploads import CudaUploads
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -38,6 +40,8 @@ class TorchAdapter:
         self._torch = import_extra("output='torch' needs torch", "torch", "torch")
         self._device = _open_device(self._torch, device or "cpu")
         self.aliases: bool = self._device.type == "cpu"
+        is_gpu = self._device.type == "cuda"
+        self.uploads = CudaUploads(self._torch, self._device) if is_gpu else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Batches, which can be pickled, refer to their adapter.
@@ -45,8 +49,7 @@ class TorchAdapter:
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
         """Return an array as a tensor: a copy or, on the CPU, a view that keeps the array alive."""
-        tensor = self._cpu_tensor(array, dtype)
-        return tensor if self.aliases else tensor.to(self._device)
+        return self._moved(self._cpu_tensor(array, dtype))
 
     def make_copier(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
         """Return a function that copies an array into a tensor: the same tensor in every call.
@@ -54,10 +57,20 @@ class TorchAdapter:
         Work that was queued on torch's current stream still reads the old values.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
-        return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
+        if self.uploads is None:
+            return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
+        # A copy to the same tensor must wait for the work that reads it. The upload does not.
+        return lambda values: tensor.copy_(self._moved(self._cpu_tensor(values, dtype)))
 
     def synchronize(self) -> None:
-        """Do nothing, because a call of torch has read memory of the CPU when it returns."""
+        """Wait for uploads. Otherwise, a call of torch has read memory when it returns."""
+        if self.uploads is not None:
+            self.uploads.wait()
+
+    def _moved(self, tensor: Any) -> Any:
+        if self.aliases:
+            return tensor
+        return tensor.to(self._device) if self.uploads is None else self.uploads.copy(tensor)
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
         """Return a tensor that shares an array's memory; a copy if its byte order is not native."""
@@ -85,7 +98,8 @@ def _open_device(torch: Any, name: str) -> Any:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise UnsupportedEnvironment(
             f"torch {torch.__version__} cannot open device {name} "
-            f"({type(error).__name__}: {error}); device='cpu' works everywhere"
+            f"({type(error).__name__}: {error}); `shardio doctor` shows the GPUs of this machine, "
+            "and device='cpu' works everywhere"
         ) from error
     return device
 

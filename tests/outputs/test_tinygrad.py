@@ -472,3 +472,8 @@ def test_an_unopened_device_has_a_hint(monkeypatch: pytest.MonkeyPatch, cause: E
     monkeypatch.setattr(type(Device), "__getitem__", fail)
     with pytest.raises(UnsupportedEnvironment, match=r"cannot open device CPU.*clang.*numpy"):
         TinygradAdapter("CPU")
+    with pytest.raises(
+        UnsupportedEnvironment, match=r"device CUDA.*shardio doctor.*numpy"
+    ) as found:
+        TinygradAdapter("CUDA")
+    assert "program clang" not in str(found.value)

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="needs torch, which the extra dev do
 
 from shardio.outputs.torch import TorchAdapter  # noqa: E402
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.process]
 
 N_SAMPLES = 10
 SCHEMA = Schema(

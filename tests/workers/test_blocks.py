@@ -129,6 +129,42 @@ def test_a_trimmed_block_gets_its_memory_again_before_it_is_written_to(block: Bl
     assert worker.bytes[: 12 * KIB].min() == 7 and not worker.bytes[12 * KIB :].any()
 
 
+class Pins:
+    """Stands for a device: it notes what is pinned, and that it is mapped until unpinned."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.n_pinned = 0
+
+    def __call__(self, memory: Any) -> Callable[[], None]:
+        self.sizes.append(len(memory))
+        self.n_pinned += 1
+        address = f"{memory.ctypes.data:x}-"
+
+        def unpin() -> None:
+            with open("/proc/self/maps") as maps:
+                assert any(line.startswith(address) for line in maps), "unmapped while pinned"
+            self.n_pinned -= 1
+
+        return unpin
+
+
+def test_a_block_is_pinned_once_for_each_map_and_unpinned_before_it_is_unmapped(
+    block: Block,
+) -> None:
+    pins = Pins()
+    for _ in range(2):
+        block.pin(pins)
+    assert (pins.sizes, pins.n_pinned) == ([64 * KIB], 1)
+    block.grow(80 * KIB)
+    assert pins.n_pinned == 0
+    block.pin(pins)
+    assert (pins.sizes, pins.n_pinned) == ([64 * KIB, 80 * KIB], 1)
+    for _ in range(2):
+        block.unpin()
+    assert pins.n_pinned == 0
+
+
 # The pool.
 
 
@@ -137,6 +173,15 @@ def pool() -> Any:
     made = BlockPool(64 * KIB, budget=4 * 64 * KIB)
     yield made
     made.close()
+
+
+def test_a_closed_pool_has_unpinned_its_blocks_also_those_that_are_leased() -> None:
+    pins, pool = Pins(), BlockPool(64 * KIB, budget=4 * 64 * KIB)
+    for _ in range(3):
+        pool[pool.make_extra()].pin(pins)
+    lease = pool.lease(1)
+    pool.close()
+    assert (pins.n_pinned, len(lease)) == (0, 64 * KIB)
 
 
 def test_blocks_are_made_up_to_the_budget_and_there_is_always_a_first_one(pool: BlockPool) -> None:

@@ -107,6 +107,8 @@ class BlockMap:
 class Block(BlockMap):
     """A block in the main process; owns the descriptor `fd` until the pool closes it."""
 
+    _unpin: Callable[[], None] | None = None
+
     def __init__(self, number: int, n_bytes: int, max_bytes: int | None = None) -> None:
         self.number = number
         self.fd = reserve_memory_file(n_bytes, "a block")
@@ -115,6 +117,28 @@ class Block(BlockMap):
         self.use = 0  # the number of tasks sent for this block, modulo 2**32; results contain it
         self.n_counted = 0  # the part of the pool's `n_bytes` that is due to this block
         self.sent_to: set[int] = set()  # the indices of workers that have the descriptor
+
+    def pin(self, pin: Callable[[Bytes], Callable[[], None]]) -> None:
+        """Pin the mapped memory for a device, once for each map of the block.
+
+        `pin` returns a function that ends this. It is called before the memory can be unmapped:
+        when the block is mapped again or closed. The block must not be trimmed meanwhile.
+        """
+        if self._unpin is None:
+            # If Ctrl-C came between, the memory would stay pinned, and a later map at the same
+            # address would be read as this one.
+            with interrupts_held():
+                self._unpin = pin(self.bytes)
+
+    def unpin(self) -> None:
+        """End `pin`. Idempotent."""
+        unpin, self._unpin = self._unpin, None
+        if unpin is not None:
+            unpin()
+
+    def _map(self) -> None:
+        self.unpin()
+        super()._map()
 
     def trim(self, n_bytes: int) -> None:
         """Free the memory after the first n_bytes; keep the file size. Call `grow` before use."""
@@ -269,6 +293,7 @@ class BlockPool:
     def close(self) -> None:
         """Close all descriptors; the memory of a lease stays valid as long as the lease."""
         for block in self._blocks:
+            block.unpin()
             os.close(block.fd)
         self._blocks = []
         self.n_bytes = 0

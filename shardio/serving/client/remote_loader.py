@@ -402,7 +402,9 @@ class RemoteIteration:
         self._n_bytes += arrived.n_bytes
         self._n_skipped += len(batch.skipped)
         if self._adapter is not None:
-            wrap = self._adapter.wrap
+            wrap, uploads = self._adapter.wrap, self._adapter.uploads
+            if uploads is not None:
+                uploads.begin_batch()
             batch = batch.map_arrays(wrap, wrap if self._adapter.wraps_items else None)
         # Set the state last: from now on, the batch counts as taken.
         self.state = arrived.state
