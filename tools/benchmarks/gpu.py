@@ -32,7 +32,7 @@ Frames = Iterable[Any]
 
 
 class Framework(Protocol):
-    """What the cases need of a framework on a device."""
+    """A framework on a device: the part that the cases need."""
 
     output: Output
     is_host: bool
