@@ -27,10 +27,10 @@ class Uploads(Protocol):
     """Copies to a device that run while the program continues, and while the device computes."""
 
     def begin_batch(self) -> None:
-        """Note that the copies of another batch follow: they wait for the work before the last."""
+        """Announce the copies of another batch, which wait for the work on all but the last one."""
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None]:
-        """Make copies from a block's memory fast; return a function that ends this.
+        """Pin a block's memory, so that copies from it are fast; return a function to unpin it.
 
         Call that function before the memory is unmapped.
         """

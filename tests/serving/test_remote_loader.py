@@ -4,6 +4,7 @@ import io
 import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,25 @@ def test_epochs_are_those_of_a_loader_here_bit_for_bit(path: str, loader: Remote
             expected = [(bits(batch), local.state_dict()) for batch in local]
             assert [(bits(batch), loader.state_dict()) for batch in loader] == expected
             assert loader.epoch == local.epoch
+
+
+def test_uploads_of_a_batch_are_announced_before_they_begin(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def wrap(array: Any, owner: object, dtype: str | None) -> Any:
+        seen.append("array")
+        return array
+
+    uploads = SimpleNamespace(begin_batch=lambda: seen.append("batch"))
+    adapter = SimpleNamespace(wrap=wrap, wraps_items=True, uploads=uploads)
+    monkeypatch.setattr("shardio.serving.client.remote_loader.create_adapter", lambda *_: adapter)
+    with shardio.connect(server.address, 4, **HOW) as loader:
+        for _ in zip(range(2), loader, strict=False):
+            pass
+    n_arrays = seen.index("batch", 1) - 1
+    assert n_arrays > 0 and seen[: 2 * n_arrays + 2] == ["batch", *["array"] * n_arrays] * 2
 
 
 def test_a_state_goes_from_there_to_here_and_back(path: str, loader: RemoteLoader) -> None:
