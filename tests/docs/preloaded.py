@@ -35,7 +35,7 @@ tinygrad.runtime.autogen.libc tinygrad.runtime.support.compiler_cpu tinygrad.run
 tinygrad.runtime.support.hcq tinygrad.uop.upat
 """.split()
 COMMANDS = ("shardio.conversion.api", "shardio.loader", "shardio_tools.cli")
-"""What commands import of shardio."""
+"""The modules of shardio that are imported ahead for commands."""
 REQUEST_BYTES = 1 << 17
 
 # What the program `python` is: it hands its streams over, and ends as the fork does. It imports
