@@ -167,6 +167,13 @@ def check_encodable(path: str | os.PathLike[str], what: str) -> None:
         raise InvalidArgument(f"{what} is {os.fspath(path)!r}, {reason}") from error
 
 
+def expand_home(path: Any) -> Any:
+    """Expand a leading `~` or `~user` of a path, as a shell does; return anything else as it is."""
+    if isinstance(path, str | os.PathLike) and os.fspath(path)[:1] in ("~", b"~"):
+        return os.path.expanduser(path)
+    return path
+
+
 def path_as_given(given: str, absolute: str) -> str:
     """Return a path as the user gave it, or `absolute` if a chdir has made it invalid since."""
     return given if os.path.abspath(given) == absolute else absolute

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Final, NamedTuple, Self
 
+from shardio._base.callers import expand_home
 from shardio._base.classes import Listed
 from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import FillRecord
@@ -217,4 +218,4 @@ class _TracedIterator(LoaderIterator):
 
 
 def _open(path: str | os.PathLike[str]) -> IO[str]:
-    return io.TextIOWrapper(create(path, replace=True), encoding="utf-8")
+    return io.TextIOWrapper(create(expand_home(path), replace=True), encoding="utf-8")

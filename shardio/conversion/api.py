@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
-from shardio._base.callers import refuses
+from shardio._base.callers import expand_home, refuses
 from shardio._base.progress import shows_progress
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.conversion.append import PathName, load_base
@@ -237,6 +237,7 @@ def convert(
             in `out`. If no unit is finished, `out` is as it was before.
     """
     check_shard_bytes(shard_bytes)
+    src, out, labels = expand_home(src), expand_home(out), expand_home(labels)
     options_given = ConvertOptions(
         kind=kind_of(kind),
         converter_options=options,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from shardio._base.callers import refuses
+from shardio._base.callers import expand_home, refuses
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import (
@@ -272,7 +272,7 @@ class DatasetWriter(SampleWriter):
         shard_bytes: int = SHARD_BYTES,
         classes: Sequence[str] = (),
     ) -> None:
-        self.path, self.schema = os.fspath(path), check_schema(schema)
+        self.path, self.schema = os.fspath(path := expand_home(path)), check_schema(schema)
         self._classes = check_classes(classes)
         refuse_nested(path)
         output = GenerationWriter(path, schema, shard_bytes=shard_bytes)

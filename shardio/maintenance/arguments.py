@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
-from shardio._base.callers import checking, refuses, shown
+from shardio._base.callers import checking, expand_home, refuses, shown
 from shardio.errors import InvalidArgument
 from shardio.storage.remote.connection import is_url
 
@@ -38,13 +38,16 @@ def takes_paths(
 
         @functools.wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
-            given = signature.bind(*args, **options).arguments
+            bound = signature.bind(*args, **options)
             for name in (*names, *outputs):
-                found = given.get(name, ())
+                found = bound.arguments.get(name, ())
+                paths = []
                 for value in found if type(found) is tuple else (found,):
                     with checking(f"{function.__name__}, {name}"):
+                        paths.append(expand_home(value))
                         _check_path(function.__name__, call, value, is_output=name in outputs)
-            return function(*args, **options)
+                bound.arguments[name] = tuple(paths) if type(found) is tuple else paths[0]
+            return function(*bound.args, **bound.kwargs)
 
         return cast(_Callable, refuses(_HABITS | dict(advice or {}), function.__name__)(checked))
 

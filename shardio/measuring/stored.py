@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.callers import expand_home
 from shardio.conversion import ConversionReport, Input
 from shardio.conversion.append import inherit_options
 from shardio.conversion.converter import make_converter
@@ -68,7 +69,9 @@ def measure_stored(
         first = report.n_samples_before
         rows = range(first, first + report.n_samples)
         rate = _measure_rate(dataset, rows, seconds)
-        return StoredReport(rate, dict(_compare_pictures(dataset, report, os.fspath(src))))
+        return StoredReport(
+            rate, dict(_compare_pictures(dataset, report, os.fspath(expand_home(src))))
+        )
 
 
 def _pick_evenly(items: Sequence[Any], n: int) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from shardio._base.callers import expand_home
 from shardio._base.classes import Closing, undo_on_error
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.clip_decoder import ClipDecoder
@@ -223,9 +224,10 @@ def load_image(
     _check_out(out, "height", "width", "3")
     if not isinstance(source, str | os.PathLike):
         return _decode_to_fit(source, out, fit)
-    with open(source, "rb") as file:
+    path = os.fspath(expand_home(source))
+    with open(path, "rb") as file:
         data = file.read()
-    with prefix_errors(os.fspath(source)):
+    with prefix_errors(path):
         return _decode_to_fit(data, out, fit)
 
 
@@ -266,7 +268,7 @@ def load_clip(
     _check_n_frames("start", start)
     _check_n_frames("step", step)
     frames = start + step * np.arange(len(out))
-    data = source if isinstance(source, bytes) else os.fspath(source)
+    data = source if isinstance(source, bytes) else os.fspath(expand_home(source))
     named = contextlib.nullcontext() if isinstance(data, bytes) else prefix_errors(data)
     with named, ClipDecoder() as decoder:
         decoder.decode(demux(data), frames, out)

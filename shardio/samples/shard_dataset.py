@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import check_encodable, refuses, shown
+from shardio._base.callers import check_encodable, expand_home, refuses, shown
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.files import DatasetFiles, FileGroup, SourceFiles
 from shardio.dataset.generation import Generation
@@ -242,7 +242,7 @@ class ShardDataset(OpenDataset):
 
 def dataset_path(given: Any, others: str = "") -> str:
     """Return the path or URL of a dataset; errors name `others`, the other valid values, too."""
-    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    path = os.fspath(expand_home(given)) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:
         return path
     hint = ""

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from shardio._base.callers import expand_home
 from shardio._base.classes import Closing, undo_on_error
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._loading.options import check_user_function
@@ -373,7 +374,7 @@ def make_server(
     for name, least, value in (("num_workers", 0, num_workers), ("memory_bytes", 1, memory_bytes)):
         if value is not None:
             check_count(name, value, least)
-    path = os.fspath(dataset)
+    path = os.fspath(expand_home(dataset))
     with ShardDataset(path):
         pass  # opening the dataset once reports damage before any client connects
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import check_encodable, row_index
+from shardio._base.callers import check_encodable, expand_home, row_index
 from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument
 from shardio.format.layout import Kind, Section
@@ -51,7 +51,7 @@ class ShardReader(Closing):
     ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
-        self.path = os.fspath(path)
+        self.path = os.fspath(path := expand_home(path))
         self._mapped_columns: dict[str, npt.NDArray[Any]] = {}
         """If the file is mapped, views of the columns from which a row has been read."""
         self.absolute_path = os.path.abspath(path)

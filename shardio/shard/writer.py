@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from shardio._base.callers import ANY_OPTION, did_you_mean, missing_attribute, refuses
+from shardio._base.callers import (
+    ANY_OPTION,
+    did_you_mean,
+    expand_home,
+    missing_attribute,
+    refuses,
+)
 from shardio._base.classes import Publishing, undo_on_error
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
@@ -128,7 +134,7 @@ class ShardWriter(SampleWriter):
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fspath(path := expand_home(path))
         self.schema = check_schema(schema)
         self.n_samples = 0
         self._absolute = os.path.abspath(path)  # valid after a chdir

@@ -96,6 +96,18 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and "://" in text
 
 
+_PATHS = ("path", "src", "sources", "out", "other", "labels", "file", "trace", "image", "sheet")
+
+
+def expand_home(options: argparse.Namespace) -> None:
+    """Expand a leading `~` of paths: a shell does not if they are quoted."""
+    for name in _PATHS:
+        if isinstance(value := getattr(options, name, None), str):
+            setattr(options, name, os.path.expanduser(value))
+        elif isinstance(value, list):
+            setattr(options, name, [*map(os.path.expanduser, value)])
+
+
 def refuse_urls(options: argparse.Namespace) -> None:
     """Raise InvalidArgument if a command that works on folders was given a URL."""
     for name, value in vars(options).items():

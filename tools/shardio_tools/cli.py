@@ -29,7 +29,7 @@ from shardio.errors import (
     TransformError,
     UnsupportedEnvironment,
 )
-from shardio_tools.arguments import refuse_urls, subset_advice, suggestion
+from shardio_tools.arguments import expand_home, refuse_urls, subset_advice, suggestion
 from shardio_tools.help import HelpFormatter, command_help, overview
 from shardio_tools.output import (
     begin_report,
@@ -147,6 +147,7 @@ def _ensure_std_fds() -> None:
 
 def _run(options: argparse.Namespace) -> int:
     try:
+        expand_home(options)
         refuse_urls(options)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print_error(
