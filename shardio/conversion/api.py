@@ -18,6 +18,7 @@ from shardio.conversion.classes import (
     split_listing,
     uses_split_folders,
     warn_of_equal_names,
+    without_empty_classes,
     without_folder_classes,
 )
 from shardio.conversion.converter import Converter, kind_of
@@ -301,7 +302,7 @@ def _convert_files(out: PathName, options: ConvertOptions) -> ConversionReport:
             f"{src}: {named} are subsets already, because folders or files have these names; leave "
             "split (--split) out, or ignore the names with split_folders=False (--no-split-folders)"
         )
-    listing = _labelled(listing, source, options.labels)
+    listing = _labelled(without_empty_classes(listing), source, options.labels)
     warn_of_equal_names([*(base.classes if base else ()), *listing.classes], src)
     options = replace(options, split_folders=bool(wanted if base else listing.subsets))
     drops_label = _drops_label(listing, source, base, staging)

@@ -135,6 +135,19 @@ def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listin
     return replace(listing, inputs=inputs, classes=classes)
 
 
+def without_empty_classes(listing: Listing) -> Listing:
+    """Return the listing without classes that have no input; they are added to `ignored`."""
+    used = sorted({one.label for one in listing.inputs} - {-1})
+    numbers = {label: number for number, label in enumerate(used)} | {-1: -1}
+    empty = (f"{name}/" for label, name in enumerate(listing.classes) if label not in numbers)
+    return replace(
+        listing,
+        inputs=tuple(replace(one, label=numbers[one.label]) for one in listing.inputs),
+        classes=tuple(listing.classes[label] for label in used),
+        ignored=(*listing.ignored, *empty),
+    )
+
+
 def warn_of_equal_names(classes: Iterable[str], where: str | os.PathLike[str]) -> None:
     """Warn about classes whose names look the same, but are in different Unicode normal forms.
 
@@ -211,7 +224,7 @@ def split_listing(
         if (subset := files.get(one.name) or _subset_and_class(one.name, patterns)[0])
     }
     inputs = tuple(replace(one, label=numbers[one.label]) for one in listing.inputs)
-    return Listing(inputs, classes, subsets)
+    return replace(listing, inputs=inputs, classes=classes, subsets=subsets)
 
 
 def _subset_and_class(folder: str, patterns: Mapping[tuple[str, ...], str]) -> tuple[str, str]:

@@ -410,6 +410,7 @@ class _Run:
             n_samples_before=found.n_samples - n_samples if found else 0,
             view=found.view if found else self.job.source.view(),
             subsets=subset_sizes(found),
+            ignored=self.state.listing.ignored,
         )
 
 

@@ -27,12 +27,15 @@ class Listing:
     """The inputs of a source, and the classes. The label of an input is an index of `classes`.
 
     `subsets` maps the name of each input that lies in a subset's folder (such as `train`), or is a
-    subset's file (such as `train.csv`), to the name of that subset.
+    subset's file (such as `train.csv`), to the name of that subset. `ignored` has the names of
+    hidden files and folders, and of folders that would be classes without inputs; the name of a
+    folder ends in /.
     """
 
     inputs: tuple[Input, ...]
     classes: tuple[str, ...]
     subsets: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
 
 def list_inputs(source: str, exclude: str = "") -> Listing:
@@ -41,7 +44,8 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
     Each folder below the source that contains files, or is empty, is a class, unless it is the
     folder of a shardio dataset. The name of a class is its path relative to the source. Links are
     followed, except a link to a folder that contains the link. A folder that cannot be listed
-    becomes an input, which is reported as broken when it is read.
+    becomes an input, which is reported as broken when it is read. Hidden files and folders, except
+    the metadata of Zarr stores, and folders named `__MACOSX` are not searched.
 
     If nothing exists at the path `source`, and the path contains one of `*?[`, it is a pattern: the
     listing contains all files that match the pattern, and all files in folders that match it. Files
@@ -59,7 +63,8 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
     files: list[tuple[str, str, str]] = []  # the name, the path and the class of each file
     folders: set[str] = set()
     datasets: set[str] = set()
-    for folder, names, is_class in _walk(root, pattern, written):
+    ignored: list[str] = []
+    for folder, names, is_class in _walk(root, pattern, written, ignored):
         if POINTER in names and os.path.isdir(os.path.join(root, folder, GENERATIONS)):
             datasets |= {folder, os.path.join(folder, GENERATIONS)}
         if folder and is_class and folder not in datasets:
@@ -69,17 +74,18 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
             path = os.path.join(root, relative)
             files.append((stored_name(relative), path, stored_name(folder)))
     if not files:
+        hidden = f", except hidden ones, such as {ignored[0]!r}" if ignored else ""
         raise InvalidArgument(
             f"{source}: matches no file below the folder {pattern.root}"
             if pattern.parts
-            else f"{source}: holds no file to convert"
+            else f"{source}: holds no file to convert{hidden}"
         )
     classes = tuple(sorted(map(stored_name, folders)))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
     inputs = (
         _make_input(name, path, labels.get(folder, -1)) for name, path, folder in sorted(files)
     )
-    return Listing(tuple(inputs), classes)
+    return Listing(tuple(inputs), classes, ignored=tuple(map(stored_name, sorted(ignored))))
 
 
 def _check_root(source: str, pattern: Pattern) -> None:
@@ -99,13 +105,14 @@ FileId = tuple[int, int]
 
 
 def _walk(
-    root: str, pattern: Pattern, exclude: FileId | None
+    root: str, pattern: Pattern, exclude: FileId | None, ignored: list[str]
 ) -> Iterator[tuple[str, list[str], bool]]:
     """Search the folder `root` for files that match `pattern`; do not search the folder `exclude`.
 
     For each folder that may contain matches, yield the path of the folder relative to `root`, the
     names of the matching files in it, and True if the folder can be a class. For a folder that
-    cannot be listed, the only name is "".
+    cannot be listed, the only name is "". Hidden entries are added to `ignored`, unless a pattern
+    could not match them.
     """
     start = _expand_stars({pattern.parts})
     waiting: list[tuple[str, set[RemainingParts], frozenset[FileId]]] = [("", start, frozenset())]
@@ -125,12 +132,14 @@ def _walk(
             continue
         folders = sorted(name for name, is_dir in found if is_dir)
         files = [
-            name
-            for name, is_dir in found
-            if not is_dir and (() in remaining or () in _match_name(remaining, name))
+            name for name, is_dir in found if not is_dir and () in _match_name(remaining, name)
         ]
         if exclude is not None:
             folders = [name for name in folders if _file_id(os.path.join(here, name)) != exclude]
+        if () in remaining:
+            ignored += [os.path.join(folder, name, "") for name in folders if _is_hidden(name)]
+            hidden = [name for name, is_dir in found if not is_dir and _is_hidden(name)]
+            ignored += [os.path.join(folder, name) for name in hidden if name not in files]
         yield folder, files, bool(files) or (not found and () in remaining)
         ancestors = ancestors | {identity} if identity else ancestors
         waiting += [
@@ -177,19 +186,30 @@ class Pattern:
     """A pattern for paths below the folder `root`. Each part matches one name, as in a shell.
 
     A name that starts with a dot is only matched by a part that starts with a dot. The part `**`
-    matches any number of folders, including none. Everything in a matching folder matches too.
+    matches any number of folders, including none. Everything in a matching folder matches too,
+    unless it is hidden.
     """
 
     root: str
     parts: tuple[str, ...] = ()
 
 
+_MAC_FOLDER: Final = "__MACOSX"
+"""The folder of resource forks in an archive that was made on macOS."""
+_ZARR_METADATA: Final = (".zarray", ".zattrs", ".zgroup", ".zmetadata")
+
+
+def _is_hidden(name: str) -> bool:
+    """Return True for an entry that is no input unless a path or a pattern names it."""
+    return (name[:1] == "." and name not in _ZARR_METADATA) or name == _MAC_FOLDER
+
+
 def _match_name(remaining: set[RemainingParts], name: str) -> set[RemainingParts]:
     """Return the parts still to be matched after the component `name` of a path is matched."""
     found = set()
     for rest in remaining:
-        if not rest or (rest[0] == _ANY_FOLDERS and name[:1] != "."):
-            found.add(rest)
+        if not rest or rest[0] == _ANY_FOLDERS:
+            found |= set() if _is_hidden(name) else {rest}
         elif rest[0] != _ANY_FOLDERS and _name_matches(rest[0], name):
             found.add(rest[1:])
     return found
@@ -226,6 +246,7 @@ def _name_matches(part: str, name: str) -> bool:
     # Decode both names as UTF-8, whatever the locale is. In some locales, one character of a UTF-8
     # name is decoded as several characters, and `?` would not match them.
     is_visible = name[:1] != "." or part[:1] == "."
+    is_visible &= name != _MAC_FOLDER or part == name
     return is_visible and fnmatchcase(utf8_name(name), utf8_name(part))
 
 
@@ -348,4 +369,4 @@ def join_parts(listing: Listing, converter: Converter) -> Listing:
         )
         for one in listing.inputs
     )
-    return Listing(tuple(inputs), classes)
+    return replace(listing, inputs=tuple(inputs), classes=classes)

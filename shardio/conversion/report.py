@@ -117,6 +117,7 @@ class ConversionReport:
     `stats_dropped` is True if an append removed statistics of the whole dataset, because they did
     not include the new samples. `view` is the dataset's default view: what a loader reads as one
     sample. `subsets` maps the names of the dataset's subsets to the numbers of their samples.
+    `ignored` names the hidden files and folders of the source, and its folders without files.
     """
 
     dataset: Path | str
@@ -132,6 +133,7 @@ class ConversionReport:
     stats_dropped: bool = False
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
     subsets: Mapping[str, int] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     def _outcome(self) -> tuple[str, str]:
         published = f"generation {self.generation}" if self.generation else "nothing published"
@@ -162,6 +164,7 @@ class ConversionReport:
         parts = (
             listing(f"{n_inputs:,} inputs", counts, len(counts)),
             listing(f"{n_classes:,} classes", self.classes, n_classes),
+            listing(f"{len(self.ignored):,} hidden or empty", self.ignored, len(self.ignored)),
             table(("input", "outcome", "samples", "reason"), rows, len(others)),
         )
         return fragment("ConversionReport", self.dataset, facts, *parts)

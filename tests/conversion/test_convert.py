@@ -32,6 +32,7 @@ from shardio.conversion.journal import (
 from shardio.errors import DatasetConflict, DatasetExists
 from shardio.format.checksum import hash_bytes
 from shardio.storage.fs import lock_holder
+from shardio_tools import cli
 from tests.lines import OLD, Lines, contents, convert, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -406,3 +407,45 @@ def test_an_empty_iterable_publishes_nothing_and_needs_a_schema(tmp_path: Path) 
     with pytest.raises(DatasetExists, match="already holds a dataset; overwrite=True"):
         shardio.convert([], out, schema=NUMBERS)
     assert [sample["n"] for sample in shardio.open(out)] == [1]
+
+
+HIDDEN = ".DS_Store .ipynb_checkpoints/a.npy __MACOSX/cat/._a.npy cat/._a.npy cat/.old/a.npy"
+
+
+def test_hidden_entries_and_empty_folders_are_named_and_not_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "src", tmp_path / "out"
+    write(source, {"cat/a.npy": "", "dog/big/b.npy": "", "fish/c": ""})
+    write(source, dict.fromkeys(HIDDEN.split(), "z"))
+    (source / "fish" / "c").unlink()
+    for name in ("cat/a.npy", "dog/big/b.npy"):
+        np.save(source / name, np.zeros(3))
+    report = shardio.convert(source, out, workers=0)
+    assert report.classes == ("cat", "dog/big")
+    assert [(one.name, one.label) for one in report.inputs] == [
+        ("cat/a.npy", 0),
+        ("dog/big/b.npy", 1),
+    ]
+    ignored = ".DS_Store .ipynb_checkpoints/ __MACOSX/ cat/._a.npy cat/.old/ fish/"
+    assert report.ignored == tuple(ignored.split())
+    assert "6 hidden or empty" in report._repr_html_()
+    assert cli.main(["convert", str(source), str(out), "--overwrite", "--workers=0"]) == 0
+    printed = capsys.readouterr().out
+    shown = ".DS_Store, .ipynb_checkpoints/, __MACOSX/, cat/._a.npy and 2 more"
+    assert f"ignored 6 hidden or empty: {shown}" in printed
+    assert "classes are whole paths: dog/big is no part of dog" in printed
+
+
+def test_hidden_folders_are_converted_if_they_are_the_source(tmp_path: Path) -> None:
+    write(tmp_path, {".hidden/a.txt": "", ".hidden/.git/b": "", "__MACOSX/cat/._a.txt": ""})
+    assert [one.name for one in list_inputs(str(tmp_path / ".hidden")).inputs] == ["a.txt"]
+    with pytest.raises(InvalidArgument, match=r"no file .* hidden ones, such as 'cat/\._a\.txt'"):
+        list_inputs(str(tmp_path / "__MACOSX"))
+
+
+def test_an_empty_folder_of_a_split_makes_the_others_subsets(lines: Path, tmp_path: Path) -> None:
+    write(lines / "src", {"train/cat/a.txt": "x"})
+    (lines / "src" / "val").mkdir()
+    report = convert(lines / "src", tmp_path / "out")
+    assert (report.classes, dict(report.subsets)) == (("cat",), {"train": 1})

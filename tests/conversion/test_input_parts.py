@@ -56,7 +56,8 @@ def test_parts_are_listed(lines: Path, tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_folder_of_parts_is_not_a_class(lines: Path, tmp_path: Path) -> None:
     (lines / "empty").mkdir()
     report = convert(lines, tmp_path / "out")
-    assert report.classes == ("a", "b", "c", "cats", "d", "dogs", "empty")
+    assert report.classes == ("a", "b", "c", "cats", "d", "dogs")
+    assert report.ignored == ("empty/",)
     label = {sample["text"]: sample["label"] for sample in shardio.open(tmp_path / "out")}
     assert (label["miau"], label["wau"], label["six"], label["seven"]) == (3, 5, 2, -1)
 

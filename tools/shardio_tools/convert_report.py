@@ -27,6 +27,9 @@ _ROLES: Final[dict[str, Role]] = {
 LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
 """Outcomes whose inputs are listed, the most important last."""
 
+_MAX_IGNORED: Final = 4
+"""The maximum number of hidden or empty files and folders that the report names."""
+
 
 def report_as_json(report: shardio.ConversionReport, stored: StoredReport | None) -> dict[str, Any]:
     """Return the report, and the measurements of the result if there are any, as JSON values."""
@@ -45,6 +48,7 @@ def report_as_json(report: shardio.ConversionReport, stored: StoredReport | None
         "stopped": report.stopped,
         "classes": _samples_by_class(report),
         "subsets": dict(report.subsets),
+        "ignored": [*report.ignored],
         "inputs": [{**source.as_json(), "bytes": source.n_bytes} for source in report.inputs],
         "source_bytes": n_bytes,
     }
@@ -75,6 +79,10 @@ def describe_report(
     appends = options.append
     if report.n_samples or not appends:
         yield from _describe_classes(report, options)
+    if n_ignored := len(report.ignored):
+        names = ", ".join(map(escaped, report.ignored[:_MAX_IGNORED]))
+        rest = f" and {n_ignored - _MAX_IGNORED:,} more" * (n_ignored > _MAX_IGNORED)
+        yield Cell(f"ignored {n_ignored:,} hidden or empty: {names}{rest}", "dim")
     for outcome in LISTED:
         yield from _group(report, outcome)
     if report.modified:
@@ -204,6 +212,9 @@ def _describe_classes(
         why = "directly in SRC" if options.labels is None else "not in the file of labels"
         text = f"{format_count(n_unlabelled, noun)} without a class (label -1): {why}"
         yield Cell(text, "warning")
+    if nested := next((name for name in by_class if "/" in name), None):
+        outer = nested.rpartition("/")[0]
+        yield f"  classes are whole paths: {escaped(nested)} is no part of {escaped(outer)}"
     if report.subsets:
         yield from _describe_subsets(report, is_random=options.split is not None)
 
