@@ -18,7 +18,7 @@ from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order import FullShuffle
-from shardio.order.ranks import Tail, rank_from_environment
+from shardio.order.ranks import Tail, check_rank
 from shardio.order.sampling import (
     ORDERS,
     Sampler,
@@ -29,7 +29,7 @@ from shardio.order.sampling import (
     check_sampler,
     check_shuffle,
 )
-from shardio.outputs import OUTPUTS, Output
+from shardio.outputs import OUTPUTS, Output, check_device
 from shardio.outputs.torch import OnTensors, as_transform, refuse_batch_transform
 from shardio.samples.clip_view import ClipView, default_clip
 from shardio.samples.clips import Clip
@@ -43,7 +43,6 @@ OnError = Literal["raise", "skip"]
 Layout = Literal["HWC", "CHW"]
 """The order of the axes of pictures: (height, width, channels), or channels first."""
 _ON_ERROR: Final = get_args(OnError)
-_MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
 """The longest timeout. The kernel stores a timeout in milliseconds, as a number of 31 bits."""
 
@@ -137,20 +136,6 @@ def refuse_path(name: str, value: Any, expected: str = "an iterable of items") -
     )
 
 
-def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise InvalidArgument(
-            f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
-        )
-    where = "rank"
-    if rank is None:
-        where, rank, world_size = rank_from_environment()
-    n = check_count("world_size", world_size, 1, _MAX_RANKS)
-    if check_count("rank", rank, 0) >= n:
-        raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
-    return int(rank), n
-
-
 def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: int) -> None:
     step = f"{batch_size * world_size} of a step" + f" of {world_size} ranks" * (world_size > 1)
     warn(
@@ -221,20 +206,6 @@ def _check_collation(name: str, asked: Any) -> Collation:
     if collation.function is not None:
         check_one_argument(name, "samples", collation.function)
     return collation
-
-
-def check_device(device: Any, output: str) -> Any:
-    if device is None:
-        return None
-    if output == "numpy":
-        raise InvalidArgument("device is for tensors; output is 'numpy'")
-    if output != "tinygrad" and not isinstance(device, str):
-        like = f"a name, such as 'cuda:0', with output={output!r}"
-        raise InvalidArgument(f"device must be {like}; found {device!r}")
-    names = device if isinstance(device, tuple | list) else (device,)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise InvalidArgument(f"device must be a name or a tuple of names; found {device!r}")
-    return device if isinstance(device, str) else tuple(device)
 
 
 Collate = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from shardio.errors import InvalidArgument
 from shardio.order.permutation import Positions
+from shardio.order.sampling import check_count
 
 Tail = Literal["short", "drop", "pad"]
 
@@ -112,6 +113,22 @@ _LAUNCHERS: Final = (
     # SLURM_NTASKS is not used, because it is also set in a batch script, which is one process.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
+_MAX_RANKS: Final = 1 << 24
+
+
+def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:
+    """Return the rank and the number of ranks, by default from the environment; check both."""
+    if (rank is None) != (world_size is None):
+        raise InvalidArgument(
+            f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
+        )
+    where = "rank"
+    if rank is None:
+        where, rank, world_size = rank_from_environment()
+    n = check_count("world_size", world_size, 1, _MAX_RANKS)
+    if check_count("rank", rank, 0) >= n:
+        raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
+    return int(rank), n
 
 
 def rank_from_environment() -> tuple[str, int, int]:

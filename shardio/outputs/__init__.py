@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from shardio.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from shardio.outputs.tinygrad import yuv420_to_rgb
 
@@ -91,6 +93,20 @@ def create_adapter(output: str, device: Any) -> TensorAdapter | None:
 
         return JaxAdapter(device)
     return None
+
+
+def check_device(device: Any, output: str) -> Any:
+    if device is None:
+        return None
+    if output == "numpy":
+        raise InvalidArgument("device is for tensors; output is 'numpy'")
+    if output != "tinygrad" and not isinstance(device, str):
+        like = f"a name, such as 'cuda:0', with output={output!r}"
+        raise InvalidArgument(f"device must be {like}; found {device!r}")
+    names = device if isinstance(device, tuple | list) else (device,)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(f"device must be a name or a tuple of names; found {device!r}")
+    return device if isinstance(device, str) else tuple(device)
 
 
 def __getattr__(name: str) -> object:

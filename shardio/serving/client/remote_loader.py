@@ -15,8 +15,6 @@ from shardio._loading.iterator import BatchLoader, ProgressBar
 from shardio._loading.options import (
     TORCH_ADVICE,
     SharedKeywords,
-    check_device,
-    check_rank,
     check_seconds,
     warn_of_no_batch,
 )
@@ -24,8 +22,9 @@ from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch, Value_co
 from shardio.errors import ClosedError, InvalidArgument
+from shardio.order.ranks import check_rank
 from shardio.order.sampling import check_count
-from shardio.outputs import OUTPUTS, Output, TensorAdapter, create_adapter
+from shardio.outputs import OUTPUTS, Output, TensorAdapter, check_device, create_adapter
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import ClientKeys, client_keys
 from shardio.serving.client.handshake import (
