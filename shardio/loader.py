@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from shardio.outputs.jax import Array as JaxArray
     from shardio.outputs.tinygrad import Tensor
     from shardio.outputs.torch import Tensor as TorchTensor
+    from shardio.outputs.torch import device as TorchDevice
 
 Source = str | os.PathLike[str] | OpenDataset | SampleView
 
@@ -90,9 +91,11 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
             of a whole batch as a dict and returns another dict. It runs in the workers. The
             generators are seeded by the position of the first sample of the batch.
         output: "tinygrad", "torch" or "jax" for tensors or arrays of these frameworks, or "numpy".
-        device: the name of the device of the tensors. For tinygrad, a tuple of names is also
-            accepted; each batch is then split over these devices along its first axis. The default
-            is the CPU for torch, otherwise the default device of tinygrad or JAX.
+            The default is "tinygrad", with a warning if the program uses torch.
+        device: the name of the device of the tensors; for torch also a `torch.device`. For
+            tinygrad, a tuple of names is also accepted; each batch is then split over these devices
+            along its first axis. The default is the CPU for torch, otherwise the default device of
+            tinygrad or JAX.
         tail: the treatment of the last batch if it is incomplete. "short" delivers it as it is;
             "drop" leaves it out; "pad" fills it up with copies of its rows, for which `batch.valid`
             is False. The default is "pad" with several ranks, otherwise "short".
@@ -208,8 +211,8 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
         num_workers: int | None = None,
         transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
-        output: Output = "tinygrad",
-        device: str | tuple[str, ...] | None = None,
+        output: Output | None = None,
+        device: str | tuple[str, ...] | TorchDevice | None = None,
         tail: Tail | None = None,
         rank: int | None = None,
         world_size: int | None = None,

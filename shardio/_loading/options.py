@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal, Self, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, get_args
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from shardio.order.sampling import (
     check_sampler,
     check_shuffle,
 )
-from shardio.outputs import OUTPUTS, Output, check_device
+from shardio.outputs import Output, check_device, resolve_output
 from shardio.outputs.torch import OnTensors, as_transform, refuse_batch_transform
 from shardio.samples.clip_view import ClipView, default_clip
 from shardio.samples.clips import Clip
@@ -38,6 +38,9 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset, known_fields
 from shardio.samples.packing import Pack
 from shardio.samples.view import RowView, SampleView
+
+if TYPE_CHECKING:
+    from shardio.outputs.torch import device as TorchDevice
 
 OnError = Literal["raise", "skip"]
 Layout = Literal["HWC", "CHW"]
@@ -229,7 +232,7 @@ class SharedKeywords(TypedDict, total=False):
     shuffle: Shuffle
     seed: int
     sampler: Sampler | None
-    device: str | tuple[str, ...] | None
+    device: str | tuple[str, ...] | TorchDevice | None
     tail: Tail | None
     rank: int | None
     world_size: int | None
@@ -287,7 +290,7 @@ class LoaderOptions:
     )
     transform: Callable[..., Any] | None = _option(check_user_function, "sample")
     batch_transform: Callable[..., Any] | None = _option(check_user_function, "batch")
-    output: Output = _option(one_of, OUTPUTS)
+    output: Output
     device: str | tuple[str, ...] | None
     tail: Tail = _option(one_of, get_args(Tail), default=lambda: None)
     rank: int
@@ -320,6 +323,10 @@ class LoaderOptions:
         found |= {"rank": rank, "world_size": world_size}
         if found["tail"] is None:
             found["tail"] = "short" if world_size == 1 else "pad"
+        functions = found["transform"], found["batch_transform"]
+        uses_torch = any(isinstance(each, OnTensors) for each in functions)
+        with checking("output"):
+            found["output"] = resolve_output(found["output"], uses_torch=uses_torch)
         with checking("device"):
             found["device"] = device = check_device(found["device"], found["output"])
         with checking("on_error, max_skips"):

@@ -5,13 +5,16 @@ A framework is imported when its adapter is created. Workers and output="numpy" 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import one_of, warn
 from shardio.errors import InvalidArgument
+from shardio.format.types.array_values import is_of
 
 if TYPE_CHECKING:
     from shardio.outputs.tinygrad import yuv420_to_rgb
@@ -95,9 +98,34 @@ def create_adapter(output: str, device: Any) -> TensorAdapter | None:
     return None
 
 
+def resolve_output(output: Any, *, uses_torch: bool) -> Output:
+    """Return the checked output of a loader; for None, tinygrad, with a warning for users of torch.
+
+    `uses_torch` is True if a transform of the loader is one of torch.
+    """
+    if output is not None:
+        found: Output = one_of("output", output, OUTPUTS)
+        return found
+    if uses_torch or ("torch" in sys.modules and "tinygrad" not in sys.modules):
+        warn(
+            'batches are tensors of tinygrad: for tensors of torch, write output="torch"; '
+            'output="tinygrad" turns this warning off',
+            RuntimeWarning,
+        )
+    return "tinygrad"
+
+
 def check_device(device: Any, output: str) -> Any:
+    """Return the name of a device, or a tuple of names; None for the default device."""
     if device is None:
         return None
+    if is_of(device, "torch", "device"):
+        if output == "torch":
+            return str(device)
+        raise InvalidArgument(
+            f'device is {device!r}, for tensors of torch: write output="torch"; found '
+            f"output={output!r}"
+        )
     if output == "numpy":
         raise InvalidArgument("device is for tensors; output is 'numpy'")
     if output != "tinygrad" and not isinstance(device, str):

@@ -6,6 +6,7 @@ tinygrad's public API is used if `tinygrad_internals` does not work with the ins
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
@@ -186,7 +187,7 @@ def _open(name: str | None) -> str:
         Device[canonical]
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tinygrad.runtime.ops_"):
-            raise InvalidArgument(f"tinygrad has no device {name!r}") from error
+            raise InvalidArgument(f"tinygrad has no device {name!r}{_of_torch(name)}") from error
         raise _device_error(name, error) from error
     except InvalidArgument:
         raise
@@ -204,10 +205,21 @@ def _device_error(name: str | None, error: Exception) -> UnsupportedEnvironment:
         advice = "`shardio doctor` shows the GPUs of this machine;"
     return UnsupportedEnvironment(
         f"tinygrad cannot open {'its default device' if name is None else f'device {name}'} "
-        f'({type(error).__name__}: {error}); {advice} output="numpy" needs no device'
+        f"({type(error).__name__}: {error}); {advice} "
+        f'output="numpy" needs no device{_of_torch(name)}'
     )
 
 
+def _of_torch(name: str | None) -> str:
+    """Return the end of a message about a device: a hint if the name is written as in torch."""
+    return (
+        f'; for the device {name} of torch, write output="torch"'
+        if _TORCH.match(name or "")
+        else ""
+    )
+
+
+_TORCH: Final = re.compile(r"(?:cpu|cuda|mps|xpu)(?::\d+)?$")
 Levels = Literal["uint8", "float16", "float32"]
 
 _RED, _GREEN, _BLUE = 0.299, 0.587, 0.114  # the weights of BT.601 in luma

@@ -25,6 +25,7 @@ from shardio.outputs.torch_uploads import CudaUploads
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
+    from torch import device as device
 
 Ndarray = npt.NDArray[Any]
 

@@ -453,6 +453,7 @@ def test_a_second_cpu_device_aliases_too() -> None:
     ("device", "message"),
     [
         ("WARP", "no device 'WARP'"),
+        ("xpu:1", '; for the device xpu:1 of torch, write output="torch"$'),
         ("NPY", "cannot compute"),
         ("DISK:/nowhere", "cannot compute"),
         ((), "different devices"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import warnings
 import weakref
 from typing import Any
 
@@ -148,6 +149,27 @@ def test_a_device_that_torch_does_not_know_or_cannot_open_is_an_error() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedEnvironment, match=r"cannot open device cuda .*device='cpu'"):
             TorchAdapter("cuda")
+
+
+def test_a_device_may_be_an_object_of_torch(folder: str) -> None:
+    device = torch.device("cpu")
+    with _loader(folder, device=device) as loader:
+        assert next(iter(loader))["label"].device == device
+    with pytest.raises(
+        InvalidArgument, match=r"type='cpu'\), for .* write output=\"torch\"; found"
+    ):
+        _loader(folder, output="tinygrad", device=device)
+
+
+def test_who_transforms_with_torch_is_warned_of_tensors_of_tinygrad(folder: str) -> None:
+    same = torch.nn.Identity()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _loader(folder, output=None, transform=same).close()
+        _loader(folder, output="tinygrad", transform=same).close()
+    (one,) = caught
+    assert 'write output="torch"' in str(one.message)
+    assert (one.category, one.filename) == (RuntimeWarning, __file__)
 
 
 def _labels(samples: list[dict[str, Any]]) -> Any:

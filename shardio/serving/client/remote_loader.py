@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, Unpack, overload
 
-from shardio._base.callers import one_of, refuse_unknown_options
+from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import undo_on_error
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.iterator import BatchLoader, ProgressBar
@@ -24,7 +24,13 @@ from shardio.batch.batch import Batch, Value_co
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.order.ranks import check_rank
 from shardio.order.sampling import check_count
-from shardio.outputs import OUTPUTS, Output, TensorAdapter, check_device, create_adapter
+from shardio.outputs import (
+    Output,
+    TensorAdapter,
+    check_device,
+    create_adapter,
+    resolve_output,
+)
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import ClientKeys, client_keys
 from shardio.serving.client.handshake import (
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
     from shardio.outputs.jax import Array as JaxArray
     from shardio.outputs.tinygrad import Tensor
     from shardio.outputs.torch import Tensor as TorchTensor
+    from shardio.outputs.torch import device as TorchDevice
 
 _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
@@ -170,8 +177,8 @@ class RemoteLoader(BatchLoader, Generic[Value_co]):
         batch_size: int,
         *,
         keys: str | os.PathLike[str] | None = None,
-        output: Output = "tinygrad",
-        device: str | tuple[str, ...] | None = None,
+        output: Output | None = None,
+        device: str | tuple[str, ...] | TorchDevice | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         prefetch: int | None = None,
@@ -184,7 +191,7 @@ class RemoteLoader(BatchLoader, Generic[Value_co]):
         self._addresses = parse_all(address)
         self._keys = client_keys(keys)
         _check_keys(self._addresses, self._keys)
-        output = one_of("output", output, OUTPUTS)
+        output = resolve_output(output, uses_torch=False)
         place = check_rank(rank, world_size)
         sent_options = options_to_json(
             {"batch_size": check_count("batch_size", batch_size, 1), **options}
