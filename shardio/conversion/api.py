@@ -167,7 +167,8 @@ def convert(
     machine. If the conversion is interrupted, the shards of finished units (groups of consecutive
     files) stay in `out`, and the next conversion to `out` must be called with `resume` or
     `overwrite`. With `resume`, a finished unit is used again if its shards are intact and its files
-    have not changed. With `overwrite`, all files are converted again; a dataset in `out` is
+    have not changed; if the dataset is complete, nothing is done, and the report has only
+    duplicates. With `overwrite`, all files are converted again; a dataset in `out` is
     replaced once the new one is complete. If no file gives a sample, nothing is published.
 
     With `append`, new samples are published after those of the dataset at `out`, as its next

@@ -15,13 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from shardio.conversion.converter import OUTCOMES, Input, OutcomeKind
 from shardio.conversion.inputs import Listing, input_hash, input_states
 from shardio.conversion.journal import PLAN_FILE, different_settings
 from shardio.conversion.report import InputReport
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import WORK_FOLDER, holds_dataset, load, recover
-from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
+from shardio.dataset.selection import RowRuns
+from shardio.errors import DatasetConflict, DatasetExists, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.object_store import run_parallel
@@ -220,6 +223,51 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
         replace(one, label=numbers[one.label]) if one.label >= 0 else one for one in listing.inputs
     )
     return replace(listing, inputs=tuple(inputs), classes=classes)
+
+
+def reports_if_complete(
+    found: Generation,
+    listing: Listing,
+    converter: Mapping[str, Any],
+    libraries: Mapping[str, str],
+    subsets: Mapping[str, RowRuns],
+    n_threads: int,
+    *,
+    out: PathName,
+    hint: str,
+) -> list[InputReport]:
+    """Return the reports on the inputs of a conversion whose dataset is already complete.
+
+    Raise DatasetExists, ending in `hint`, if the dataset has other inputs, options or versions, or
+    if one of `subsets` has other samples.
+    """
+    versions = {name: found.versions.get(name) for name in libraries}
+    settings = different_settings(
+        {"converter": found.converter, "versions": versions},
+        {"converter": converter, "versions": libraries},
+    )
+    entries = {entry["path"]: entry for entry in found.inputs}
+    names = {one.name: one for one in listing.inputs}
+    differing = [f"{name} was {before!r}, is {now!r}" for name, before, now in settings]
+    differing += [f"{name} is no input any more" for name in entries if name not in names]
+    differing += [f"{name} is a new input" for name in names if name not in entries]
+    for name, rows in subsets.items():
+        known = found.subsets.get(name)
+        if known is None or not np.array_equal(known.all_rows(), rows.all_rows()):
+            differing.append(f"the subset {name!r} has other samples")
+    reports: list[InputReport] = []
+    if not differing:
+        rest, reports = classify_inputs(listing, found, n_threads, out)
+        differing = [f"{one.name}: {one.reason}" for one in reports if one.outcome == "modified"]
+        reports += [InputReport.of_json(entries[one.name], names) for one in rest.inputs]
+    if differing:
+        more = f" (and {len(differing) - 1:,} more)" if len(differing) > 1 else ""
+        raise DatasetExists(
+            f"{os.fspath(out)}: already holds a dataset, which another conversion has made: "
+            f"{differing[0]}{more}; {hint}"
+        )
+    order = {name: position for position, name in enumerate(names)}
+    return sorted(reports, key=lambda one: order[one.name])
 
 
 def rebase(base: Generation, out: Path) -> Generation:

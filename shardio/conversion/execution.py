@@ -28,6 +28,7 @@ from shardio.conversion.append import (
     inherit_options,
     load_base,
     rebase,
+    reports_if_complete,
 )
 from shardio.conversion.classes import (
     SPLIT_FOLDERS,
@@ -55,11 +56,11 @@ from shardio.conversion.journal import (
 )
 from shardio.conversion.report import ConversionReport, InputReport, Progress, check_any_of_kind
 from shardio.conversion.scheduler import ConversionState, convert_here, run_in_workers, run_on_ray
-from shardio.conversion.staging import Staging
+from shardio.conversion.staging import REPLACE_HINT, Staging
 from shardio.conversion.upload import ShardUploader
 from shardio.conversion.worker import ConversionJob
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import WORK_FOLDER, load, publish, publish_next
+from shardio.dataset.manifest import WORK_FOLDER, holds_dataset, load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.maintenance.splitting import check_split
@@ -218,6 +219,8 @@ def convert_inputs(
 
 def _create(run: _Run) -> ConversionReport:
     staging = run.staging
+    if run.is_complete():
+        return run.report_complete()
     with staging:
         run.begin(run.listing)
         # If `is_published` is True, the earlier conversion was interrupted after it had published
@@ -283,6 +286,28 @@ class _Run:
         min_bytes = min(MIN_SHARD_BYTES, job.shard_bytes // 2)
         self._min_bytes = min_bytes if has_items(listing.inputs) else 0
         self._start_s = time.monotonic()
+
+    def is_complete(self) -> bool:
+        """Return True if the conversion to resume has published its dataset, and was not killed."""
+        is_local = self.options.uploader is None
+        is_over = holds_dataset(self.staging.out) and not self.staging.folder.exists()
+        return self.options.resume and is_local and is_over
+
+    def report_complete(self) -> ConversionReport:
+        """Return the report on a complete dataset; raise DatasetExists if it is another one."""
+        found, options, out = load(self.staging.out), self.options, self.staging.given
+        split = random_split_details(options.split, options.split_seed, found.n_samples, out)
+        reports = reports_if_complete(
+            found,
+            self.listing,
+            self.converter,
+            self.job.source.libraries(),
+            split.get("subsets", {}),
+            options.n_workers,
+            out=out,
+            hint=REPLACE_HINT,
+        )
+        return self.report(reports, found)
 
     def begin(self, listing: Listing) -> None:
         """Divide the inputs in `listing` into units, and record the units in the journal."""
@@ -410,7 +435,7 @@ class _Run:
             n_samples_before=found.n_samples - n_samples if found else 0,
             view=found.view if found else self.job.source.view(),
             subsets=subset_sizes(found),
-            ignored=self.state.listing.ignored,
+            ignored=self.listing.ignored,
         )
 
 

@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from shardio._base.progress import format_size
 from shardio.conversion.append import check_dataset_exists
 from shardio.conversion.journal import (
+    MIN_UNIT_BYTES,
     PLAN_FILE,
     PUBLISHED_FILE,
     JournaledPlan,
@@ -353,6 +355,11 @@ class Staging:
             # Remove the plan first: if this process is then killed, nothing is left to resume.
             unlink(self.folder / PLAN_FILE)
             remove_tree(self.folder)
+            if isinstance(error, KeyboardInterrupt):
+                error.add_note(
+                    f"{self.out}: nothing is kept, because no unit was finished; a unit has "
+                    f"consecutive files of {format_size(MIN_UNIT_BYTES)} or more in all"
+                )
         elif error is not None:
             option = (
                 "append and resume (--append --resume)" if self.appends else "resume (--resume)"

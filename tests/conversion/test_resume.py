@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardio
@@ -18,6 +19,7 @@ from shardio import InvalidArgument
 from shardio.conversion import Progress
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
+from shardio_tools import cli
 from tests.faults.failing import before_calls
 from tests.lines import (
     Lines,
@@ -79,7 +81,8 @@ def test_an_interrupted_conversion_hints_and_hides_its_work(lines: Path, tmp_pat
 
 
 def test_without_finished_units_nothing_is_left(lines: Path, tmp_path: Path) -> None:
-    assert not hasattr(interrupted(lines, tmp_path / "out", 1), "__notes__")
+    (note,) = interrupted(lines, tmp_path / "out", 1).__notes__
+    assert "out: nothing is kept, because no unit was finished; a unit has consecutive" in note
     assert not (tmp_path / "out").exists()
 
 
@@ -246,8 +249,43 @@ def test_resuming_needs_the_same_versions(
 def test_resume_without_an_interrupted_conversion_starts_one(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out", resume=True)
     assert len(texts(tmp_path / "out")) == 7
-    with pytest.raises(DatasetExists, match="already holds a dataset"):
-        convert(lines, tmp_path / "out", resume=True)
+
+
+def test_resuming_a_complete_conversion_does_nothing(
+    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, options = tmp_path / "out", {"split": {"a": 0.5, "b": 0.5}}
+    whole = convert(lines, out, **options)
+    before = contents(out)
+    report = convert(lines, out, resume=True, **options)
+    assert (report.n_samples, report.n_samples_before, report.generation) == (0, 7, 1)
+    renamed = {"converted": "duplicate"}
+    assert report.counts == {renamed.get(each, each): n for each, n in whole.counts.items()}
+    assert contents(out) == before
+    np.save(tmp_path / "a.npy", np.zeros((3, 2)))
+    command = ["convert", str(tmp_path / "a.npy"), str(tmp_path / "set"), "--workers=0"]
+    assert cli.main(command) == cli.main([*command, "--resume"]) == 0
+    assert f"already complete: 3 samples in {tmp_path}/set" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "files", "named"),
+    [
+        ({"repeat": 2}, {}, r"converter\.options\.repeat was 1, is 2"),
+        ({}, {"a/1.txt": "longer than before"}, r"a/1\.txt: 18 bytes, \d+ when it was converted"),
+        ({}, {"new.txt": "new"}, r"new\.txt is a new input"),
+        ({"split": {"a": 0.5}}, {}, "the subset 'a' has other samples"),
+    ],
+)
+def test_a_dataset_of_another_conversion_is_not_resumed(
+    lines: Path, tmp_path: Path, options: dict[str, Any], files: dict[str, str], named: str
+) -> None:
+    convert(lines, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    write(lines, files)
+    with pytest.raises(DatasetExists, match=f"already holds a dataset, which .*: {named}.*overwri"):
+        convert(lines, tmp_path / "out", resume=True, **options)
+    assert contents(tmp_path / "out") == before
 
 
 # Overwriting.

@@ -77,7 +77,7 @@ def describe_report(
 ) -> Iterator[Element]:
     """Yield the elements of the report; `stored` is None if the result was not measured."""
     appends = options.append
-    if report.n_samples or not appends:
+    if report.n_samples or not report.n_samples_before:
         yield from _describe_classes(report, options)
     if n_ignored := len(report.ignored):
         names = ", ".join(map(escaped, report.ignored[:_MAX_IGNORED]))
@@ -103,6 +103,9 @@ def describe_report(
         return
     noun, total = _sample_noun(report), report.n_samples_before + report.n_samples
     clips = f" ({format_count(_n_clips(report), 'clip')})" * _is_view_of_clips(report)
+    if options.resume and not appends and not report.n_samples:
+        yield Done(f"already complete: {format_count(total, noun)} in {escaped(options.out)}")
+        return
     last = (
         f"{'appended' if appends else 'converted'} {report.counts.get('converted', 0):,} of "
         f"{format_count(len(report.inputs), 'file')} {'as' if appends else 'into'} "
