@@ -46,12 +46,13 @@ def dataset_html(dataset: Dataset) -> str:
         "closed" * dataset.is_closed,
     ]
     clips = _clip_words(dataset.view)
-    subsets = (f"{name} {size:,}" for name, size in dataset.subsets.items())
+    sizes = dataset.subsets if dataset.rows.selects_all else {}
+    subsets = (f"{name} {size:,}" for name, size in sizes.items())
     can_read = bool(n) and not dataset.remote_storages
     value = functools.partial(_stored_value, dataset)
     parts = [
         listing("clips", clips, len(clips)),
-        listing("subsets", subsets, len(dataset.subsets)),
+        listing("subsets", subsets, len(sizes)),
         listing(f"{len(dataset.classes):,} classes", _classes(dataset), len(dataset.classes)),
         _table(dataset.schema, lambda name: value(0, name), can_read=can_read),
     ]

@@ -205,13 +205,20 @@ class ShardDataset(OpenDataset):
         The new dataset opens the shards again, and must be closed separately.
 
         Raises:
-            InvalidArgument: there is no such subset.
+            InvalidArgument: there is no such subset; or this dataset has another subset's samples,
+                and the two have none in common.
         """
         self.check_open()
         known = _rows_of(self._generation, name, self.path)
         if not self.rows.selects_all:
             rows = self.rows.at(np.arange(len(self)))
-            return self._selected(rows[known.n_below(rows + 1) > known.n_below(rows)])
+            found = rows[known.n_below(rows + 1) > known.n_below(rows)]
+            if not len(found) and self.subset_name is not None:
+                raise InvalidArgument(
+                    f"{self.path}: the subset {self.subset_name!r} has no sample of {name!r}: open "
+                    "the dataset without subset="
+                )
+            return self._selected(found)
         return replace(self.source, path=self.current_path, subset=name).open()
 
     def _selected(self, rows: Rows) -> ShardDataset:

@@ -238,13 +238,14 @@ def _channel_statistics(
         )
     names = names or with_pictures
     subset = dataset.subset_name
-    kept: Any = dataset.stats if subset is None else dataset.stats.get("subsets", {})
-    fields = kept.get("whole" if subset is None else subset, {}).get("fields", {})
-    found = [fields.get(name, {}) for name in names]
+    parts: dict[str | None, Any] = {**dataset.stats.get("subsets", {})}
+    parts[None] = dataset.stats.get("whole", {})
+    found = [parts.get(subset, {}).get("fields", {}).get(name, {}) for name in names]
     if missing := [n for n, each in zip(names, found, strict=True) if not each.get("pictures")]:
         part = "" if subset is None else f" --subset {subset}"
         raise InvalidArgument(
-            f"{dataset.path}: there are no statistics of the pixels of {', '.join(missing)}: run "
+            f"{dataset.path}: there are no statistics of the pixels of {', '.join(missing)}: "
+            f"{_other_statistics(dataset.path, parts, missing)}run "
             f"`shardio stats {dataset.path}{part} --decode`, and open the dataset again"
         )
     shares = np.array([each["count"] for each in found]) / sum(each["count"] for each in found)
@@ -254,6 +255,18 @@ def _channel_statistics(
     mean = shares @ means
     variance = shares @ (deviations**2 + (means - mean) ** 2)
     return mean.tolist(), np.sqrt(variance).tolist()
+
+
+def _other_statistics(path: Any, parts: Mapping[str | None, Any], names: Sequence[str]) -> str:
+    """Return advice to take the statistics of another part of a dataset; "" if no part has them."""
+    for part in sorted(parts, key=lambda name: (name != "train", name or "")):
+        fields = parts[part].get("fields", {})
+        if all(fields.get(name, {}).get("pictures") for name in names):
+            subset = "" if part is None else f", subset={part!r}"
+            where = "the whole dataset" if part is None else f"the subset {part!r}"
+            call = f"Normalize.of(shardio.open({str(path)!r}{subset}))"
+            return f"take those of {where}, {call}, or "
+    return ""
 
 
 def _has_pictures(field: Any) -> bool:

@@ -100,6 +100,17 @@ def test_a_selection_of_a_selection_or_of_a_subset_counts_within_it(folder: str)
             assert labels(one) == [rows[4]]
 
 
+def test_subsets_without_a_common_sample_are_refused(folder: str) -> None:
+    with open_dataset(folder, subset="train") as train:
+        with pytest.raises(
+            InvalidArgument, match="the subset 'train' has no sample of 'val': open"
+        ):
+            train.subset("val")
+        with train.select([0]) as one:
+            assert "subsets" not in one._repr_html_()
+            assert len(one.subset("val")) == 0
+
+
 def test_a_selection_outlives_the_dataset_that_it_was_made_of(folder: str) -> None:
     with open_dataset(folder) as opened:
         found = opened.select([7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import shardio
 from shardio import Array, DatasetWriter, Image, Schema, Video
 from shardio.errors import InvalidArgument, MediaError
-from shardio.maintenance import compute_stats, statistics
+from shardio.maintenance import compute_stats, split, statistics
 from shardio.media import decode_image, encode_jpeg
 from shardio.transforms import Normalize
 from tests.maintenance.datasets import write
@@ -183,6 +184,20 @@ def test_a_normalize_of_a_dataset_makes_mean_0_and_deviation_1(pictures: Any) ->
         assert Normalize.of(dataset, dtype="float16")({"x": pixels[0]})["x"].dtype == np.float16
     np.testing.assert_allclose(found.mean(0), 0, atol=1e-4)
     np.testing.assert_allclose(found.std(0), 1, atol=1e-4)
+
+
+def test_statistics_of_another_part_are_named(pictures: Any) -> None:
+    folder, _ = pictures
+    split(folder, {"train": 0.5, "val": 0.5})
+    compute_stats(folder, subset="train", decode=True, workers=0)
+    train = re.escape(f"Normalize.of(shardio.open('{folder}', subset='train')), or run `shardio")
+    for subset in ("val", None):
+        with shardio.open(folder, subset=subset) as dataset:
+            with pytest.raises(InvalidArgument, match=f"pixels of image: take those of .*{train}"):
+                Normalize.of(dataset)
+    with shardio.open(folder, subset="train") as dataset:
+        assert Normalize.of(dataset).mean[0] > 0
+    compute_stats(folder, decode=True, workers=0)
 
 
 def test_several_fields_are_combined_unless_named(tmp_path: Path) -> None:

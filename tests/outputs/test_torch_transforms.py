@@ -7,6 +7,7 @@ import itertools
 import pickle
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -475,6 +476,26 @@ def test_cutmix_and_mixup_are_batch_transforms(folder: str) -> None:
         assert batch["image"].shape == (BATCH, 3, *side)
         assert batch["label"].shape == (BATCH, N)
         assert torch.allclose(batch["label"].sum(1), torch.ones(BATCH))
+
+
+def test_transforms_that_lack_an_earlier_one_are_named_with_it(folder: str, tmp_path: Path) -> None:
+    v, fields = v2(), ["label", "image"]
+    schema = Schema({"label": Array("int64"), "image": Array("uint8", (None, None, 3))})
+    samples = [{"label": i, "image": _image(i)[: 5 + i % 2]} for i in range(N)]
+    uneven = write_dataset(tmp_path / "uneven", N, 1, schema, samples)
+    floats = r"\n  write v2\.ToDtype\(torch\.float32, scale=True\) before it"
+    mix, normalize = v.MixUp(num_classes=N), v.Normalize((0.5,) * 3, (0.5,) * 3)
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        (folder, {"transform": v.Compose([normalize])}, floats),
+        (folder, {"batch_transform": mix}, floats),
+        (uneven, {"batch_transform": mix}, r"\n  if the pictures .* transform=v2\.Resize\("),
+    ]
+    for path, options, words in wrong:
+        with (
+            loader(path, fields=fields, **options) as made,
+            pytest.raises(TransformError, match=words),
+        ):
+            next(iter(made))
 
 
 @pytest.mark.parametrize("taker", ["transform", "batch_transform"])

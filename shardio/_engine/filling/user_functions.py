@@ -88,6 +88,7 @@ def to_plain(made: Any) -> Any:
 _ENGINE: Final = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE: Final = os.path.dirname(_ENGINE)
 _TRANSFORM: Final = "the transform"
+_BATCH_TRANSFORM: Final = "batch_transform"
 _COLLATE: Final = "the collate function"
 _IS_GIVEN_A_DICT: Final = "a transform is given a sample, a dict of fields, and returns a dict"
 _IS_GIVEN_ARRAYS: Final = (
@@ -99,6 +100,17 @@ _IS_GIVEN_PIXELS: Final = (
     "pass shardio.transforms.Resize((height, width))"
 )
 _COLLATES_ARRAYS: Final = "the samples have arrays of NumPy; write torch.from_numpy(x) for a tensor"
+_TO_FLOATS: Final = "write v2.ToDtype(torch.float32, scale=True) before it: pictures are uint8"
+_TO_ONE_SIZE: Final = (
+    "if the pictures of a batch have different sizes, resize them before, for example with "
+    "transform=v2.Resize((height, width))"
+)
+_OF_TORCH: Final = (
+    (TypeError, "Input tensor should be a float tensor", _TO_FLOATS),
+    (RuntimeError, "cast to the desired output type Byte", _TO_FLOATS),
+    (ValueError, "Found multiple HxW dimensions", _TO_ONE_SIZE),
+    (ValueError, "Expected a batched input with", _TO_ONE_SIZE),
+)
 _HINTS: Final[Mapping[str, tuple[tuple[type[Exception], str, str], ...]]] = {
     _TRANSFORM: (
         (
@@ -111,7 +123,9 @@ _HINTS: Final[Mapping[str, tuple[tuple[type[Exception], str, str], ...]]] = {
         (TypeError, "numpy.ndarray", _IS_GIVEN_ARRAYS),
         (AttributeError, "'dict'", _IS_GIVEN_A_DICT),
         (TypeError, "'dict'", _IS_GIVEN_A_DICT),
+        *_OF_TORCH,
     ),
+    _BATCH_TRANSFORM: _OF_TORCH,
     _COLLATE: (
         (AttributeError, "'numpy.ndarray'", _COLLATES_ARRAYS),
         (TypeError, "numpy.ndarray", _COLLATES_ARRAYS),
@@ -355,7 +369,7 @@ class BatchBuilder:
             arguments: tuple[Any, ...] = (made,)
             if self._takes_rng:
                 arguments += (self._generators.at(epoch, start),)
-            made = self._calls.run("batch_transform", function, arguments, key, locate)
+            made = self._calls.run(_BATCH_TRANSFORM, function, arguments, key, locate)
         return made
 
     def first(self, samples: Schema, rows: BatchRows, fill_rows: FillRows) -> Schemas:
