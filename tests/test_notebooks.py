@@ -32,10 +32,9 @@ from shardio import (
 )
 from shardio._base.html import MAX_BYTES, format_number
 from shardio._base.progress import format_size
-from shardio._base.statistics import LoaderStats, LoadingStats
+from shardio._base.statistics import DatasetStats, LoaderStats, LoadingStats
 from shardio.conversion import InputReport
 from shardio.conversion.converter import OutcomeKind
-from shardio.dataset.stored_stats import DatasetStats
 from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
 from shardio.multi import MultiLoader

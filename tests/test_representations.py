@@ -19,8 +19,7 @@ from shardio import (
     conversion,
     maintenance,
 )
-from shardio._base.statistics import ItemStats, LoaderStats, LoadingStats, StageStats
-from shardio.dataset.stored_stats import DatasetStats
+from shardio._base.statistics import DatasetStats, ItemStats, LoaderStats, LoadingStats, StageStats
 from shardio.format import types
 from shardio.map_view import MapView
 from shardio.measuring.measure import Conclusion, Limit, LoadingReport, LoadingRun

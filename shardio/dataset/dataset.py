@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from shardio._base.callers import path_as_given, row_index, unknown_field
 from shardio._base.classes import Closing
+from shardio._base.statistics import DatasetStats
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.selection import RowSelection, check_rows
-from shardio.dataset.stored_stats import DatasetStats
 from shardio.errors import InsufficientMemory
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema, group_parts

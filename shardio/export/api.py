@@ -19,7 +19,7 @@ from shardio.dataset.manifest import holds_dataset, refuse_nested
 from shardio.dataset.transaction import NewFolder, detect_conflict
 from shardio.errors import DatasetExists, InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
-from shardio.maintenance.arguments import takes_paths
+from shardio.maintenance.jobs import takes_paths
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import create, sync
 

@@ -22,8 +22,13 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
-from shardio.maintenance.arguments import takes_paths
-from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, run_for_shards
+from shardio.maintenance.jobs import (
+    Progress,
+    ShardProgress,
+    displays_progress,
+    run_for_shards,
+    takes_paths,
+)
 from shardio.maintenance.resharding import MaintenanceReport
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter

@@ -23,7 +23,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
 from shardio.format.sections import codecs
-from shardio.maintenance.arguments import takes_paths
+from shardio.maintenance.jobs import takes_paths
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

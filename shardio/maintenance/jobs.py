@@ -1,4 +1,6 @@
-"""Run a job for each shard of a dataset: in this process, in workers, or on a Ray cluster.
+"""Check the paths given to an operation, and run a job for each shard of a dataset.
+
+Jobs run in this process, in workers, or on a Ray cluster.
 
 If the process of a job crashes, or the machine is lost, the job is run again. Therefore a job that
 writes files creates a new folder for the files each time it is run.
@@ -7,24 +9,79 @@ writes files creates a new folder for the files each time it is run.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from shardio._base.callers import checking, expand_home, refuses, shown
 from shardio._base.progress import ProgressState, counted, shows_progress
 from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.task_pool import TaskPool
-from shardio.errors import ShardioError
+from shardio.errors import InvalidArgument, ShardioError
+from shardio.storage.remote.connection import is_url
 
 if TYPE_CHECKING:
     from shardio.samples.shard_dataset import ShardDataset
 
 R = TypeVar("R")
 T = TypeVar("T")
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
+
+_HABITS: Final = {
+    **dict.fromkeys(("n_jobs", "num_proc", "num_workers"), "write workers="),
+    **dict.fromkeys(
+        ("max_shard_size", "n_shards", "num_shards", "shard_size"),
+        "write shard_bytes=, the target size of a shard",
+    ),
+}
+_COPY: Final = "for example with `aws s3 sync` or `gcloud storage rsync`"
+
+
+def takes_paths(
+    call: str, *names: str, outputs: tuple[str, ...] = (), advice: Mapping[str, str] | None = None
+) -> Callable[[_Callable], _Callable]:
+    """Return a decorator for an operation whose parameters `names` and `outputs` are local paths.
+
+    Other values, unknown options and missing arguments raise an error that shows the correct call,
+    `call`. `advice` has hints for further options that users know from other libraries.
+    """
+
+    def decorate(function: _Callable) -> _Callable:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            bound = signature.bind(*args, **options)
+            for name in (*names, *outputs):
+                found = bound.arguments.get(name, ())
+                paths = []
+                for value in found if type(found) is tuple else (found,):
+                    with checking(f"{function.__name__}, {name}"):
+                        paths.append(expand_home(value))
+                        _check_path(function.__name__, call, value, is_output=name in outputs)
+                bound.arguments[name] = tuple(paths) if type(found) is tuple else paths[0]
+            return function(*bound.args, **bound.kwargs)
+
+        return cast(_Callable, refuses(_HABITS | dict(advice or {}), function.__name__)(checked))
+
+    return decorate
+
+
+def _check_path(operation: str, call: str, value: Any, *, is_output: bool) -> None:
+    if not isinstance(value, str | os.PathLike):
+        hint = ""
+        if isinstance(path := getattr(value, "path", None), str):
+            hint = f": pass {path!r}, its path"
+        raise InvalidArgument(f"{operation} takes paths: write {call}; found {shown(value)}{hint}")
+    if is_url(text := os.fsdecode(value)):
+        how = "write to one, and copy that to the URL" if is_output else "copy the dataset first"
+        raise InvalidArgument(f"{text}: {operation} needs a local path: {how}, {_COPY}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,13 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.arguments import takes_paths
-from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, size_of
+from shardio.maintenance.jobs import (
+    Progress,
+    ShardProgress,
+    displays_progress,
+    size_of,
+    takes_paths,
+)
 from shardio.maintenance.salvage import restore_shard, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader

@@ -19,8 +19,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.maintenance.arguments import takes_paths
-from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress
+from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, takes_paths
 from shardio.maintenance.verify.dataset import require_sound
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import unlink

@@ -44,7 +44,7 @@ from shardio.format.layout import (
 )
 from shardio.format.schema import Schema
 from shardio.format.sections import Sections
-from shardio.maintenance.arguments import takes_paths
+from shardio.maintenance.jobs import takes_paths
 from shardio.maintenance.verify import Finding, Findings
 from shardio.shard.opening import open_sections, read_schema
 from shardio.storage import fs

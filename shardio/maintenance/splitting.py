@@ -18,8 +18,8 @@ from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument
-from shardio.maintenance.arguments import takes_paths
 from shardio.maintenance.comparison import Digests, exact_digests, mix
+from shardio.maintenance.jobs import takes_paths
 from shardio.order.permutation import derive_key
 from shardio.samples.shard_dataset import ShardDataset
 

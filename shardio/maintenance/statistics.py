@@ -20,16 +20,15 @@ from shardio._base.callers import warn
 from shardio._base.classes import listed, one_line
 from shardio._base.html import fragment, note
 from shardio._base.progress import counted
+from shardio._base.statistics import DatasetStats
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
-from shardio.dataset.stored_stats import DatasetStats
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types import Array
 from shardio.format.types.streams import EncodedStream
-from shardio.maintenance.arguments import takes_paths
-from shardio.maintenance.jobs import Progress, displays_progress, run_for_shards
+from shardio.maintenance.jobs import Progress, displays_progress, run_for_shards, takes_paths
 from shardio.maintenance.resharding import LABEL, has_labels
 from shardio.media import ClipDecoder, decode_image
 from shardio.samples.shard_dataset import ShardDataset

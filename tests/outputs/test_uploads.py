@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio.outputs.torch_uploads import CudaUploads
+from shardio.outputs.torch import CudaUploads
 from tests.loading import TWO_FIELDS, WORKERS, write_dataset
 
 pytestmark = pytest.mark.process

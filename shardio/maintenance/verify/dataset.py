@@ -25,8 +25,14 @@ from shardio.dataset.generation import Generation, lineage_of
 from shardio.dataset.manifest import GENERATIONS, POINTER, generation_numbers, load, load_generation
 from shardio.dataset.transaction import raise_conflict
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, ShardUnsupported
-from shardio.maintenance.arguments import takes_paths
-from shardio.maintenance.jobs import Progress, ShardProgress, displays_progress, run_jobs, size_of
+from shardio.maintenance.jobs import (
+    Progress,
+    ShardProgress,
+    displays_progress,
+    run_jobs,
+    size_of,
+    takes_paths,
+)
 from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
 from shardio.storage.fs import refuse_links_outside
