@@ -223,17 +223,18 @@ def check_any_of_kind(
         what = f"no file of the kind {kind!r}"
     else:
         what = "no file of a kind recognized by name, and no video"
-    hint = "pass its kind (--kind KIND, or kind=)"
+    hint, is_converted = "pass its kind (--kind KIND, or kind=)", False
     if appends:
         hint = "an append needs files of the same kind as the dataset"
     elif any(report.name == POINTER for report in reports):
-        hint = f"this is a dataset already: shardio inspect {source} shows it"
+        hint, is_converted = f"this is a dataset already: shardio inspect {source} shows it", True
     elif all(report.name.endswith(".shard") for report in reports):
-        hint = "shards are converted already: shardio inspect shows them"
+        hint, is_converted = "shards are converted already: shardio inspect shows them", True
     elif suggested and suggested != kind:
         hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
     error = InvalidArgument(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
-    error.add_note(f"kinds: {', '.join(known_kinds())}")
+    if not is_converted:
+        error.add_note(f"kinds: {', '.join(known_kinds())}")
     raise error
 
 

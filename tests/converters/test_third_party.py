@@ -78,7 +78,10 @@ def test_the_command_runs_an_installed_converter(installed: Path, tmp_path: Path
     longer = run("--min-length", "4", "--overwrite", "--json")
     assert longer.returncode == 1 and json.loads(longer.stdout)["samples"] == 2
     refused = run("--min-length", "long", "--overwrite")
-    assert refused.returncode == 2 and "argument --min-length: invalid int value" in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "argument --min-length: expected a whole number" in refused.stderr
+    )
     command[-2:] = []
     without_kind = run("--min-length=4", "--overwrite")
     assert without_kind.returncode == 2

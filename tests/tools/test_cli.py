@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardio
@@ -31,6 +33,7 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio_tools import cli, entry
+from shardio_tools.arguments import parse_bytes
 from tests.shards import write_shard
 
 Capture = pytest.CaptureFixture[str]
@@ -402,3 +405,52 @@ def test_a_command_imports_no_other_command() -> None:
     )
     with run_apart("-c", code, before=()) as process:
         assert process.wait() == 0
+
+
+HABITS = {
+    "convert pics out --force": "unrecognized arguments: --force; write --overwrite",
+    "convert pics out -f": "unrecognized arguments: -f; write --overwrite",
+    "export out tars --format files --force": "--force; write --overwrite",
+    "convert pics out -j 4": "-j 4; write --workers",
+    "convert pics -o out": "-o; OUT is an argument without an option",
+    "convert pics --output=out": "--output=out; OUT is an argument without an option",
+    "convert pics out --shard-size 100MB": "; write --shard-bytes",
+    "convert pics out --dry-run": "; there is no dry run: convert a few files first",
+    "convert pics out --compression zstd": "; media are compressed already",
+    "convert pics out --size 64x48": "pictures become squares, so write one number, 64",
+    "convert pics out --shard-bytes many": "expected bytes, such as 100MB or 64MiB; found 'many'",
+    "export out tars --format folder": "invalid choice: 'folder'",
+    "export out tars --format wds": "; did you mean webdataset?",
+    "convert https://a.org/a.tar out": "copy the files first, for example with `curl -O`",
+    "convert hf://datasets/a out": "for example with `huggingface-cli download",
+    "bench out -o trace": "unrecognized arguments: -o trace",
+}
+
+
+@pytest.mark.parametrize("line", HABITS)
+def test_habits_of_other_programs_are_answered(line: str, capsys: Capture) -> None:
+    with contextlib.suppress(SystemExit):
+        assert cli.main(line.split()) == cli.USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert HABITS[line] in said
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("4096", 4096), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("100MB", 10**8), ("2 kb", 2000)],
+)
+def test_sizes_in_bytes_may_have_units(text: str, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
+
+
+def test_outputs_in_the_source_and_datasets_as_the_source_are_named(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "a").mkdir()
+    np.save(tmp_path / "a" / "a.npy", np.zeros(3))
+    source, out = str(tmp_path), str(tmp_path / "out")
+    assert cli.main(["convert", source, out, "--workers=0"]) == 0
+    assert "OUT lies in SRC, where other programs" in capsys.readouterr().out
+    assert cli.main(["convert", out, str(tmp_path / "new")]) == cli.USAGE
+    said = capsys.readouterr().err
+    assert "this is a dataset already" in said and "kinds:" not in said

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import shardio
@@ -24,14 +26,28 @@ def add_output_arguments(
     add("--json", action="store_true", help=json)
 
 
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?b)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a number of bytes: 4096, 64M and 64MiB with binary units, 100MB with decimal units."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected bytes, such as 100MB or 64MiB; found {text!r}")
+    number, unit, end = found[1], found[2].lower(), (found[3] or "").lower()
+    factor = 1000 ** "kmgt".index(unit) * 1000 if unit and end == "b" else _UNITS[unit]
+    return int(Fraction(number) * factor)
+
+
 def add_shard_bytes_argument(add: Callable[..., Any], what: str = "new shard") -> None:
     """Add --shard-bytes, the target size of a `what`; `add` is a parser's `add_argument`."""
     add(
         "--shard-bytes",
-        type=int,
+        type=parse_bytes,
         metavar="N",
         default=256 << 20,
-        help=f"target size of a {what} in bytes (default: 268435456, 256 MiB)",
+        help=f"target size of a {what} in bytes, or as in 100MB (default: 268435456, 256 MiB)",
     )
 
 
@@ -91,6 +107,27 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+_OTHER_FLAGS: Mapping[str, str] = {
+    **dict.fromkeys(("--force", "-f", "--replace"), "--overwrite"),
+    **dict.fromkeys(("-j", "--jobs", "--num-workers", "--threads"), "--workers"),
+    **dict.fromkeys(("--shard-size", "--max-shard-size"), "--shard-bytes"),
+}
+"""Options of other programs, and the options of shardio that do the same."""
+
+
+def habit_hint(flag: str, known: Iterable[str], command: str) -> str:
+    """Return the end of a message about an option that other programs have; "" if none is known."""
+    if (other := _OTHER_FLAGS.get(flag, "")) in known:
+        return f"; write {other}"
+    if flag in ("-o", "--out", "--output") and command not in ("bench", "inspect"):
+        return "; OUT is an argument without an option, after the others"
+    if flag == "--dry-run":
+        return "; there is no dry run: convert a few files first, chosen by a pattern in quotes"
+    if flag == "--compression":
+        return "; media are compressed already, and --store chooses how"
+    return ""
+
+
 def is_url(text: object) -> bool:
     """Return True if the text is a URL."""
     return isinstance(text, str) and "://" in text
@@ -108,6 +145,13 @@ def expand_home(options: argparse.Namespace) -> None:
             setattr(options, name, [*map(os.path.expanduser, value)])
 
 
+_COPYING = {
+    **dict.fromkeys(("http", "https"), "`curl -O`, and tar if it is an archive"),
+    "hf": "`huggingface-cli download --repo-type dataset NAME --local-dir FOLDER`",
+}
+"""Commands that copy files from a URL, by its scheme."""
+
+
 def refuse_urls(options: argparse.Namespace) -> None:
     """Raise InvalidArgument if a command that works on folders was given a URL."""
     for name, value in vars(options).items():
@@ -116,9 +160,11 @@ def refuse_urls(options: argparse.Namespace) -> None:
         for each in value if isinstance(value, list) else [value]:
             if is_url(each):
                 what = "files" if options.command == "convert" else "dataset"
+                scheme = each.partition("://")[0].lower()
+                how = _COPYING.get(scheme, "`aws s3 sync` or `gcloud storage rsync`")
                 raise shardio.InvalidArgument(
                     f"{each}: shardio {options.command} needs a local folder: copy the {what} "
-                    "first, for example with `aws s3 sync` or `gcloud storage rsync`"
+                    f"first, for example with {how}"
                 )
 
 

@@ -29,7 +29,7 @@ from shardio.errors import (
     TransformError,
     UnsupportedEnvironment,
 )
-from shardio_tools.arguments import expand_home, refuse_urls, subset_advice, suggestion
+from shardio_tools.arguments import expand_home, habit_hint, refuse_urls, subset_advice, suggestion
 from shardio_tools.help import HelpFormatter, command_help, overview
 from shardio_tools.output import (
     begin_report,
@@ -198,6 +198,14 @@ _HABITS = {
 """Suggestions for words that other programs use for similar commands."""
 
 
+_FORMATS = {
+    **dict.fromkeys(("dir", "folder", "images", "imagefolder", "jpeg", "png", "raw"), "files"),
+    **dict.fromkeys(("tar", "tars", "wds"), "webdataset"),
+    **dict.fromkeys(("arrow", "hf", "pq", "table"), "parquet"),
+}
+"""Names by which other programs know the formats of `shardio export`."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that adds its command's arguments when it parses, and suggests correct spellings."""
 
@@ -220,7 +228,7 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             flags = [each for each in unknown if each[:1] == "-" and not _NUMBER.fullmatch(each)]
             flag = (flags or unknown)[0].partition("=")[0]
-            hint = suggestion(flag, self._option_string_actions)
+            hint = self._hint_at(flag)
             if not flags:
                 hint = self._option_for(unknown[0])
             if command == "convert":
@@ -231,6 +239,12 @@ class _Parser(argparse.ArgumentParser):
         if command is None and options.command is None:
             self.exit(USAGE, overview(GROUPS))
         return options, unknown
+
+    def _hint_at(self, flag: str) -> str:
+        """Return the end of a message about an unknown option."""
+        known = self._option_string_actions
+        command = self.prog.rpartition(" ")[2]
+        return habit_hint(flag, known, command) or suggestion(flag, known)
 
     def _option_for(self, word: str) -> str:
         """Return the end of a message about a surplus argument: the option that takes it."""
@@ -247,6 +261,8 @@ class _Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
             hint = suggestion(str(value), action.choices or ())
+            if action.dest == "format" and (other := _FORMATS.get(str(value).lower())):
+                hint = f"; did you mean {other}?"
             if action.dest == "command":
                 hint = hint or _HABITS.get(str(value).lower(), "")
                 others = f"; the commands are {', '.join(COMMANDS)}"
@@ -264,7 +280,7 @@ class _Parser(argparse.ArgumentParser):
                 flag = argument.partition("=")[0]
                 known = self._option_string_actions
                 if flag.startswith("--") and not any(name.startswith(flag) for name in known):
-                    message = f"unrecognized arguments: {argument}{suggestion(flag, known)}"
+                    message = f"unrecognized arguments: {argument}{self._hint_at(flag)}"
                     break
         super().error(message)
 

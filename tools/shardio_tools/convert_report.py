@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ import shardio
 from shardio._base.progress import format_size
 from shardio.conversion import BUILT_IN
 from shardio.measuring import StoredReport, source_bytes
+from shardio_tools.arguments import is_url
 from shardio_tools.inspect.report import schema_facts, type_text
 from shardio_tools.output import OUTCOMES, escaped, format_count, format_duration, inspect_step
 from shardio_tools.screen import Cell, Done, Element, Heading, Next, Role, Table, facts
@@ -79,6 +82,9 @@ def describe_report(
     appends = options.append
     if report.n_samples or not report.n_samples_before:
         yield from _describe_classes(report, options)
+    if not is_url(options.out) and _lies_in(options.out, options.src):
+        text = "OUT lies in SRC, where other programs, and later conversions, find its files"
+        yield Cell(text, "warning")
     if n_ignored := len(report.ignored):
         names = ", ".join(map(escaped, report.ignored[:_MAX_IGNORED]))
         rest = f" and {n_ignored - _MAX_IGNORED:,} more" * (n_ignored > _MAX_IGNORED)
@@ -118,6 +124,10 @@ def describe_report(
     loader = f"loader = shardio.ShardLoader({escaped(options.out)!r}, batch_size=8, shuffle=True)"
     code = [(loader, ""), ("for batch in loader.progress(): ...", "")]
     yield Next([inspect_step(options.out)], code)
+
+
+def _lies_in(out: str, folder: str) -> bool:
+    return Path(os.path.realpath(folder)) in Path(os.path.realpath(out)).parents
 
 
 def _is_view_of_clips(report: shardio.ConversionReport) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,6 +127,15 @@ def hint_at_kinds(flag: str) -> str:
     return f"; an option of the kind {named}: add --kind {kinds[0]}" if kinds else ""
 
 
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        sides = re.fullmatch(r"(\d+)[x×,]\d+", text)
+        hint = f": pictures become squares, so write one number, {sides[1]}" if sides else ""
+        raise argparse.ArgumentTypeError(f"expected a whole number; found {text!r}{hint}") from None
+
+
 def _parsing(type_: Any, choices: Sequence[str] | None) -> dict[str, Any] | None:
     """Return the arguments of `add_argument` for an annotation; None for an unsupported one."""
     types = [each for each in get_args(type_) or (type_,) if each is not NoneType]
@@ -138,7 +148,7 @@ def _parsing(type_: Any, choices: Sequence[str] | None) -> dict[str, Any] | None
     if of is bool:
         return {"action": argparse.BooleanOptionalAction}
     if of in _METAVARS:
-        return {"type": of, "metavar": _METAVARS[of]}
+        return {"type": _whole_number if of is int else of, "metavar": _METAVARS[of]}
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return {"type": JsonFile, "metavar": "FILE"}
     if inspect.isclass(origin) and issubclass(origin, Sequence):

@@ -41,7 +41,10 @@ class Images(Converter):
         check_choice("store", self.store, STORES)
         if self.size is not None:
             if self.store == "original":
-                raise InvalidArgument("size is for store 'jpeg' or 'raw', not for originals")
+                raise InvalidArgument(
+                    "size is for store 'jpeg' or 'raw', not for originals: to scale pictures, add "
+                    "store='jpeg' (--store jpeg)"
+                )
             check_number("size", self.size, 1, media.MAX_SIDE)
         if self.store == "jpeg":
             quality = JPEG_QUALITY if self.quality is None else self.quality
