@@ -145,24 +145,34 @@ _ADVICE = {
     ),
     **dict.fromkeys(("Features", "Fields"), "write shardio.Schema({name: field})"),
     **dict.fromkeys(("String", "Value"), 'write shardio.Text() or shardio.Array("int64")'),
+    **dict.fromkeys(
+        ("WebDataset", "WebLoader"),
+        "write shardio.convert(tars, path), then shardio.ShardLoader(path, batch_size)",
+    ),
+    "inspect": "show shardio.open(path), or run `shardio inspect`",
     "WeightedRandomSampler": "write shardio.WeightedSampler(weights)",
     **{
         name: f"write shardio.maintenance.{name}"
         for name in ("add_column", "compact", "compute_stats", "diff", "merge", "repair", "reshard")
     },
-    **dict.fromkeys(("split", "train_test_split"), "write shardio.maintenance.split(path, …)"),
+    **dict.fromkeys(
+        ("random_split", "split", "train_test_split"),
+        "write shardio.maintenance.split(path, …), then shardio.open(path, subset=…)",
+    ),
     **dict.fromkeys(("stats", "statistics"), "write shardio.maintenance.compute_stats(path)"),
-    **dict.fromkeys(("verify", "check"), "write shardio.maintenance.verify_dataset(path)"),
+    **dict.fromkeys(
+        ("check", "verify", "verify_dataset"), "write shardio.maintenance.verify_dataset(path)"
+    ),
     **{
         name: f"write shardio.transforms.{name}"
-        for name in ("Compose", "HorizontalFlip", "Normalize", "OnTensors", "Resize", "ToFloat")
+        for name in ("ColorJitter", "Compose", "HorizontalFlip", "Normalize", "OnTensors")
+        + ("RandomResizedCrop", "Resize", "ToFloat")
     },
     **dict.fromkeys(("Reader", "read"), "write shardio.open(path)"),
     **dict.fromkeys(
         ("Writer", "save", "write"),
         "write shardio.convert(samples, path), or shardio.DatasetWriter(path, schema)",
     ),
-    "random_split": "write shardio.maintenance.split(path, …), then shardio.open(path, subset=…)",
 }
 # Public names of classes that have another name in their modules.
 _NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "ShardDataset"}

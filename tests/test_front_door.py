@@ -102,6 +102,7 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
         (shardio.ShardDataset.pack, "seq_len", "write length="),
         (shardio.mix, "weight", "did you mean 'weights'?"),
         (shardio.WeightedSampler, "num_samples", "write n_draws="),
+        (shardio.ShardLoader, "target_transform", "write transform=f, which gets the whole"),
         (shardio.ShardLoader, "columns", "write fields=[…]"),
         (shardio.ShardLoader, "pipelines", "write transform=shardio.transforms.Compose(…)"),
         (shardio.ShardDataset.clips, "clip_length", "write frames="),

@@ -130,6 +130,7 @@ REPORT = ConversionReport(
         InputReport("b.mp4", "broken", "no packets", 0, 9),
     ),
     classes=("cat", "dog"),
+    subsets={"train": 4, "val": 2},
 )
 LOADING = LoadingStats(2.5, 1.0, 0.1, 3.0, 0.2, 1.5, 0.5, 4.0, 10, 320, 1 << 20)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, DatasetWriter, Schema, ShardLoader
+from shardio import Array, DatasetWriter, InvalidArgument, Schema, ShardLoader
 from shardio.serving.client.remote_loader import RemoteLoader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -291,6 +291,10 @@ def test_the_hints_work(folder: Path, objects: dict[str, Any]) -> None:
         ("verify", "write shardio.maintenance.verify_dataset(path)"),
         ("Compose", "write shardio.transforms.Compose"),
         ("Writer", "write shardio.convert(samples, path), or shardio.DatasetWriter(path, schema)"),
+        ("WebDataset", "write shardio.convert(tars, path), then shardio.ShardLoader("),
+        ("stats", "write shardio.maintenance.compute_stats(path)"),
+        ("inspect", "show shardio.open(path), or run `shardio inspect`"),
+        ("split", "write shardio.maintenance.split(path, …)"),
         ("Tensor", 'write shardio.Array("float32", shape)'),
         ("ClassLabel", 'write shardio.Array("int64"), and DatasetWriter(…, classes=[…])'),
     ],
@@ -336,11 +340,56 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "function": (lambda path: API.convert(iter, "out"), "to samples; call the function"),
     "url": (lambda path: API.convert("s3://a/b", "out"), "s3://a/b: convert reads files of this m"),
+    "labels": (
+        lambda path: API.convert(path.parent, "out", kind="images", labels={"a.npy": "cat"}),
+        "labels must be the path of a CSV or JSON Lines file with the columns path and label",
+    ),
     "force": (
         lambda path: API.convert(path.parent, "out", kind="images", force=True),
         "force: not an option of the converter 'images'; write overwrite=True, or append=True",
     ),
 }
+
+
+def test_loaders_name_what_replaces_attributes_and_pickling(folder: Path) -> None:
+    with ShardLoader(folder, 2, num_workers=0, output="numpy") as loader:
+        made: Any = loader
+        for name, hint in (
+            ("classes", "write loader.dataset.classes"),
+            ("seed", "options are passed to the loader"),
+            ("shutdown", r"write loader\.close\(\)"),
+        ):
+            with pytest.raises(AttributeError, match=hint):
+                getattr(made, name)
+        with pytest.raises(
+            AttributeError, match="cannot be set: every iteration is the next epoch"
+        ):
+            made.epoch = 3
+        with pytest.raises(TypeError, match="create the loader in each process; a dataset of"):
+            pickle.dumps(loader)
+        with pytest.raises(InvalidArgument, match="found the keys 'model', 'optimizer'"):
+            loader.load_state_dict({"model": 1, "optimizer": 2})
+
+
+def test_a_missing_folder_is_named_with_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"^missing: there is no such folder in {re.escape(str(tmp_path))}$"
+    with pytest.raises(shardio.errors.DatasetNotFound, match=text):
+        shardio.open("missing")
+
+
+def test_subsets_are_no_attributes_nor_fields(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(folder, path)
+    shardio.maintenance.split(path, {"train": 0.5, "val": 0.5})
+    with shardio.open(path) as dataset:
+        given: Any = dataset
+        with pytest.raises(AttributeError, match=r"write dataset\.subset\('train'\)"):
+            given.train  # noqa: B018
+        with pytest.raises(KeyError, match=r"but a subset: write dataset\.subset\('train'\)"):
+            given["train"]
 
 
 @pytest.mark.parametrize("name", MISTAKES)

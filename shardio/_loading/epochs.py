@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.classes import listed
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
@@ -71,17 +72,19 @@ def _identity(epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
 def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
     """Return the plan for the rest of an epoch; raise InvalidArgument if `state` is invalid."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-        found = state.get("version") if isinstance(state, Mapping) else state
+        found = repr(state)
+        if isinstance(state, Mapping):
+            names = listed(map(repr, state), 100)
+            found = repr(state["version"]) if "version" in state else f"the keys {names}"
         raise InvalidArgument(
-            f"load_state_dict: expected a result of state_dict(), version {_VERSION}; "
-            f"found {found!r}"
+            f"load_state_dict: expected a result of state_dict(), version {_VERSION}; found {found}"
         )
     samples, order = epoch_sampler.samples, epoch_sampler.order_of(_count(state, "epoch"))
     for name, expected in _identity(epoch_sampler, order).items():
-        found = state.get(name)
-        if type(found) is not type(expected) or found != expected:
+        given = state.get(name)
+        if type(given) is not type(expected) or given != expected:
             differs = (
-                f"the state's {name} is {found!r}, that of this loader of {samples.path} is "
+                f"the state's {name} is {given!r}, that of this loader of {samples.path} is "
                 f"{expected!r}: load the state into a loader with the same options"
             )
             if name in _OTHER_SAMPLES:

@@ -38,6 +38,11 @@ class BatchLoader(Closing):
             return missing_attribute(self, name, LOADER_ADVICE)
 
         def __setattr__(self, name: str, value: object) -> None:
+            if name == "epoch":
+                raise AttributeError(
+                    "the epoch of a loader cannot be set: every iteration is the next epoch; to "
+                    "go on elsewhere, write loader.load_state_dict(state)"
+                )
             if name in LoaderKeywords.__annotations__:  # `loader.transform = f` would do nothing
                 kind = type(self).__name__
                 raise AttributeError(f"options of a {kind} are fixed: pass {name}= to a new one")

@@ -71,6 +71,7 @@ TORCH_ADVICE: Final = {
     "pin_memory_device": "write device=",
     "prefetch_factor": "write prefetch=, the number of batches in addition to one per worker",
     "replacement": "write sampler=shardio.WeightedSampler(weights, replacement=…)",
+    "target_transform": "write transform=f, which gets the whole sample, with its label",
     "timeout": "write timeout_s=; None corresponds to torch's 0",
     "weights": "write sampler=shardio.WeightedSampler(weights)",
     "worker_init_fn": "workers need no seeding: write transform(sample, rng), and draw from rng",
@@ -94,6 +95,12 @@ LOADER_ADVICE: Final = {
     "reset": "it is not needed: every `for` loop is an epoch",
     **dict.fromkeys(("map", "with_transform"), "pass transform= or batch_transform="),
     "shuffle": "pass shuffle=True",
+    **dict.fromkeys(("class_names", "classes"), "write loader.dataset.classes"),
+    **dict.fromkeys(
+        ("collate_fn", "device", "drop_last", "output", "rank", "seed", "tail", "world_size"),
+        "options are passed to the loader, and it has no attributes for them",
+    ),
+    **dict.fromkeys(("shutdown", "stop", "terminate"), "write loader.close()"),
     "take": "write itertools.islice(loader, n)",
     **dict.fromkeys(("cuda", "to"), 'pass device="cuda"'),
 }

@@ -269,13 +269,25 @@ class Batch(Mapping[str, Value_co], Listed):
     def _html_cells(self, name: str) -> tuple[object, ...]:
         value = self._values.get(name)
         if value is not None:
-            return name, type(value).__name__, value.dtype, format_shape(value.shape), ""
+            shape = format_shape(value.shape)
+            return name, type(value).__name__, value.dtype, shape, self._first_number(name)
         try:
             first = describe(self._with_arrays(self._layout)[name][0]) if self.n_rows else ""
         except ShardCorrupt:
             first = "cannot be read"
         kind = f"list of {type(self._layout.schema[name]).__name__}"
         return name, kind, "", f"{self.n_rows}", first
+
+    def _first_number(self, name: str) -> str:
+        """Return the number of the first row, with the name of its class; "" for other arrays."""
+        array = self._layout.arrays(self._block, self.n_rows).get(name)
+        if array is None or array.ndim != 1 or not len(array) or len(array) != self.n_rows:
+            return ""
+        if not self.present(name)[0]:
+            return describe(None)
+        number, classes = describe(array[0]), self._source.classes
+        is_label = name == "label" and array.dtype.kind in "iu" and 0 <= array[0] < len(classes)
+        return f"{number} {classes[int(array[0])]}" if is_label else number
 
     def _thumbnails(self) -> str:
         """Return thumbnails of the first field that has pictures."""

@@ -435,6 +435,11 @@ _OPTIONS_OF_INPUTS: Final = (
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
     """Return the listing with the classes of the label file or the converter, if there are any."""
     if labels is not None:
+        if not isinstance(labels, str | os.PathLike):
+            raise InvalidArgument(
+                "labels must be the path of a CSV or JSON Lines file with the columns path and "
+                f"label; found {labels!r:.80}"
+            )
         path = os.fspath(labels)
         listing = apply_labels(listing, read_labels(path), path)
     if (classes := source.class_names()) is None:

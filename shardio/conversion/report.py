@@ -157,6 +157,7 @@ class ConversionReport:
         facts = self.kind, samples, size, *self._outcome()
         ranked = sorted(self.counts.items(), key=lambda count: _rank(count[0]))
         counts = [f"{n:,} {outcome}" for outcome, n in ranked]
+        sizes = self.subsets.items()
         n_classes, n_inputs = len(self.classes), len(self.inputs)
         others = [source for source in self.inputs if source.outcome != "converted"]
         others.sort(key=lambda source: _rank(source.outcome))
@@ -164,6 +165,7 @@ class ConversionReport:
         parts = (
             listing(f"{n_inputs:,} inputs", counts, len(counts)),
             listing(f"{n_classes:,} classes", self.classes, n_classes),
+            listing("subsets", (f"{name} {n:,}" for name, n in sizes), len(sizes)),
             listing(f"{len(self.ignored):,} hidden or empty", self.ignored, len(self.ignored)),
             table(("input", "outcome", "samples", "reason"), rows, len(others)),
         )

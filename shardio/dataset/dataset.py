@@ -157,6 +157,11 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if isinstance(index, str):
+            if index not in self.schema and index in self.subsets:
+                raise KeyError(
+                    f"{self.current_path}: no field {index!r}, but a subset: write "
+                    f"dataset.subset({index!r})"
+                )
             return self.column(index)
         row = row_index("dataset", index, "dataset.select(indices), or dataset[start:stop]")
         n = len(self.rows)

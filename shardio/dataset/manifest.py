@@ -402,12 +402,13 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
     if root.is_file():
         raise DatasetNotFound(f"{root}: this is a file, not a dataset; {_convert_hint(root)}")
     if not root.is_dir():
+        here = "" if root.is_absolute() else f" in {os.getcwd()}"
         hint = similar_name(root)
         if any(letter in root.name for letter in "*?[{"):
             hint = (
                 f": a dataset is opened by its folder, {str(root.parent)!r}, and not by its files"
             )
-        raise DatasetNotFound(f"{root}: there is no such folder{hint}")
+        raise DatasetNotFound(f"{root}: there is no such folder{here}{hint}")
     if not pointer_path.exists():
         text = f"{root}: holds no {POINTER}: not a dataset, or never finished"
         names = os.listdir(root)
