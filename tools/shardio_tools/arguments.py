@@ -87,7 +87,7 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     return {"engine": options.engine, "address": options.address}
 
 
-_TAKES_URLS = {("inspect", "path"), ("serve", "path"), ("convert", "out")}
+_TAKES_URLS = {("inspect", "path"), ("serve", "path"), ("view", "path"), ("convert", "out")}
 """Pairs of a command and its argument that may be the URL of a dataset."""
 _ADDRESS_OPTIONS = ("address", "bind")
 """Options whose values are network addresses, which look like URLs."""

@@ -51,6 +51,10 @@ DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 """Errors that only writing causes: messages about them name OUT, not an input."""
 
 
+_PACKAGES: Final = ("inspect", "view")
+"""Commands that are packages, with a module `command`."""
+
+
 class Commands(Mapping[str, ModuleType]):
     """The modules of the commands, by name of command; a module is imported on access."""
 
@@ -60,7 +64,7 @@ class Commands(Mapping[str, ModuleType]):
     def __getitem__(self, name: str) -> ModuleType:
         if name not in self._names:
             raise KeyError(name)
-        module = "inspect.command" if name == "inspect" else name.replace("-", "_")
+        module = f"{name}.command" if name in _PACKAGES else name.replace("-", "_")
         return importlib.import_module(f"shardio_tools.{module}")
 
     def __iter__(self) -> Iterator[str]:
@@ -72,7 +76,7 @@ class Commands(Mapping[str, ModuleType]):
 
 GROUPS: dict[str, Commands] = {
     "make a dataset": Commands("demo", "convert", "add-column", "split", "merge"),
-    "look at it": Commands("inspect", "stats", "diff"),
+    "look at it": Commands("inspect", "view", "stats", "diff"),
     "take care of it": Commands("verify", "repair", "compact", "reshard", "doctor"),
     "use it": Commands("bench", "export", "serve"),
 }
@@ -186,7 +190,8 @@ def _print_exception(error: BaseException, what: str) -> None:
 _HABITS = {
     word: f"; did you mean {command}?"
     for command, words in {
-        "inspect": ("info", "show", "ls", "list", "describe", "head", "view"),
+        "inspect": ("info", "show", "ls", "list", "describe", "head"),
+        "view": ("browse", "gui", "explore", "ui"),
         "verify": ("check", "validate", "fsck", "test"),
         "convert": ("import", "create", "make", "write", "build", "pack"),
         "add-column": ("add", "column"),

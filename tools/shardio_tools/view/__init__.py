@@ -1,0 +1,1 @@
+"""The command `shardio view`: a dataset in the browser."""

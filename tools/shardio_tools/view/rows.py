@@ -1,0 +1,93 @@
+"""Facts about rows of the grid: title, label, text and the field of the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+import shardio
+from shardio_tools.output import decode_names
+
+_ERRORS: Final = (shardio.ShardioError, OSError)
+_MAX_TEXT: Final = 200
+_TITLES: Final = ("title", "name", "path", "file", "file_name", "filename", "key", "__key__", "id")
+"""Fields of text that are titles, the best first."""
+
+
+def class_field(dataset: shardio.ShardDataset) -> str | None:
+    """Return the field whose integers are indices of classes; None if there is none."""
+    field = dataset.schema.columns.get("label")
+    is_label = field is not None and not field.shape and "int" in field.dtype
+    return "label" if is_label else None
+
+
+def picture_field(dataset: shardio.ShardDataset) -> str | None:
+    """Return the field whose pictures stand for samples: an image, a video, else an array."""
+    media = [name for name, field in dataset.schema.items() if field.medium in ("image", "video")]
+    arrays = [
+        name
+        for name, field in dataset.schema.items()
+        if (array := field.array) is not None and array.dtype == "uint8" and len(array.shape) > 1
+    ]
+    return next(iter((*media, *arrays)), None)
+
+
+def _text_fields(dataset: shardio.ShardDataset) -> tuple[str | None, str | None]:
+    """Return the field with titles, and the first other field of text."""
+    texts = [name for name, field in dataset.schema.items() if field.is_utf8]
+    title = next((name for name in _TITLES if name in texts), None)
+    return title, next((name for name in texts if name != title), None)
+
+
+def describe_rows(
+    dataset: shardio.ShardDataset, chosen: Sequence[int], positions: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return facts about the rows `chosen`, whose positions in a list are `positions`."""
+    title, text = _text_fields(dataset)
+    names = [name for name in (title, text, class_field(dataset)) if name is not None]
+    picture = picture_field(dataset)
+    values = {name: _values(dataset, name, chosen) for name in names}
+    found = []
+    for i, (row, position) in enumerate(zip(chosen, positions, strict=True)):
+        facts: dict[str, Any] = {"position": position, "row": row, "title": f"{row}"}
+        facts |= {"label": None, "text": "", "subset": None, "damaged": None, "marked": False}
+        facts["image"] = picture
+        for name in names:
+            value = values[name][i]
+            if isinstance(value, Exception):
+                facts["damaged"] = decode_names(str(value))
+            elif name == title:
+                facts["title"] = _short(value) or f"{row}"
+            elif name == text:
+                facts["text"] = _short(value)
+            elif value is not None:
+                facts["label"] = _label(dataset, int(value))
+        found.append(facts)
+    return found
+
+
+def _label(dataset: shardio.ShardDataset, value: int) -> str:
+    names = dataset.classes
+    return decode_names(names[value]) if 0 <= value < len(names) else str(value)
+
+
+def _short(text: str | None) -> str:
+    text = text or ""
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+def _values(dataset: shardio.ShardDataset, name: str, chosen: Sequence[int]) -> list[Any]:
+    """Return the values of a field; an error about a value stands for it."""
+    try:
+        return list(dataset.column(name, np.asarray(chosen, np.int64)))
+    except _ERRORS:
+        return [_value(dataset, name, row) for row in chosen]
+
+
+def _value(dataset: shardio.ShardDataset, name: str, row: int) -> Any:
+    try:
+        return dataset.column(name, np.array([row]))[0]
+    except _ERRORS as error:
+        return error

@@ -1,0 +1,137 @@
+"""The dataset that the viewer shows: opened as far as it can be read, for several threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import shardio
+from shardio.errors import ClosedError, DatasetCorrupt, ShardUnsupported
+from shardio_tools.arguments import is_url
+
+_N_OPEN: Final = 4
+"""The maximum number of copies of the dataset that are open for requests at the same time."""
+
+
+class Source:
+    """A dataset, and a bounded pool of copies of it, because a dataset is not thread-safe.
+
+    If the published generation is damaged, the newest one that can be read is shown; if none can,
+    `dataset` is None. `problems` are the texts that the viewer then shows.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self.is_remote = path, is_url(path)
+        self.problems: list[str] = []
+        self._free: list[shardio.ShardDataset] = []
+        self._slots = threading.BoundedSemaphore(_N_OPEN)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._subsets: dict[tuple[int, str], Any] = {}
+        self.dataset = self._open()
+        """The dataset whose manifest is shown. Its samples are read through `borrow` only."""
+
+    def _open(self) -> shardio.ShardDataset | None:
+        try:
+            return shardio.open(self.path)
+        except (DatasetCorrupt, ShardUnsupported) as error:
+            self.problems = [str(error)]
+        if self.is_remote:
+            return None
+        for number in sorted(_generation_numbers(self.path), reverse=True):
+            with contextlib.suppress(shardio.ShardioError, OSError):
+                dataset = shardio.open(self.path, generation=number)
+                self.problems.append(f"generation {number} is shown, the newest that can be read")
+                return dataset
+        self.problems.append(
+            "no generation can be read; shardio repair writes the samples of sound shards to a new "
+            "dataset"
+        )
+        return None
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(os.path.abspath(self.path)) if not self.is_remote else self.path
+
+    def reload(self) -> None:
+        """Open the generation that is published now, and show it from the next request on."""
+        self.problems = []
+        opened = self._open()
+        with self._lock:
+            before, self.dataset = self.dataset, opened
+            stale, self._free = self._free, []
+        for each in (*stale, *([before] if before is not None else ())):
+            each.close()
+
+    def required(self) -> shardio.ShardDataset:
+        """Return `dataset`; raise DatasetCorrupt if there is none."""
+        if self.dataset is None:
+            raise DatasetCorrupt(" ".join(self.problems))
+        return self.dataset
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[shardio.ShardDataset]:
+        """Lend a copy of the dataset to the calling thread for a `with` block.
+
+        Raises:
+            DatasetCorrupt: no generation can be read.
+            ClosedError: the source is closed.
+        """
+        with self._slots:
+            lent = self._take()
+            try:
+                yield lent
+            finally:
+                self._give_back(lent)
+
+    def _take(self) -> shardio.ShardDataset:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(f"{self.path}: the viewer is closed")
+            if self._free:
+                return self._free.pop()
+        return shardio.open(self.path, generation=self.required().generation)
+
+    def _give_back(self, lent: shardio.ShardDataset) -> None:
+        with self._lock:
+            shown = self.dataset
+            if not self._is_closed and shown is not None and lent.generation == shown.generation:
+                self._free.append(lent)
+                return
+        lent.close()
+
+    def subset_rows(self, name: str) -> Any:
+        """Return the rows of a subset, with `len`, `rows(positions)` and `n_below(limits)`.
+
+        Raises:
+            InvalidArgument: there is no such subset.
+        """
+        dataset = self.required()
+        key = dataset.generation, name
+        with self._lock:
+            if key not in self._subsets:
+                with dataset.subset(name) as part:
+                    self._subsets[key] = part.rows.selected
+            return self._subsets[key]
+
+    def close(self) -> None:
+        """Close all copies that are not lent; those are closed when they are given back."""
+        with self._lock:
+            self._is_closed = True
+            free, self._free = self._free, []
+        for each in (*free, *([self.dataset] if self.dataset is not None else ())):
+            each.close()
+
+
+def _generation_numbers(path: str) -> list[int]:
+    """Return the numbers of the generations whose files are in a dataset's folder."""
+    try:
+        names = os.listdir(os.path.join(path, "generations"))
+    except OSError:
+        return []
+    stems = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return [int(stem) for stem in stems if stem.isascii() and stem.isdigit() and int(stem) > 0]
