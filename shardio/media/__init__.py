@@ -28,8 +28,9 @@ from shardio.media.media_files import VideoFile, library_versions, load_clip, lo
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.pixels import Pixels
+from shardio.media.previews import fit, to_jpeg, to_png
 from shardio.media.timestamps import MonotonicTimestamps
-from shardio.media.values import StoredImage, StoredVideo
+from shardio.media.values import StoredImage, StoredVideo, preview_pixels
 
 __all__ = [
     "HEAD_BYTES",
@@ -53,6 +54,7 @@ __all__ = [
     "demux",
     "encode",
     "encode_jpeg",
+    "fit",
     "has_image_signature",
     "has_image_suffix",
     "has_media_signature",
@@ -64,8 +66,11 @@ __all__ = [
     "mux",
     "part_of",
     "pillow_image",
+    "preview_pixels",
     "probe",
     "resize",
     "sound_of",
     "times_of",
+    "to_jpeg",
+    "to_png",
 ]

@@ -277,17 +277,27 @@ def thumbnail(value: Any) -> bytes | None:
     others, such as normalized ones, the least becomes black and the greatest white.
     """
     try:
-        pixels = _preview_pixels(value)
+        pixels = preview_pixels(value)
         return None if pixels is None else _small_jpeg(pixels)
     except Exception:  # noqa: BLE001  # a damaged value must not hide the rest of a fragment
         return None
 
 
-def _preview_pixels(value: Any) -> Pixels | None:
+def preview_pixels(value: Any, side: int = _THUMBNAIL_SIDE) -> Pixels | None:
+    """Return RGB pixels that show a value, for a picture of `side` pixels; None if there are none.
+
+    The pixels may be larger than `side`, except for a video: its keyframe nearest to the middle is
+    the only frame that is decoded, and is scaled down to `side`. See `thumbnail` for arrays.
+
+    Raises:
+        MediaError: the image or the frame is damaged.
+        UnsupportedEnvironment: the package that decodes the image is not installed.
+    """
     if isinstance(value, EncodedImage):
-        return decode_image(value, min_size=(_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+        return decode_image(value, min_size=(side, side))
     if isinstance(value, EncodedStream):
-        return _middle_keyframe(value) if value.n_frames and value.width else None
+        is_sound = "rate" in value.parameters
+        return None if is_sound or not value.n_frames else _middle_keyframe(value, side)
     if not isinstance(value, np.ndarray) or not 2 <= value.ndim <= 4:
         return None
     is_float = value.dtype.kind == "f"
@@ -316,12 +326,12 @@ def _levels(pixels: npt.NDArray[np.floating[Any]]) -> Pixels:
     return levels
 
 
-def _middle_keyframe(stream: EncodedStream) -> Pixels:
-    """Decode the keyframe nearest to the middle of a video, scaled to a thumbnail."""
+def _middle_keyframe(stream: EncodedStream, side: int) -> Pixels:
+    """Decode the keyframe nearest to the middle of a video, scaled down to `side` pixels."""
     table = FrameTable(stream.packets, stream.n_frames)
     keys = np.flatnonzero(table.packet_of == table.start_of)
     middle = keys[np.argmin(np.abs(keys - stream.n_frames // 2))]
-    scale = min(1, _THUMBNAIL_SIDE / max(stream.height, stream.width))
+    scale = min(1, side / max(stream.height, stream.width))
     size = max(1, round(stream.height * scale)), max(1, round(stream.width * scale))
     out = np.empty((1, *size, 3), np.uint8)
     with ClipDecoder() as decoder:
