@@ -14,6 +14,8 @@ from shardio._base.callers import check_encodable, expand_home, row_index
 from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument
 from shardio.format.layout import Kind, Section
+from shardio.format.sections import stored_bytes
+from shardio.format.types import Field
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify
@@ -39,7 +41,7 @@ class ShardReader(Closing):
         ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
     """
 
-    _public = "access close column id path present sample schema"
+    _public = "access close column id lengths path present sample schema stored_sizes"
 
     def __init__(
         self,
@@ -232,6 +234,45 @@ class ShardReader(Closing):
             raise InvalidArgument(f"{self.path}: no field {name!r}; fields: {list(self.schema)}")
         indices = np.arange(len(self)) if rows is None else self._indices(rows)
         return self.records.present(name, indices)
+
+    def lengths(self, name: str, rows: Sequence[int] | Rows | None = None) -> Rows:
+        """Return the length of each value of a field, read from the shard's tables alone.
+
+        The length is the number of frames of a video, of samples of audio, or the size of the first
+        dimension of an array that varies. For other values, it is the number of bytes before
+        compression. The length of a missing value is 0. `rows` are the rows, by default all.
+
+        Raises:
+            InvalidArgument: there is no such field, or its values are stored in a column.
+            IndexError: a row is out of range.
+            ShardCorrupt: the tables are damaged.
+        """
+        field, indices = self._record_field(name), self._record_rows(rows)
+        entries = self.records.entries(name, indices)
+        if field.is_streamed:
+            found = self.records.stream_table(name, indices, entries)["n_frames"]
+        elif field.array is not None and field.stored_dims:
+            found = self.records.shapes(name, indices)[:, 0]
+        else:
+            found = entries["n_bytes"]
+        return np.where(self.records.present(name, indices), found, 0).astype(np.int64)
+
+    def stored_sizes(self, name: str, rows: Sequence[int] | Rows | None = None) -> Rows:
+        """Return the size of each value in the file, in bytes; see `lengths`."""
+        self._record_field(name)
+        return stored_bytes(self.records.entries(name, self._record_rows(rows))).astype(np.int64)
+
+    def _record_field(self, name: str) -> Field:
+        self._check_open()
+        if name not in self.schema.records:
+            records = ", ".join(self.schema.records) or "none"
+            raise InvalidArgument(
+                f"{self.path}: {name!r} is not stored as records; fields that are: {records}"
+            )
+        return self.schema[name]
+
+    def _record_rows(self, rows: Sequence[int] | Rows | None) -> Rows:
+        return np.arange(len(self)) if rows is None else self._indices(rows)
 
     def _column(self, name: str) -> StoredColumn:
         field, section = self.schema.columns[name], self.column_section(name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array
+from shardio import Array, EncodedStream
 from shardio.errors import (
     ChecksumMismatch,
     ClosedError,
@@ -19,7 +19,15 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.shard.reader import ShardReader
-from tests.shards import EVERY_FIELD, as_read, every_field_sample, flip, same_sample, write_shard
+from tests.shards import (
+    EVERY_FIELD,
+    as_read,
+    every_field_sample,
+    flip,
+    same_sample,
+    write_media,
+    write_shard,
+)
 
 N = 40
 
@@ -69,6 +77,49 @@ def test_a_reader_describes_its_shard(shard: Path) -> None:
     with ShardReader(shard, access="pread") as reader:
         assert reader.access == "pread"
         assert not mapped(shard)
+
+
+def length_of(value: Any, field: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, EncodedStream):
+        return value.n_frames
+    if isinstance(value, np.ndarray) and None not in field.array.shape:
+        return int(value.nbytes)
+    return len(value.encode() if isinstance(value, str) else value)
+
+
+def check_lengths(path: Path) -> None:
+    with ShardReader(path) as reader:
+        for name in reader.schema.records:
+            field = reader.schema[name]
+            sizes, lengths = reader.stored_sizes(name), reader.lengths(name)
+            assert lengths.dtype == sizes.dtype == np.int64
+            if not (field.is_json or field.item):
+                values = (reader.sample(row, [name])[name] for row in range(N))
+                assert lengths.tolist() == [length_of(value, field) for value in values], name
+            if field.codec == "raw" and (field.is_utf8 or field.is_opaque):
+                assert sizes.tolist() == lengths.tolist(), name
+            picked = [N - 1, 0, -1]
+            assert reader.lengths(name, picked).tolist() == lengths[picked].tolist()
+            assert reader.stored_sizes(name, picked).tolist() == sizes[picked].tolist()
+
+
+def test_lengths_and_sizes_of_records_are_those_of_their_values(
+    shard: Path, tmp_path: Path
+) -> None:
+    check_lengths(shard)
+    write_media(tmp_path / "media.shard", N)
+    check_lengths(tmp_path / "media.shard")
+
+
+def test_lengths_of_columns_and_of_rows_that_are_not_there_are_refused(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        for use in (reader.lengths, reader.stored_sizes):
+            with pytest.raises(InvalidArgument, match="'label' is not stored as records; fields"):
+                use("label")
+            with pytest.raises(IndexError, match="out of range"):
+                use("blob", [N])
 
 
 def test_a_field_that_a_shard_lacks_is_refused_by_name(shard: Path) -> None:
