@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardio.maintenance.repairing import Loss, RepairReport, ShardRepair, repair
     from shardio.maintenance.resharding import MaintenanceReport, compact, merge, reshard
     from shardio.maintenance.salvage import Survey, survey_shard
-    from shardio.maintenance.splitting import SplitReport, split
+    from shardio.maintenance.splitting import SplitReport, add_subset, split
     from shardio.maintenance.statistics import StatsReport, compute_stats
     from shardio.maintenance.verify import Finding
     from shardio.maintenance.verify.dataset import VerificationReport, verify_dataset, verify_shard
@@ -32,6 +32,7 @@ __all__ = [
     "Survey",
     "VerificationReport",
     "add_column",
+    "add_subset",
     "compact",
     "compute_stats",
     "diff",
@@ -51,7 +52,7 @@ _NAMES = {
     "repairing": ("Loss", "RepairReport", "ShardRepair", "repair"),
     "resharding": ("MaintenanceReport", "compact", "merge", "reshard"),
     "salvage": ("Survey", "survey_shard"),
-    "splitting": ("SplitReport", "split"),
+    "splitting": ("SplitReport", "add_subset", "split"),
     "statistics": ("StatsReport", "compute_stats"),
     "verify": ("Finding",),
     "verify.dataset": ("VerificationReport", "verify_dataset", "verify_shard"),

@@ -1,4 +1,4 @@
-"""Split a dataset into named subsets, which are published with its next generation."""
+"""Make named subsets of a dataset, which are published with its next generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio._base.callers import ANY_OPTION
 from shardio._base.classes import one_line
 from shardio.dataset.manifest import load_generation, publish_next
-from shardio.dataset.selection import RowRuns
+from shardio.dataset.selection import RowRuns, check_rows
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument
 from shardio.maintenance.comparison import Digests, exact_digests, mix
@@ -105,6 +105,56 @@ def split(
         {name: int(mask.sum()) for name, mask in row_masks.items()},
         {name: int(mask.sum()) for name, mask in group_masks.items()},
     )
+
+
+def add_subset(
+    folder: str | os.PathLike[str],
+    name: str,
+    rows: npt.ArrayLike,
+    *,
+    overwrite: bool = False,
+    generation: int | None = None,
+) -> SplitReport:
+    """Publish some samples of a dataset as a named subset; other subsets are kept.
+
+    No shard is written.
+
+    Args:
+        folder: the dataset.
+        name: the name of the subset.
+        rows: the indices of the samples, in any order; or a mask with a bool for every sample.
+        overwrite: True to replace a subset of this name.
+        generation: the generation that `rows` refers to; by default the published one.
+
+    Raises:
+        InvalidArgument: the name or the rows are invalid, or there is such a subset.
+        DatasetNotFound, DatasetCorrupt, …: the dataset cannot be read.
+        DatasetConflict: another generation than `generation` is published. Nothing is changed.
+    """
+    _check_parts({name: 1}, is_whole=True)
+    with detect_conflict(folder), ShardDataset(folder, generation=generation) as dataset:
+        chosen = np.zeros(len(dataset), np.bool_)
+        chosen[check_rows(rows, len(dataset), "rows")] = True
+        previous = load_generation(folder, dataset.generation)
+    if not chosen.any():
+        raise InvalidArgument(f"{os.fspath(folder)}: {name!r} would have no sample: give rows")
+    if name in previous.subsets and not overwrite:
+        raise InvalidArgument(
+            f"{os.fspath(folder)}: there is a subset {name!r}; overwrite=True replaces it"
+        )
+    stats = dict(previous.stats)
+    if name in stats.get("subsets", {}):
+        stats["subsets"] = {key: value for key, value in stats["subsets"].items() if key != name}
+        stats = {key: value for key, value in stats.items() if value}
+    n_samples = int(chosen.sum())
+    following = publish_next(
+        folder,
+        previous,
+        subsets={**previous.subsets, name: RowRuns.from_mask(chosen)},
+        stats=stats,
+        operation={"name": "add-subset", "options": {"name": name, "samples": n_samples}},
+    )
+    return SplitReport(Path(folder), following.number, {name: n_samples}, {name: n_samples})
 
 
 def split_operation(

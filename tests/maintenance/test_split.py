@@ -16,7 +16,7 @@ from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DatasetConflict, InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
-from shardio.maintenance import compact, split, splitting, verify_dataset
+from shardio.maintenance import add_subset, compact, split, splitting, verify_dataset
 from tests.maintenance.datasets import LABELS, is_sound, place, shard_of, tree, write
 from tests.shards import flip
 
@@ -150,6 +150,67 @@ def test_what_else_cannot_be_is_refused(tmp_path: Path) -> None:
     assert str(empty.value).startswith(f"{folder}: ")
     assert str(empty.value).endswith("give larger shares")
     assert load(folder).number == 1
+
+
+def test_a_subset_of_given_samples_is_added_to_those_there_are(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 20, 4)
+    split(folder, PARTS)
+    before = tree(folder)
+    report = add_subset(folder, "keep", [7, 3, 3, 19])
+    assert (report.generation, report.n_samples) == (3, {"keep": 3})
+    assert [label for label, _ in content(folder, "keep")] == [3, 7, 19]
+    with open_dataset(folder) as dataset:
+        assert dict(dataset.subsets) == {"train": 15, "val": 5, "keep": 3}
+        options = {"name": "keep", "samples": 3}
+        assert dataset.operation == {"name": "add-subset", "options": options}
+    is_sound(folder)
+    shards = {name: data for name, data in tree(folder).items() if name.endswith(".shard")}
+    assert shards == {name: data for name, data in before.items() if name.endswith(".shard")}
+
+
+def test_a_subset_is_replaced_only_if_asked_with_what_was_counted_of_it(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 20, 4)
+    mask = np.arange(20) % 2 == 0
+    add_subset(folder, "even", mask)
+    stats = {"whole": {"samples": 20}, "subsets": {"even": {"samples": 10}}}
+    publish_next(folder, load(folder), stats=stats)
+    with pytest.raises(InvalidArgument, match="there is a subset 'even'; overwrite=True replaces"):
+        add_subset(folder, "even", [0])
+    add_subset(folder, "even", [0, 2], overwrite=True)
+    found = load(folder)
+    assert len(found.subsets["even"]) == 2
+    assert found.stats == {"whole": {"samples": 20}}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "said"),
+    [
+        ("", [1], "printable"),
+        ("a\n", [1], "printable"),
+        ("a", [], "would have no sample"),
+        ("a", [False] * 20, "would have no sample"),
+        ("a", [20], "from 0 to 19"),
+        ("a", [-1], "from 0 to 19"),
+        ("a", [0.5], "a sequence of integers"),
+        ("a", [True], "must be 20 booleans"),
+    ],
+    ids=str,
+)
+def test_a_subset_that_cannot_be_is_refused(
+    tmp_path: Path, name: str, rows: Any, said: str
+) -> None:
+    folder = grouped(tmp_path / "d", 20, 4)
+    with pytest.raises(InvalidArgument, match=said):
+        add_subset(folder, name, rows)
+    assert load(folder).number == 1
+
+
+def test_samples_of_another_generation_are_no_subset_of_this_one(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 20, 4)
+    split(folder, PARTS)
+    with pytest.raises(DatasetConflict, match="generation 2 exists"):
+        add_subset(folder, "keep", [1], generation=1)
+    add_subset(folder, "keep", [1], generation=2)
 
 
 def test_a_damaged_group_is_no_basis_for_a_split(tmp_path: Path) -> None:
