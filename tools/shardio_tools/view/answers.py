@@ -14,7 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 import shardio
-from shardio.errors import ClosedError, InsufficientMemory, StoreAccessDenied, StoreUnavailable
+from shardio.errors import (
+    ClosedError,
+    DatasetConflict,
+    InsufficientMemory,
+    StoreAccessDenied,
+    StoreUnavailable,
+)
 from shardio_tools.output import decode_names
 
 PIECE_BYTES: Final = 1 << 20
@@ -64,6 +70,10 @@ def answer_of(error: Exception) -> Response | None:
         return error_answer(503, str(error), "start shardio view again")
     if isinstance(error, StoreAccessDenied | StoreUnavailable):
         return error_answer(404, str(error), "check the credentials and the network, then reload")
+    if isinstance(error, PermissionError):
+        return error_answer(403, str(error))
+    if isinstance(error, DatasetConflict):
+        return error_answer(409, str(error), "start shardio view again")
     if isinstance(error, shardio.DataError):
         hint = "shardio verify lists all damage; shardio repair saves the undamaged samples"
         return error_answer(404, str(error), hint)

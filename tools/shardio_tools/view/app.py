@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, Final, Self
 
 import anyio
@@ -15,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+import shardio
 from shardio import InvalidArgument
-from shardio_tools.view import overview, rows
+from shardio_tools.view import rows
 from shardio_tools.view.answers import (
     answer_of,
     error_answer,
@@ -25,29 +27,52 @@ from shardio_tools.view.answers import (
     static_answer,
     static_files,
 )
+from shardio_tools.view.jobs import Jobs
+from shardio_tools.view.marks import Marks
+from shardio_tools.view.overview import Overview
+from shardio_tools.view.queries import Listing, Queries, parse_filter
 from shardio_tools.view.source import Source
+from shardio_tools.view.verification import Verification
 
+_WAIT_S: Final = 0.15
+"""The time that an answer waits for rows that a scan may find soon."""
+_MAX_ROWS: Final = 500
+"""The maximum number of rows of one answer."""
 _N_THREADS: Final = 8
 """The number of requests that are worked on at the same time; others wait."""
 
 
 class Viewer:
-    """What the viewer keeps while it runs: the dataset, caches, background jobs and marks."""
+    """What the viewer keeps while it runs: the dataset, caches, background jobs and marks.
 
-    def __init__(self, path: str, *, is_writable: bool = False) -> None:
+    `loader` is the object that `--loader` names, and `loader_name` its name.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        is_writable: bool = False,
+        loader: Any = None,
+        loader_name: str | None = None,
+    ) -> None:
         self.source = Source(path)
-        self.is_writable = is_writable
+        self.jobs = Jobs()
+        self.overview = Overview(
+            self.source, self.jobs, is_writable=is_writable, loader=loader_name
+        )
+        self.queries = Queries(self.source)
+        self.verification = Verification(self.source, self.jobs)
+        self.marks = Marks(self.source, is_writable=is_writable)
         self.static = static_files()
-        self._thumbnails: Any = None
+        self.loader = loader
 
-    @property
+    @cached_property
     def thumbnails(self) -> Any:
         """The cache of thumbnails."""
-        if self._thumbnails is None:
-            from shardio_tools.view.thumbnails import Thumbnails
+        from shardio_tools.view.thumbnails import Thumbnails
 
-            self._thumbnails = Thumbnails()
-        return self._thumbnails
+        return Thumbnails()
 
     def __enter__(self) -> Self:
         return self
@@ -57,12 +82,13 @@ class Viewer:
 
     def close(self) -> None:
         """Stop background jobs and close the dataset."""
-        if self._thumbnails is not None:
-            self._thumbnails.close()
+        self.queries.close()
+        self.jobs.close()
         self.source.close()
 
 
 Work = Callable[[Viewer, Request], Any]
+Posted = Callable[[Viewer, Any], Any]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -72,6 +98,18 @@ def make_app(viewer: Viewer) -> Starlette:
 
     async def in_thread(work: Callable[[], Any]) -> Any:
         return await anyio.to_thread.run_sync(work, limiter=limiter)
+
+    def posted(work: Posted) -> Handler:
+        """Return a handler of a POST, whose body is JSON."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                content = json.loads(await request.body() or b"{}")
+            except (ValueError, RecursionError):
+                return error_answer(400, "the body must be JSON")
+            return await _guarded(lambda: in_thread(partial(work, viewer, content)))
+
+        return handle
 
     def answered(work: Work) -> Handler:
         """Return a handler that answers with the result of `work`, or with its error."""
@@ -104,7 +142,23 @@ def make_app(viewer: Viewer) -> Starlette:
         Route("/", page),
         Route("/static/{name}", static),
         Route("/api/dataset", answered(_dataset)),
+        Route("/api/statistics", answered(lambda viewer, _: viewer.overview.statistics())),
+        Route("/api/statistics", posted(_count), methods=["POST"]),
         Route("/api/rows", answered(_rows)),
+        Route("/api/position", answered(_position)),
+        Route("/api/verification", answered(lambda viewer, _: viewer.verification.as_json())),
+        Route("/api/verification", posted(_verify), methods=["POST"]),
+        Route("/api/marks", answered(lambda viewer, _: viewer.marks.as_json())),
+        Route(
+            "/api/marks",
+            posted(lambda viewer, content: viewer.marks.set(content)),
+            methods=["POST"],
+        ),
+        Route(
+            "/api/marks/save",
+            posted(lambda viewer, content: viewer.marks.save(content)),
+            methods=["POST"],
+        ),
         Route("/api/sample/{row}", answered(_sample)),
         Route("/thumbnail/{row}/{field}", answered(_thumbnail)),
         Route("/frame/{row}/{field}/{number}", answered(_frame)),
@@ -147,7 +201,7 @@ def number(text: str | None, what: str, low: int, high: int, default: int | None
 def _row(request: Request) -> int:
     text = request.path_params["row"]
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise HTTPException(404)
+        raise LookupError(f"{text!r:.40} is not the number of a sample")
     return int(text)
 
 
@@ -166,17 +220,65 @@ def _field(viewer: Viewer, request: Request) -> str:
 
 
 def _dataset(viewer: Viewer, request: Request) -> Any:
-    return overview.describe_dataset(viewer.source, is_writable=viewer.is_writable)
+    return viewer.overview.describe()
+
+
+def _count(viewer: Viewer, content: Any) -> Any:
+    viewer.overview.start_statistics()
+    return viewer.overview.statistics()
+
+
+def _verify(viewer: Viewer, content: Any) -> Any:
+    viewer.verification.start()
+    return viewer.verification.as_json()
+
+
+def _listing(viewer: Viewer, request: Request) -> Listing:
+    return viewer.queries.get(parse_filter(request.query_params, viewer.source.required()))
 
 
 def _rows(viewer: Viewer, request: Request) -> Any:
-    n = len(viewer.source.required())
     start = number(request.query_params.get("start"), "start", 0, 1 << 48, 0)
-    count = number(request.query_params.get("count"), "count", 1, 500, 100)
-    chosen = range(start, min(n, start + count))
+    count = number(request.query_params.get("count"), "count", 1, _MAX_ROWS, 100)
+    found = _listing(viewer, request)
+    found.wait(start + count, _WAIT_S)
+    is_complete, n = found.is_complete, found.n
+    if is_complete and found.has_failed:
+        raise InvalidArgument(found.text)
+    chosen = found.rows(start, start + count)
     with viewer.source.borrow() as dataset:
-        found = rows.describe_rows(dataset, chosen, positions=chosen)
-    return {"n": n, "n_total": n, "complete": True, "progress": 1, "rows": found}
+        described = _describe_rows(viewer, dataset, chosen, range(start, start + len(chosen)))
+        n_total = len(dataset)
+    return {
+        "n": n,
+        "n_total": n_total,
+        "complete": is_complete,
+        "progress": 1 if is_complete else found.progress,
+        "text": found.text,
+        "rows": described,
+    }
+
+
+def _describe_rows(
+    viewer: Viewer, dataset: shardio.ShardDataset, chosen: Sequence[int], positions: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return facts about rows, with the damage and the marks that are known."""
+    found = rows.describe_rows(dataset, chosen, positions)
+    subsets = viewer.source.subsets_of(chosen)
+    for facts, subset in zip(found, subsets, strict=True):
+        facts["subset"] = subset
+        facts["damaged"] = facts["damaged"] or viewer.verification.damage(dataset, facts["row"])
+        facts["marked"] = viewer.marks.note(facts["row"]) is not None
+    return found
+
+
+def _position(viewer: Viewer, request: Request) -> Any:
+    n = len(viewer.source.required())
+    row = number(request.query_params.get("row"), "row", 0, max(0, n - 1))
+    found = _listing(viewer, request)
+    found.wait(1 << 62, _WAIT_S)
+    is_complete = found.is_complete
+    return {"position": found.position(row), "complete": is_complete}
 
 
 def _sample(viewer: Viewer, request: Request) -> Any:
@@ -184,10 +286,13 @@ def _sample(viewer: Viewer, request: Request) -> Any:
 
     row = _checked_row(viewer, request)
     with viewer.source.borrow() as dataset:
-        (facts,) = rows.describe_rows(dataset, [row], positions=[row])
+        (facts,) = _describe_rows(viewer, dataset, [row], [row])
         found = describe_sample(dataset, row)
-    found |= {"row": row, "n": len(viewer.source.required()), "title": facts["title"]}
-    return {"clip": None, "mark": None, **found, "damaged": facts["damaged"]}
+        n = len(dataset)
+    note = viewer.marks.note(row)
+    found |= {"row": row, "n": n, "title": facts["title"], "subset": facts["subset"]}
+    found |= {"damaged": facts["damaged"], "mark": None if note is None else {"note": note}}
+    return {"clip": None, **found}
 
 
 def _picture(found: Any) -> Response:
@@ -199,7 +304,7 @@ def _thumbnail(viewer: Viewer, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     size = number(request.query_params.get("size"), "size", 64, 512, 256)
     with viewer.source.borrow() as dataset:
-        return _picture(viewer.thumbnails.thumbnail(dataset, row, field, size))
+        return _picture(viewer.thumbnails.get(dataset, row, field, size))
 
 
 def _frame(viewer: Viewer, request: Request) -> Response:

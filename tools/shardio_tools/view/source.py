@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 import shardio
 from shardio.errors import ClosedError, DatasetCorrupt, ShardUnsupported
 from shardio_tools.arguments import is_url
+from shardio_tools.output import decode_names
 
 _N_OPEN: Final = 4
 """The maximum number of copies of the dataset that are open for requests at the same time."""
+_N_SUBSETS: Final = 100
+"""The maximum number of subsets in which rows are looked up."""
 
 
 class Source:
@@ -94,7 +99,16 @@ class Source:
                 raise ClosedError(f"{self.path}: the viewer is closed")
             if self._free:
                 return self._free.pop()
+        return self._copy()
+
+    def _copy(self) -> shardio.ShardDataset:
         return shardio.open(self.path, generation=self.required().generation)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[shardio.ShardDataset]:
+        """Open a copy of the dataset for a `with` block, beside the pool: for background jobs."""
+        with self._copy() as dataset:
+            yield dataset
 
     def _give_back(self, lent: shardio.ShardDataset) -> None:
         with self._lock:
@@ -117,6 +131,17 @@ class Source:
                 with dataset.subset(name) as part:
                     self._subsets[key] = part.rows.selected
             return self._subsets[key]
+
+    def subsets_of(self, rows: Sequence[int]) -> list[str | None]:
+        """Return the first subset that contains each row; None if there is none."""
+        found: list[str | None] = [None] * len(rows)
+        limits = np.array(rows, np.int64)
+        for name in reversed([*self.required().subsets][:_N_SUBSETS]):
+            subset = self.subset_rows(name)
+            is_in = subset.n_below(limits + 1) > subset.n_below(limits)
+            for i in np.flatnonzero(is_in).tolist():
+                found[i] = decode_names(name)
+        return found
 
     def close(self) -> None:
         """Close all copies that are not lent; those are closed when they are given back."""

@@ -1,0 +1,124 @@
+"""Background jobs of the viewer: one at a time of each kind, with progress, stopped at the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import shardio
+
+State = Literal["none", "running", "done", "failed"]
+_JOIN_S: Final = 0.3
+"""The time that all jobs together get to stop at the end; what runs on ends with the process."""
+
+
+class Cancelled(Exception):
+    """Raised in a job's thread, by `Job.report`, after the job has been cancelled."""
+
+
+class Job:
+    """A function that runs in a thread of its own.
+
+    `progress` is from 0 to 1, `text` says what is done or what failed, and `result` is what the
+    function has returned.
+    """
+
+    def __init__(self, work: Callable[[Job], Any]) -> None:
+        self.state: State = "running"
+        self.progress, self.text = 0.0, ""
+        self.result: Any = None
+        self._is_cancelled = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[Job], Any]) -> None:
+        state: State = "failed"
+        try:
+            self.result = work(self)
+            state, self.progress = "done", 1.0
+        except Cancelled:
+            self.text = "stopped"
+        except (shardio.ShardioError, OSError, MemoryError) as error:
+            self.text = str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001  # a bug: the page says where it is shown
+            traceback.print_exception(error, file=sys.stderr)
+            self.text = "the viewer failed; its terminal shows the error"
+        with self._changed:
+            self.state = state
+            self._changed.notify_all()
+
+    def report(self, progress: float, text: str = "") -> None:
+        """Set the progress; wake those who wait for a change.
+
+        Raises:
+            Cancelled: the job is to stop.
+        """
+        if self._is_cancelled:
+            raise Cancelled
+        with self._changed:
+            self.progress, self.text = min(1.0, progress), text
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Make the next `report` raise Cancelled."""
+        self._is_cancelled = True
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if `cancel` was called before the job was done."""
+        return self._is_cancelled and self.state != "done"
+
+    def wait(self, timeout_s: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the job has ended or `until` returns True, at most `timeout_s` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.state != "running" or until(), timeout_s)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_s)
+
+
+class Jobs:
+    """The jobs of a viewer by kind. Starting a job whose kind runs already has no effect."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._others: list[Job] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def get(self, kind: str) -> Job | None:
+        """Return the last job of a kind; None if there was none."""
+        return self._jobs.get(kind)
+
+    def start(self, kind: str, work: Callable[[Job], Any]) -> Job:
+        """Start a job, unless one of its kind runs; return the job that runs."""
+        with self._lock:
+            job = self._jobs.get(kind)
+            if job is None or (job.state != "running" and not self._is_closed):
+                job = self._jobs[kind] = Job(work)
+            return job
+
+    def forget(self, kind: str) -> None:
+        """Cancel the job of a kind, and forget its result."""
+        with self._lock:
+            if (job := self._jobs.pop(kind, None)) is not None:
+                job.cancel()
+                self._others = [each for each in self._others if each.state == "running"]
+                self._others.append(job)
+
+    def close(self) -> None:
+        """Cancel all jobs, and wait for them for a moment."""
+        with self._lock:
+            self._is_closed = True
+            jobs = [*self._jobs.values(), *self._others]
+        for job in jobs:
+            job.cancel()
+        end = time.monotonic() + _JOIN_S
+        for job in jobs:
+            job.join(max(0.0, end - time.monotonic()))

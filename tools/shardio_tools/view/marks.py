@@ -1,0 +1,91 @@
+"""Samples that the user has marked, with notes, until they are saved as a named subset."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import shardio
+from shardio.maintenance import add_subset
+from shardio_tools.view.source import Source
+
+_MAX_MARKS: Final = 100_000
+_MAX_NOTE: Final = 1000
+"""The maximum length of a note, in characters."""
+_N_LISTED: Final = 10_000
+
+
+class Marks:
+    """The marked rows with their notes. They are kept in memory only. Thread-safe."""
+
+    def __init__(self, source: Source, *, is_writable: bool) -> None:
+        self._source, self._is_writable = source, is_writable
+        self._notes: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def note(self, row: int) -> str | None:
+        """Return the note of a row, which may be empty; None if the row is not marked."""
+        return self._notes.get(row)
+
+    def set(self, content: Any) -> dict[str, Any]:
+        """Mark a row or remove its mark, as a request says; return the number of marks.
+
+        Raises:
+            InvalidArgument: the request is invalid, or there are too many marks.
+        """
+        entry = content if isinstance(content, dict) else {}
+        row, marked, note = entry.get("row"), entry.get("marked", True), entry.get("note", "")
+        n = len(self._source.required())
+        if type(row) is not int or not 0 <= row < n:
+            raise shardio.InvalidArgument(f"row must be an integer from 0 to {n - 1}")
+        if type(marked) is not bool:
+            raise shardio.InvalidArgument("marked must be true or false")
+        if note is None:
+            note = ""
+        if not isinstance(note, str) or len(note) > _MAX_NOTE:
+            raise shardio.InvalidArgument(f"note must be a text of at most {_MAX_NOTE} characters")
+        with self._lock:
+            if not marked:
+                self._notes.pop(row, None)
+            elif row not in self._notes and len(self._notes) >= _MAX_MARKS:
+                raise shardio.InvalidArgument(
+                    f"there are {_MAX_MARKS} marks, which is the limit: save them as a subset"
+                )
+            else:
+                self._notes[row] = note
+            return {"n": len(self._notes)}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the marks in ascending order, at most 10,000, and their number."""
+        with self._lock:
+            rows = sorted(self._notes)
+            listed = [{"row": row, "note": self._notes[row]} for row in rows[:_N_LISTED]]
+        return {"marks": listed, "n": len(rows)}
+
+    def save(self, content: Any) -> dict[str, Any]:
+        """Publish the marked rows as a named subset, and show the new generation.
+
+        Raises:
+            PermissionError: the viewer was started without --writable.
+            InvalidArgument: the name is invalid, or taken, or no row is marked.
+            DatasetConflict: another generation was published since the viewer opened the dataset.
+        """
+        if not self._is_writable:
+            raise PermissionError("this viewer does not write: start it with --writable")
+        entry = content if isinstance(content, dict) else {}
+        name, overwrite = entry.get("name"), entry.get("overwrite", False)
+        if not isinstance(name, str) or type(overwrite) is not bool:
+            raise shardio.InvalidArgument("name must be the name of the subset")
+        with self._lock:
+            rows = sorted(self._notes)
+            if not rows:
+                raise shardio.InvalidArgument("no sample is marked")
+            report = add_subset(
+                self._source.path,
+                name,
+                rows,
+                overwrite=overwrite,
+                generation=self._source.required().generation,
+            )
+            self._source.reload()
+        return {"name": name, "n": len(rows), "generation": report.generation}

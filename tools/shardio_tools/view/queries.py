@@ -1,0 +1,419 @@
+"""Lists of rows: all, a subset, or those that a filter finds in the background, maybe sorted."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import shardio
+from shardio_tools.output import decode_names, format_count
+from shardio_tools.view.jobs import Job
+from shardio_tools.view.rows import class_field
+from shardio_tools.view.source import Source
+
+Rows = npt.NDArray[np.int64]
+Values = npt.NDArray[Any]
+
+MAX_MATCHES: Final = 5_000_000
+"""The maximum number of rows that a filter keeps and that are sorted: 40 MB, and 80 MB to sort."""
+_MAX_WORDS: Final = 200
+"""The maximum length of a text to search for, in characters."""
+_ROWS_AT_ONCE: Final = 1 << 16
+_N_KEPT: Final = 4
+_N_RUNNING: Final = 2
+_ERRORS: Final = (shardio.ShardioError, OSError)
+
+
+class RowSet(Protocol):
+    """A set of rows with positions and `n_below`, as a subset of a dataset has."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, positions: Any) -> Any:
+        """Return the rows at positions."""
+
+    def n_below(self, limits: Any) -> Any:
+        """Return the number of rows below each limit."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The conditions of a list of rows. `values` is a field with the lowest and highest value."""
+
+    class_index: int | None = None
+    subset: str | None = None
+    values: tuple[str, float, float] | None = None
+    words: tuple[str, tuple[str, ...]] | None = None
+    sort: str | None = None
+    is_descending: bool = False
+
+    @property
+    def needs_scan(self) -> bool:
+        """True if values of the samples decide."""
+        return bool(self.class_index is not None or self.values or self.words or self.sort)
+
+
+def parse_filter(params: Mapping[str, str], dataset: shardio.ShardDataset) -> Filter:
+    """Return the filter that a request names.
+
+    Raises:
+        InvalidArgument: there is no such field, class or subset; or a value is invalid.
+    """
+    given = {key: value for key, value in params.items() if value != ""}
+    subset, sort = given.get("subset"), given.get("sort")
+    if subset is not None and subset not in dataset.subsets:
+        raise shardio.InvalidArgument(f"there is no subset {subset!r:.80}")
+    if sort is not None and sort not in number_fields(dataset):
+        raise shardio.InvalidArgument(f"{sort!r:.80} is not a field of single numbers")
+    return Filter(
+        _class(given.get("class"), dataset),
+        subset,
+        _values(given.get("range"), dataset),
+        _words(given.get("text"), dataset),
+        sort,
+        sort is not None and given.get("desc") == "1",
+    )
+
+
+def number_fields(dataset: shardio.ShardDataset) -> list[str]:
+    """Return the fields with one number for each sample, which can be sorted and limited."""
+    columns = dataset.schema.columns.items()
+    return [name for name, each in columns if not each.shape and each.dtype != "bfloat16"]
+
+
+def _class(text: str | None, dataset: shardio.ShardDataset) -> int | None:
+    if text is None:
+        return None
+    if class_field(dataset) is None:
+        raise shardio.InvalidArgument("the dataset has no field `label` with classes")
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise shardio.InvalidArgument(f"class must be the index of a class; found {text!r:.40}")
+    return int(text)
+
+
+def _values(text: str | None, dataset: shardio.ShardDataset) -> tuple[str, float, float] | None:
+    if text is None:
+        return None
+    name, *limits = text.rsplit(":", 2)
+    if len(limits) != 2 or name not in number_fields(dataset):
+        raise shardio.InvalidArgument(
+            f"range must be FIELD:LOW:HIGH, with a field of single numbers; found {text!r:.80}"
+        )
+    try:
+        low, high = (
+            float(limit or end) for limit, end in zip(limits, ("-inf", "inf"), strict=True)
+        )
+    except ValueError:
+        low = math.nan
+        high = math.nan
+    if math.isnan(low) or math.isnan(high):
+        raise shardio.InvalidArgument(f"range: LOW and HIGH must be numbers; found {text!r:.80}")
+    return name, low, high
+
+
+def _words(text: str | None, dataset: shardio.ShardDataset) -> tuple[str, tuple[str, ...]] | None:
+    if text is None:
+        return None
+    names = [name for name, field in dataset.schema.items() if field.is_utf8]
+    name = max((n for n in names if text.startswith(f"{n}:")), key=len, default=None)
+    if name is None:
+        raise shardio.InvalidArgument(
+            f"text must be FIELD:WORDS, with a field of text; found {text!r:.80}"
+        )
+    words = text[len(name) + 1 :]
+    if len(words) > _MAX_WORDS:
+        raise shardio.InvalidArgument(f"at most {_MAX_WORDS} characters are searched for")
+    return (name, tuple(words.casefold().split())) if words.split() else None
+
+
+class RowList:
+    """A complete list of rows: all of a dataset (`found` is None), or those of a subset."""
+
+    text = ""
+    has_failed = False
+
+    def __init__(self, n_total: int, found: RowSet | None = None) -> None:
+        self._n_total, self._found = n_total, found
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return self._n_total if self._found is None else len(self._found)
+
+    @property
+    def progress(self) -> float:
+        """The share of the dataset that has been searched."""
+        return 1.0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no row will be added."""
+        return True
+
+    def wait(self, n: int, timeout_s: float) -> None:
+        """Wait until there are `n` rows, or the list is complete."""
+
+    def rows(self, start: int, stop: int) -> list[int]:
+        """Return the rows at some positions."""
+        positions = np.arange(start, max(start, min(stop, self.n)))
+        found = positions if self._found is None else self._found.rows(positions)
+        return [int(row) for row in found]
+
+    def position(self, row: int) -> int | None:
+        """Return the position of a row; None if it is not in the list."""
+        if self._found is None:
+            return row if 0 <= row < self._n_total else None
+        before, after = self._found.n_below(np.array([row, row + 1])).tolist()
+        return before if after > before else None
+
+
+class Scan:
+    """A list of the rows that a filter finds, in a thread of its own.
+
+    Without sorting, the list grows while shards are read, in ascending order. A sorted list has no
+    rows until all are found. At most MAX_MATCHES rows are kept; `text` says so, and which shards
+    could not be read.
+    """
+
+    def __init__(self, source: Source, wanted: Filter) -> None:
+        self._source, self._filter = source, wanted
+        dataset = source.required()
+        self._n_total = len(dataset)
+        self._labels = class_field(dataset)
+        self._subset: RowSet | None = None
+        if wanted.subset is not None:
+            self._subset = source.subset_rows(wanted.subset)
+        n_first = self._n_total if self._subset is None else len(self._subset)
+        if (
+            wanted.sort is not None
+            and n_first > MAX_MATCHES
+            and wanted
+            == Filter(subset=wanted.subset, sort=wanted.sort, is_descending=wanted.is_descending)
+        ):
+            raise shardio.InvalidArgument(_too_many_to_sort(n_first))
+        dtype = np.uint32 if self._n_total < 1 << 32 else np.uint64
+        self._rows: Values = np.empty(1024, dtype)
+        self._keys: list[Values] = []
+        self._n_found = self._n_lost = 0
+        self._lost = ""
+        self._is_cut = self._is_sorted = False
+        self._lock = threading.Lock()
+        self._job = Job(self._run)
+
+    @property
+    def n(self) -> int:
+        """The number of rows found."""
+        return self._n_found if self._filter.sort is None or self._is_sorted else 0
+
+    @property
+    def progress(self) -> float:
+        """The share of the dataset that has been searched."""
+        return self._job.progress
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no row will be added."""
+        return self._job.state != "running"
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the rows could not be found; `text` says why."""
+        return self._job.state == "failed"
+
+    @property
+    def text(self) -> str:
+        """What is missing in the list, or "". The list of a failed scan says why it failed."""
+        if self._job.state == "failed":
+            return self._job.text
+        parts = []
+        if self._is_cut:
+            parts.append(f"the first {MAX_MATCHES:,} rows are listed; there are more")
+        if self._n_lost:
+            lost = format_count(self._n_lost, "shard")
+            parts.append(f"{lost} could not be searched: {self._lost}")
+        return "; ".join(parts)
+
+    def wait(self, n: int, timeout_s: float) -> None:
+        """Wait until there are `n` rows, or the list is complete."""
+        self._job.wait(timeout_s, lambda: self.n >= n)
+
+    def rows(self, start: int, stop: int) -> list[int]:
+        """Return the rows at some positions."""
+        with self._lock:
+            return [int(row) for row in self._rows[start : min(stop, self.n)]]
+
+    def position(self, row: int) -> int | None:
+        """Return the position of a row; None if it is not in the list, or not yet."""
+        with self._lock:
+            found = self._rows[: self.n]
+            if self._filter.sort is not None:
+                places = np.flatnonzero(found == row)
+                return int(places[0]) if len(places) else None
+            at = int(np.searchsorted(found, row))
+            return at if at < len(found) and int(found[at]) == row else None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if `cancel` was called before all shards were searched."""
+        return self._job.is_cancelled
+
+    def cancel(self) -> None:
+        """Stop searching."""
+        self._job.cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        self._job.join(timeout_s)
+
+    def _run(self, job: Job) -> None:
+        with self._source.opened() as dataset:
+            for shard in range(len(dataset.shards)):
+                try:
+                    for found, keys in self._search(dataset, shard):
+                        self._add(found, keys)
+                        job.report(float(dataset.shard_starts[shard]) / max(1, self._n_total))
+                except _ERRORS as error:
+                    self._n_lost += 1
+                    self._lost = self._lost or decode_names(str(error))
+                job.report(float(dataset.shard_starts[shard + 1]) / max(1, self._n_total))
+                if self._is_cut:
+                    break
+        if self._filter.sort is not None:
+            self._sort()
+
+    def _search(
+        self, dataset: shardio.ShardDataset, shard: int
+    ) -> Iterator[tuple[Rows, Values | None]]:
+        """Yield the matching rows of a shard, with their keys for sorting."""
+        first, end = (int(n) for n in dataset.shard_starts[shard : shard + 2])
+        for start in range(first, end, _ROWS_AT_ONCE):
+            rows = self._in_subset(np.arange(start, min(end, start + _ROWS_AT_ONCE)))
+            rows = self._matching(dataset, shard, rows, first)
+            if not len(rows):
+                continue
+            keys = None
+            if self._filter.sort is not None:
+                keys = _numbers(dataset, shard, self._filter.sort, rows - first)
+            yield rows, keys
+
+    def _in_subset(self, rows: Rows) -> Rows:
+        if self._subset is None:
+            return rows
+        is_in = self._subset.n_below(rows + 1) > self._subset.n_below(rows)
+        return rows[np.asarray(is_in, np.bool_)]
+
+    def _matching(self, dataset: shardio.ShardDataset, shard: int, rows: Rows, first: int) -> Rows:
+        wanted = self._filter
+        if wanted.class_index is not None and self._labels is not None and len(rows):
+            labels = _numbers(dataset, shard, self._labels, rows - first)
+            rows = rows[labels == wanted.class_index]
+        if wanted.values is not None and len(rows):
+            name, low, high = wanted.values
+            numbers = _numbers(dataset, shard, name, rows - first)
+            with np.errstate(invalid="ignore"):
+                rows = rows[(numbers >= low) & (numbers <= high)]
+        if wanted.words is not None and len(rows):
+            name, words = wanted.words
+            texts = (str(text or "").casefold() for text in dataset.column(name, rows))
+            rows = rows[[all(word in text for word in words) for text in texts]]
+        return rows
+
+    def _add(self, found: Rows, keys: Values | None) -> None:
+        with self._lock:
+            room = MAX_MATCHES - self._n_found
+            if len(found) > room:
+                self._is_cut = True
+                found = found[:room]
+            end = self._n_found + len(found)
+            if end > len(self._rows):
+                self._rows = np.resize(self._rows, max(end, min(2 * end, MAX_MATCHES)))
+            self._rows[self._n_found : end] = found
+            self._n_found = end
+            if keys is not None:
+                self._keys.append(keys[: len(found)])
+
+    def _sort(self) -> None:
+        """Sort the rows by their keys; missing values and NaN come last, ties in stored order."""
+        if self._is_cut:
+            raise shardio.InvalidArgument(_too_many_to_sort(None))
+        keys = np.concatenate(self._keys) if self._keys else np.zeros(0)
+        is_number = ~np.isnan(keys) if keys.dtype.kind == "f" else np.ones(len(keys), np.bool_)
+        places = np.flatnonzero(is_number)
+        chosen = keys[places]
+        if self._filter.is_descending:
+            order = (len(chosen) - 1 - np.argsort(chosen[::-1], kind="stable"))[::-1]
+        else:
+            order = np.argsort(chosen, kind="stable")
+        order = np.concatenate([places[order], np.flatnonzero(~is_number)])
+        with self._lock:
+            self._rows = self._rows[: self._n_found][order]
+            self._is_sorted = True
+
+
+def _too_many_to_sort(n: int | None) -> str:
+    found = f"{n:,}" if n is not None else "more"
+    return (
+        f"at most {MAX_MATCHES:,} samples are sorted in memory, and {found} match: filter by "
+        "class, subset, range or text"
+    )
+
+
+def _numbers(dataset: shardio.ShardDataset, shard: int, name: str, local: Rows) -> Values:
+    """Return the numbers of rows of a shard; as floats with NaN if some values are missing."""
+    reader = dataset.reader(shard, name)
+    found = reader.column(name, local)
+    if dataset.schema[name].optional:
+        found = np.where(reader.present(name, local), found.astype(np.float64), math.nan)
+    return found
+
+
+Listing = RowList | Scan
+
+
+class Queries:
+    """The last lists of rows by filter; the older ones are forgotten, and their scans stopped."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._kept: OrderedDict[tuple[int, Filter], Scan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, wanted: Filter) -> Listing:
+        """Return the list for a filter; a new one is searched for in the background.
+
+        Raises:
+            InvalidArgument: the list cannot be sorted.
+        """
+        dataset = self._source.required()
+        if not wanted.needs_scan:
+            subset = wanted.subset
+            found = None if subset is None else self._source.subset_rows(subset)
+            return RowList(len(dataset), found)
+        key = dataset.generation, wanted
+        with self._lock:
+            if (known := self._kept.get(key)) is None or known.is_cancelled:
+                running = [each for each in self._kept.values() if not each.is_complete]
+                for each in running[: len(running) + 1 - _N_RUNNING]:
+                    each.cancel()
+                self._kept[key] = Scan(self._source, wanted)
+            scan = self._kept[key]
+            self._kept.move_to_end(key)
+            while len(self._kept) > _N_KEPT:
+                self._kept.popitem(last=False)[1].cancel()
+        return scan
+
+    def close(self) -> None:
+        """Stop all scans."""
+        with self._lock:
+            scans = [*self._kept.values()]
+        for scan in scans:
+            scan.cancel()
+        for scan in scans:
+            scan.join(0.1)
