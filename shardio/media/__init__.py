@@ -5,7 +5,7 @@ README.md in this folder lists the modules. Public names are imported from here.
 
 from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, part_of, sound_of
-from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder, keyframes_of
 from shardio.media.container import (
     HEAD_BYTES,
     has_media_signature,
@@ -25,6 +25,7 @@ from shardio.media.image import (
     probe,
 )
 from shardio.media.media_files import VideoFile, library_versions, load_clip, load_image
+from shardio.media.mp4 import Mp4File, can_be_mp4
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.pixels import Pixels
@@ -39,6 +40,7 @@ __all__ = [
     "ClipDecoder",
     "ImageFacts",
     "JpegEncoder",
+    "Mp4File",
     "MuxedStream",
     "Pixels",
     "CropPosition",
@@ -49,6 +51,7 @@ __all__ = [
     "StreamEncoder",
     "VideoFile",
     "begin_of",
+    "can_be_mp4",
     "decode_crop",
     "decode_image",
     "demux",
@@ -60,6 +63,7 @@ __all__ = [
     "has_media_signature",
     "has_media_suffix",
     "has_sound_suffix",
+    "keyframes_of",
     "library_versions",
     "load_clip",
     "load_image",

@@ -181,6 +181,11 @@ def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator
         at += size
 
 
+def has_start_codes(codec: str, extradata: bytes) -> bool:
+    """Return True if a start code precedes each unit of an H.264 or HEVC packet, not a length."""
+    return codec in _LENGTH_SIZE_OFFSETS and not _length_size(codec, extradata)
+
+
 def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
     """Yield the units of an H.264 or HEVC packet, without start codes and length fields.
 

@@ -152,6 +152,15 @@ class FrameTable:
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 
+def keyframes_of(stream: EncodedStream) -> npt.NDArray[np.int64]:
+    """Return the frames of a video at which decoding begins, as indices in presentation order.
+
+    Raises MediaError if the table of packets is damaged.
+    """
+    table = FrameTable(stream.packets, stream.n_frames)
+    return np.flatnonzero(table.packet_of == table.start_of)
+
+
 def _check_outputs(
     clips: Sequence[tuple[npt.ArrayLike, Pixels]],
     numbers: Sequence[npt.NDArray[np.int64]],

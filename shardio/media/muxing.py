@@ -80,9 +80,9 @@ def mux(stream: EncodedStream) -> MuxedStream:
     reasons = []
     for form, suffix, shift in _candidate_formats(stream, codec):
         try:
-            data = _write_file(stream, form, shift)
+            data = write_file(stream, form, shift)
             again = demux(data, "audio" if _is_sound(stream) else "video", name=f"as {form}")
-        except _FormatRejected as error:
+        except FormatRejected as error:
             reasons.append(f"{form}: {error}")
             continue
         except MediaError as error:
@@ -97,7 +97,7 @@ def mux(stream: EncodedStream) -> MuxedStream:
     )
 
 
-class _FormatRejected(Exception):
+class FormatRejected(Exception):
     """Raised if FFmpeg cannot write a stream in a format."""
 
 
@@ -120,7 +120,11 @@ def _candidate_formats(stream: EncodedStream, codec: str) -> Iterator[tuple[str,
         yield from ((form, suffix, shift) for form, suffix in forms)
 
 
-def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
+def write_file(stream: EncodedStream, form: str, shift: int = 0) -> bytes:
+    """Write the packets of a stream, with `shift` ticks subtracted from all times, in a format.
+
+    Raises FormatRejected if FFmpeg refuses to. The file is not compared with the stream.
+    """
     import av
 
     content = io.BytesIO()
@@ -141,7 +145,7 @@ def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
                 packet.stream, packet.time_base = target, base
                 container.mux_one(packet)
     except (av.FFmpegError, ValueError) as error:
-        raise _FormatRejected(getattr(error, "strerror", None) or error) from error
+        raise FormatRejected(getattr(error, "strerror", None) or error) from error
     return content.getvalue()
 
 

@@ -18,7 +18,7 @@ from shardio.errors import InvalidArgument
 from shardio.format.types.field import Content, Field
 from shardio.format.types.images import EncodedImage
 from shardio.format.types.streams import EncodedStream
-from shardio.media.clip_decoder import ClipDecoder, FrameTable
+from shardio.media.clip_decoder import ClipDecoder, keyframes_of
 from shardio.media.image import decode_image
 from shardio.media.pillow import pillow_image
 from shardio.media.pixels import Pixels
@@ -328,8 +328,7 @@ def _levels(pixels: npt.NDArray[np.floating[Any]]) -> Pixels:
 
 def _middle_keyframe(stream: EncodedStream, side: int) -> Pixels:
     """Decode the keyframe nearest to the middle of a video, scaled down to `side` pixels."""
-    table = FrameTable(stream.packets, stream.n_frames)
-    keys = np.flatnonzero(table.packet_of == table.start_of)
+    keys = keyframes_of(stream)
     middle = keys[np.argmin(np.abs(keys - stream.n_frames // 2))]
     scale = min(1, side / max(stream.height, stream.width))
     size = max(1, round(stream.height * scale)), max(1, round(stream.width * scale))

@@ -15,7 +15,7 @@ from shardio import EncodedStream
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media.bitstream import parameter_change_test, parameter_sets
-from shardio.media.clip_decoder import ClipDecoder, FrameTable
+from shardio.media.clip_decoder import ClipDecoder, FrameTable, keyframes_of
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
@@ -60,6 +60,19 @@ def test_packets_sent(kinds: str, pts: list[int], frames: list[int], sent: list[
     found = table(kinds, pts)
     runs = found.runs(np.array(frames, np.int64))
     assert [list(found.packets_to_decode(run)) for run in runs] == sent
+
+
+def test_keyframes_are_counted_among_the_shown_frames() -> None:
+    def keyframes(kinds: str, pts: list[int]) -> list[int]:
+        flags = {"K": PacketFlag.KEY, "h": PacketFlag.HIDDEN, "p": 0}
+        packets = pack_packets([10] * len(kinds), [int(flags[k]) for k in kinds], pts, [1] * 6)
+        n_frames = len(kinds) - kinds.count("h")
+        found = EncodedStream({}, b"", packets, bytes(60), Fraction(1), n_frames, 8, 8)
+        return keyframes_of(found).tolist()
+
+    assert keyframes("KppKpp", [0, 1, 2, 3, 4, 5]) == [0, 3]
+    assert keyframes("KhpKpp", [0, 1, 2, 3, 4, 5]) == [0, 2]
+    assert keyframes("KppKpp", [0, 2, 1, 5, 3, 4]) == [0, 5]
 
 
 def test_a_table_that_cannot_be_decoded_is_refused() -> None:
