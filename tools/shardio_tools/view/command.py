@@ -9,17 +9,28 @@ Examples:
     shardio view out/ --writable                  # marks become named subsets
     shardio view out/ --loader train.py:loader    # the samples of your loader
     shardio view s3://bucket/set --no-open --port 8000
+    shardio view out/ --export site/              # a static site
 """
 
 from __future__ import annotations
 
 import argparse
 import secrets
+import threading
 import webbrowser
 
 from shardio import InvalidArgument
 from shardio.errors import import_extra
-from shardio_tools.output import flush, print_error, print_out, utf8_name
+from shardio_tools.output import (
+    escaped,
+    flush,
+    format_count,
+    print_error,
+    print_out,
+    print_screen,
+    utf8_name,
+)
+from shardio_tools.screen import Done
 
 _HOST = "127.0.0.1"
 
@@ -30,42 +41,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="DATASET", help="the dataset: a folder, or its URL")
     add("--host", metavar="HOST", default=_HOST, help=f"address to listen at (default: {_HOST})")
     add("--port", type=int, metavar="N", default=0, help="port to listen at (default: a free one)")
-    add("--no-open", action="store_true", help="only print the link")
+    add("--no-open", action="store_true", help="print the link without opening it")
     add("--writable", action="store_true", help="let the page save marks as named subsets")
     add(
         "--loader",
         type=utf8_name,
         metavar="FILE.py:NAME",
-        help="a ShardLoader, or a dict of its options, in a file that is then executed",
+        help="a ShardLoader, or a dict of its options; the file is executed",
+    )
+    add("--export", metavar="DIR", help="write a static site to DIR instead, and exit")
+    add(
+        "--samples",
+        type=int,
+        metavar="N",
+        default=100,
+        help="number of samples of a static site (default: 100)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal arrives, and return the exit code."""
+    """Serve until a signal arrives, or export; return the exit code."""
     if not 0 <= options.port < 1 << 16:
         raise InvalidArgument(f"--port must be from 0 to 65535; found {options.port}")
+    if options.samples < 1:
+        raise InvalidArgument(f"--samples must be 1 or more; found {options.samples}")
     import_extra("shardio view needs Starlette and uvicorn", "view", "starlette", "uvicorn")
+    if options.export is not None:
+        return _export(options)
     from shardio_tools.view.app import Viewer, make_app
-    from shardio_tools.view.security import Security, is_local
+    from shardio_tools.view.loader_file import load_named
+    from shardio_tools.view.security import Security
     from shardio_tools.view.server import ViewServer
 
+    loader = None if options.loader is None else load_named(options.loader)
     server = ViewServer(options.host, options.port)
-    with Viewer(options.path, is_writable=options.writable) as viewer, server.stopped_by_signals():
+    viewer = Viewer(
+        options.path, is_writable=options.writable, loader=loader, loader_name=options.loader
+    )
+    with server.stopped_by_signals(), viewer:
         token = secrets.token_urlsafe(32)
         guarded = Security(
             make_app(viewer), token, options.host, server.port, is_writable=options.writable
         )
-        if not is_local(options.host):
-            print_error(
-                f"warning: {options.host} can be reached by other machines, over a connection that "
-                "is not encrypted: whoever sees the link can read the dataset",
-                "warning",
-            )
-        name = f"[{options.host}]" if ":" in options.host else options.host
-        link = f"http://{name}:{server.port}/?token={token}"
-        print_out(link)
-        flush()
-        if not options.no_open:
-            webbrowser.open(link)
+        _show_link(options, server.port, token)
         server.run(guarded)
+    return 0
+
+
+def _show_link(options: argparse.Namespace, port: int, token: str) -> None:
+    """Print the link as a line of its own; open it in a browser unless told not to."""
+    from shardio_tools.view.security import is_local
+
+    if not is_local(options.host):
+        print_error(
+            f"warning: other machines can reach {options.host}, and the connection is not "
+            "encrypted: whoever sees the link can read the dataset",
+            "warning",
+        )
+    name = f"[{options.host}]" if ":" in options.host else options.host
+    link = f"http://{name}:{port}/?token={token}"
+    print_out(link)
+    flush()
+    if not options.no_open:
+        # The thread is not waited for: some browsers in terminals return only when they are closed.
+        threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
+
+
+def _export(options: argparse.Namespace) -> int:
+    """Write a static site, and return the exit code."""
+    from shardio_tools.view.exporting import export_site
+
+    n = export_site(options.path, options.export, n_samples=options.samples)
+    print_screen([Done(f"exported {format_count(n, 'sample')} to {escaped(options.export)}")])
     return 0

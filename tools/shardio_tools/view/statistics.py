@@ -179,14 +179,12 @@ class FieldCounts:
         fields: dict[str, Any] = {}
         for name in dataset.schema:
             numbers, lengths = self._numbers.get(name), self._lengths.get(name)
-            facts = numbers.facts() if numbers else dict.fromkeys(_NUMBERS)
-            if lengths is not None:
-                facts |= lengths.facts()
+            bins = lengths.as_json() if lengths else None
             fields[name] = {
-                **facts,
+                **(numbers.facts() if numbers else dict.fromkeys(_NUMBERS)),
                 "not_finite": numbers.n_not_finite if numbers else 0,
                 "histogram": numbers.as_json() if numbers else None,
-                "lengths": lengths.as_json() if lengths else None,
+                "lengths": {**bins, **lengths.facts()} if bins and lengths else None,
                 "n_bytes": self._sizes.get(name, column_bytes(dataset, name)),
             }
         *classes, without = self._classes.tolist()
