@@ -1,0 +1,152 @@
+/** Requests: the contract of the server, and the same answers from the files of a static export. */
+
+export const isStatic = document.querySelector('meta[name="shardio-mode"]')?.content === 'static';
+
+/** The keys of a query of rows, in the order in which links have them. */
+export const FILTERS = ['class', 'subset', 'range', 'text', 'sort', 'desc'];
+
+export class ApiError extends Error {
+  constructor(message, hint = '', status = 0) {
+    super(message);
+    this.hint = hint;
+    this.status = status;
+  }
+}
+
+async function request(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, { credentials: 'same-origin', ...options });
+  } catch (error) {
+    if (error.name === 'AbortError') throw error;
+    throw new ApiError('The server does not answer.', 'It may have been stopped: start it again with `shardio view`, and open the link that it prints.');
+  }
+  if (answer.ok) return answer;
+  let found = {};
+  try { found = await answer.json(); } catch { /* a proxy's page: the status says enough */ }
+  throw new ApiError(found.error ?? `The server answered ${answer.status}.`, found.hint ?? '', answer.status);
+}
+
+async function json(path, options) {
+  return (await request(path, options)).json();
+}
+
+function query(params) {
+  const found = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) {
+    if (value !== null && value !== undefined && value !== '' && value !== false) found.set(name, value === true ? '1' : value);
+  }
+  const text = found.toString();
+  return text && `?${text}`;
+}
+
+function post(path, body = {}) {
+  return json(path, { method: 'POST', headers: { 'Content-Type': 'application/json', 'X-Shardio': '1' }, body: JSON.stringify(body) });
+}
+
+const server = {
+  dataset: (signal) => json('api/dataset', { signal }),
+  statistics: (signal) => json('api/statistics', { signal }),
+  startStatistics: () => post('api/statistics'),
+  rows: (start, n, filters, signal) => json(`api/rows${query({ start, count: n, ...filters })}`, { signal }),
+  position: (row, filters, signal) => json(`api/position${query({ row, ...filters })}`, { signal }),
+  sample: (row, signal) => json(`api/sample/${row}`, { signal }),
+  epoch: (params, signal) => json(`api/epoch${query(params)}`, { signal }),
+  verification: (signal) => json('api/verification', { signal }),
+  startVerification: () => post('api/verification'),
+  marks: (signal) => json('api/marks', { signal }),
+  mark: (row, marked, note) => post('api/marks', { row, marked, note }),
+  saveMarks: (name, overwrite) => post('api/marks/save', { name, overwrite }),
+  thumbnail: (row, size) => row.thumb ?? (row.image === null ? null : `thumbnail/${row.row}/${encodeURIComponent(row.image)}?size=${size}`),
+  series: (url, points, signal) => json(withParam(url, 'points', points), { signal }),
+  /** Return a picture as a bitmap, and the range of the values that it shows. */
+  heatmap: async (url, signal) => {
+    const answer = await request(url, { signal });
+    const range = (answer.headers.get('X-Range') ?? '').split('..').map(Number);
+    return { bitmap: await createImageBitmap(await answer.blob()), range: range.length === 2 && range.every(Number.isFinite) ? range : null };
+  },
+};
+
+function withParam(url, name, value) {
+  return /\.json$/.test(url) ? url : `${url}${url.includes('?') ? '&' : '?'}${name}=${value}`;
+}
+
+/* --- a static export: rows are filtered here --- */
+
+let exported = null;
+
+async function exportedRows() {
+  exported ??= json('api/rows.json').then((found) => found.rows);
+  return exported;
+}
+
+function keeps(filters, names) {
+  const [rangeField, low, high] = split(filters.range, 3);
+  const [textField, words] = split(filters.text, 2);
+  const needle = (words ?? '').toLowerCase();
+  return (row) => {
+    if (filters.class && String(row.class ?? names.indexOf(row.label)) !== filters.class) return false;
+    if (filters.subset && row.subset !== filters.subset) return false;
+    if (rangeField) {
+      const value = row.values?.[rangeField];
+      if (typeof value !== 'number' || (low !== '' && value < Number(low)) || (high !== '' && value > Number(high))) return false;
+    }
+    return !textField || String(row.values?.[textField] ?? row.text ?? '').toLowerCase().includes(needle);
+  };
+}
+
+/** Split "FIELD:REST" from the right if three parts are asked for: names of fields may have colons. */
+export function split(text, n) {
+  if (!text) return [];
+  if (n === 2) {
+    const at = text.indexOf(':');
+    return [text.slice(0, at), text.slice(at + 1)];
+  }
+  const parts = text.split(':');
+  const high = parts.pop();
+  const low = parts.pop();
+  return [parts.join(':'), low, high];
+}
+
+async function filtered(filters) {
+  const names = ((await server.dataset()).classes ?? []).map((each) => each.name);
+  const rows = (await exportedRows()).filter(keeps(filters, names));
+  if (filters.sort) {
+    const key = (row) => row.values?.[filters.sort] ?? '';
+    rows.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : a.row - b.row));
+    if (filters.desc) rows.reverse();
+  } else if (filters.desc) rows.reverse();
+  return rows;
+}
+
+const readOnly = async () => { throw new ApiError('This is an exported page: it cannot be changed.', 'Open the dataset itself with `shardio view` to mark, verify or search it.'); };
+
+if (isStatic) {
+  const whole = { ...server };
+  let dataset = null;
+  Object.assign(server, {
+    dataset: () => (dataset ??= json('api/dataset.json')),
+    statistics: () => json('api/statistics.json').catch(() => ({ state: 'none', progress: 0, text: '', fields: {}, classes: [] })),
+    startStatistics: readOnly,
+    rows: async (start, n, filters) => {
+      const rows = await filtered(filters);
+      return { n: rows.length, n_total: (await exportedRows()).length, complete: true, progress: 1,
+        rows: rows.slice(start, start + n).map((row, i) => ({ ...row, position: start + i })) };
+    },
+    position: async (row, filters) => {
+      const at = (await filtered(filters)).findIndex((each) => each.row === row);
+      return { position: at < 0 ? null : at };
+    },
+    sample: (row) => json(`api/sample/${row}.json`),
+    epoch: readOnly,
+    verification: () => json('api/verification.json').catch(() => ({ state: 'none', progress: 0, n_checked: 0, findings: [], n_findings: 0 })),
+    startVerification: readOnly,
+    marks: async () => ({ marks: [], n: 0 }),
+    mark: readOnly,
+    saveMarks: readOnly,
+    thumbnail: (row) => row.thumb ?? null,
+    series: whole.series,
+  });
+}
+
+export const api = server;

@@ -1,0 +1,196 @@
+/** Videos and sound of a sample on one clock, with a timeline on which the clip is marked. */
+
+import { h, fill, iconButton, setIcon, clockText, count, bytes } from './dom.js';
+import { Clock, ElementMedium, FrameMedium } from './clock.js';
+import { download } from './fields.js';
+import { drawn, colour, scrub, timeTicks } from './canvas.js';
+
+const SPEEDS = [0.1, 0.25, 0.5, 1, 1.5, 2, 4];
+
+/** Return a player of the fields, or null if none of them has time. */
+export function makePlayer(fields, clip, signal) {
+  const videos = fields.filter((field) => field.kind === 'video' && !field.damaged && !field.missing);
+  const sounds = fields.filter((field) => field.kind === 'audio' && !field.damaged && !field.missing);
+  if (!videos.length && !sounds.length) return null;
+  return new Player(videos, sounds, clip, signal);
+}
+
+class Player {
+  constructor(videos, sounds, clip, signal) {
+    this.clock = new Clock();
+    this.clip = clip;
+    this.signal = signal;
+    this.elements = [];
+    this.isMuted = true;
+    this.lead = videos.find((field) => field.name === clip?.field) ?? videos[0] ?? null;
+    for (const video of [this.lead, ...videos].filter(Boolean)) this.clock.setFrames(video.fps, video.n_frames, video.times ?? null);
+    const cameras = videos.length ? h('div', { class: videos.length > 1 ? 'cameras many' : 'cameras' }, videos.map((field) => this.camera(field))) : null;
+    for (const field of sounds) this.sound(field);
+    this.hasSound = this.elements.length > 0 && (sounds.length > 0 || videos.some((field) => field.audio));
+    this.element = h('section', { class: 'player field', 'aria-label': 'Player' }, cameras, this.transport(), this.timeline());
+    this.clock.on('time', () => this.showTime(), signal);
+    this.clock.on('state', () => this.showState(), signal);
+    this.showTime();
+    this.showState();
+  }
+
+  /* --- what plays --- */
+
+  camera(field) {
+    const stage = h('div', { class: 'stage' });
+    const about = [field.codec, field.width && `${field.width} × ${field.height}`, field.fps && `${Number(field.fps.toFixed(2))} fps`, field.n_frames && `${count(field.n_frames)} frames`, field.n_bytes && bytes(field.n_bytes)].filter(Boolean).join(' · ');
+    const node = h('article', { class: 'camera', 'data-field': field.name, 'aria-label': field.name },
+      h('header', {}, h('h2', {}, field.name), h('span', { class: 'about' }, about), download(field)), stage);
+    const video = document.createElement('video');
+    const plays = field.src && field.mime && video.canPlayType(field.mime) !== '';
+    if (plays) this.native(field, stage, video);
+    else this.drawFrames(field, stage, field.mime ? `this browser does not play ${field.codec ?? field.mime}: frames are decoded by shardio` : 'frames are decoded by shardio');
+    return node;
+  }
+
+  native(field, stage, video) {
+    Object.assign(video, { muted: true, playsInline: true, preload: 'auto', src: field.src, tabIndex: -1 });
+    video.setAttribute('aria-label', `Video ${field.name}`);
+    if (field.width) video.style.aspectRatio = `${field.width} / ${field.height}`;
+    const medium = new ElementMedium(video);
+    this.clock.add(medium, field.seconds);
+    this.elements.push(video);
+    video.addEventListener('click', () => this.clock.toggle());
+    video.addEventListener('dblclick', () => { if (document.fullscreenElement) document.exitFullscreen(); else stage.requestFullscreen?.(); });
+    video.addEventListener('seeked', () => { video.dataset.at = String(video.currentTime); });
+    video.addEventListener('error', () => {
+      if (!video.getAttribute('src')) return;
+      const at = this.clock.media.indexOf(medium);
+      if (at >= 0) this.clock.media.splice(at, 1);
+      this.elements.splice(this.elements.indexOf(video), 1);
+      this.clock.pause();
+      this.drawFrames(field, stage, `this browser could not play ${field.codec ?? 'the video'}: frames are decoded by shardio`);
+    }, { once: true });
+    fill(stage, video);
+  }
+
+  drawFrames(field, stage, reason) {
+    const canvas = h('canvas', { width: field.width || 320, height: field.height || 180, role: 'img', 'aria-label': `Video ${field.name}, drawn frame by frame` });
+    const how = h('p', { class: 'how' }, reason);
+    fill(stage, canvas, how);
+    if (!field.frames) {
+      how.textContent = 'this browser does not play the codec, and an exported page has no decoder';
+      how.classList.add('bad');
+      return;
+    }
+    const medium = new FrameMedium(canvas, field.frames, field.fps || 1, field.n_frames, (frame) => {
+      how.classList.toggle('bad', frame !== null);
+      how.textContent = frame === null ? reason : `frame ${count(frame)} cannot be decoded`;
+    }, field.times ?? null);
+    this.clock.add(medium, field.seconds || field.n_frames / (field.fps || 1));
+    canvas.addEventListener('click', () => this.clock.toggle());
+    medium.seek(this.clock.time);
+  }
+
+  sound(field) {
+    const audio = h('audio', { preload: 'auto', 'data-field': field.name });
+    audio.src = field.src;
+    this.clock.add(new ElementMedium(audio), field.seconds);
+    this.elements.push(audio);
+    this.isMuted = false;
+  }
+
+  /* --- controls --- */
+
+  transport() {
+    const { clock } = this;
+    this.playButton = iconButton('play', 'Play', () => clock.toggle(), 'Space');
+    this.time = h('span', { class: 'time' });
+    this.frame = h('span', { class: 'frame' });
+    this.speed = h('select', { 'aria-label': 'Speed', onchange: () => clock.setSpeed(Number(this.speed.value)) }, SPEEDS.map((each) => h('option', { value: each, selected: each === 1 }, `${each}×`)));
+    this.soundButton = iconButton('mute', 'Sound on', () => this.toggleSound(), 's');
+    this.loopButton = this.clip && h('button', { type: 'button', 'aria-pressed': 'false', onclick: () => this.toggleLoop() }, 'Loop the clip');
+    return h('div', { class: 'transport', role: 'group', 'aria-label': 'Transport' },
+      iconButton('back', 'One frame back', () => clock.step(-1), ','), this.playButton, iconButton('forward', 'One frame forward', () => clock.step(1), '.'),
+      this.time, this.frame, h('div', { class: 'end' }, this.loopButton, this.hasSound && this.soundButton, this.speed));
+  }
+
+  timeline() {
+    const canvas = h('canvas', {});
+    this.slider = h('div', { class: 'timeline', role: 'slider', tabindex: 0, 'aria-label': 'Time', 'aria-valuemin': 0, 'aria-valuemax': Number(this.clock.duration.toFixed(3)) }, canvas);
+    this.redraw = drawn(canvas, (context, width, height) => this.draw(context, width, height), this.signal);
+    scrub(this.slider, (fraction, isMoving) => { this.clock.pause(); this.clock.seek(fraction * this.clock.duration, isMoving); }, (n) => this.clock.step(n));
+    const hasKeys = this.lead?.keyframes?.length > 1;
+    const legend = (this.clip || hasKeys) && h('p', { class: 'timeline-legend' },
+      this.clip && h('span', {}, h('i', {}), this.clip.text ?? `the clip of the view: ${count(this.clip.n_frames)} frames`), hasKeys && h('span', {}, h('i', { class: 'key' }), 'keyframe'));
+    return h('div', {}, this.slider, legend);
+  }
+
+  draw(context, width, height) {
+    const { duration, time } = this.clock;
+    if (!duration) return;
+    const x = (seconds) => (seconds / duration) * width;
+    const y = 8;
+    context.fillStyle = colour('bg-hover');
+    context.fillRect(0, y, width, 8);
+    if (this.clip) {
+      context.fillStyle = colour('accent-soft');
+      context.fillRect(x(this.clip.start), y - 5, Math.max(2, x(this.clip.stop) - x(this.clip.start)), 18);
+      context.strokeStyle = colour('accent');
+      context.strokeRect(x(this.clip.start) + 0.5, y - 4.5, Math.max(1, x(this.clip.stop) - x(this.clip.start) - 1), 17);
+    }
+    context.fillStyle = colour('accent-fill');
+    context.fillRect(0, y + 2, x(time), 4);
+    context.fillStyle = colour('line-strong');
+    for (const frame of this.lead?.keyframes ?? []) context.fillRect(Math.round(x(this.clock.times?.[frame] ?? frame / this.lead.fps)), y, 1, 8);
+    context.fillStyle = colour('ink-3');
+    context.font = `11px ${colour('sans')}`;
+    context.textBaseline = 'bottom';
+    const times = timeTicks(duration, width);
+    for (const seconds of times) {
+      const text = clockText(seconds, times[1] < 1 ? (times[1] < 0.1 ? 2 : 1) : 0);
+      const size = context.measureText(text).width;
+      if (x(seconds) + size <= width) context.fillText(text, x(seconds) ? x(seconds) - size / 2 : 0, height);
+    }
+    context.fillStyle = colour('ink');
+    context.fillRect(Math.min(width - 2, Math.max(0, x(time) - 1)), 1, 2, 22);
+  }
+
+  showTime() {
+    const { clock } = this;
+    fill(this.time, clockText(clock.time), h('span', {}, ` / ${clockText(clock.duration)}`));
+    this.frame.textContent = clock.nFrames ? `frame ${count(clock.frame)} of ${count(clock.nFrames)}` : '';
+    this.slider.setAttribute('aria-valuenow', clock.time.toFixed(3));
+    this.slider.setAttribute('aria-valuetext', `${clockText(clock.time)}${clock.nFrames ? `, frame ${clock.frame}` : ''}`);
+    this.redraw();
+  }
+
+  showState() {
+    setIcon(this.playButton, this.clock.isPlaying ? 'pause' : 'play', this.clock.isPlaying ? 'Pause' : 'Play', 'Space');
+    setIcon(this.soundButton, this.isMuted ? 'mute' : 'sound', this.isMuted ? 'Sound on' : 'Sound off', 's');
+    for (const [i, element] of this.elements.entries()) element.muted = this.isMuted || (i > 0 && element.tagName === 'VIDEO');
+  }
+
+  toggleSound() {
+    this.isMuted = !this.isMuted;
+    this.showState();
+  }
+
+  toggleLoop() {
+    const isOn = this.clock.loop === null;
+    this.clock.loop = isOn ? [this.clip.start, this.clip.stop] : null;
+    this.loopButton.setAttribute('aria-pressed', String(isOn));
+    if (isOn && (this.clock.time < this.clip.start || this.clock.time >= this.clip.stop)) this.clock.seek(this.clip.start);
+  }
+
+  key(event) {
+    const { clock } = this;
+    if (event.key === ' ') clock.toggle();
+    else if (event.key === ',') clock.step(-1);
+    else if (event.key === '.') clock.step(1);
+    else if (event.shiftKey && event.key === 'ArrowRight') clock.seek(clock.time + 1);
+    else if (event.shiftKey && event.key === 'ArrowLeft') clock.seek(clock.time - 1);
+    else if (event.key === '[') clock.seek(this.clip?.start ?? 0);
+    else if (event.key === ']') clock.seek(this.clip ? Math.max(this.clip.start, this.clip.stop - 0.5 / (clock.fps || 20)) : clock.duration);
+    else if (event.key === 's' && this.hasSound) this.toggleSound();
+    else return false;
+    return true;
+  }
+
+  close() { this.clock.close(); }
+}
