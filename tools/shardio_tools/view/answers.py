@@ -149,11 +149,10 @@ def ranged_answer(
     read: Callable[[int, int], Awaitable[bytes]],
 ) -> Response:
     """Return a file, or the part that the request asks for, in pieces that are read on demand."""
-    tag = f'"{etag}"'
-    headers = {"accept-ranges": "bytes", "etag": tag, "cache-control": "private, no-cache"}
-    if request.headers.get("if-none-match") == tag:
+    headers = {"accept-ranges": "bytes", "etag": etag, "cache-control": "private, no-cache"}
+    if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
-    is_current = request.headers.get("if-range", tag) == tag
+    is_current = request.headers.get("if-range", etag) == etag
     try:
         part = requested_range(request.headers.get("range") if is_current else None, size)
     except LookupError as error:

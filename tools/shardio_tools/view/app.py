@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, Self
 
 import anyio
@@ -29,9 +29,13 @@ from shardio_tools.view.answers import (
 )
 from shardio_tools.view.jobs import Jobs
 from shardio_tools.view.marks import Marks
+from shardio_tools.view.mp4 import open_media
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import Listing, Queries, parse_filter
+from shardio_tools.view.samples import describe_sample
+from shardio_tools.view.series import heatmap, series
 from shardio_tools.view.source import Source
+from shardio_tools.view.thumbnails import Thumbnails
 from shardio_tools.view.verification import Verification
 
 _WAIT_S: Final = 0.15
@@ -64,15 +68,9 @@ class Viewer:
         self.queries = Queries(self.source)
         self.verification = Verification(self.source, self.jobs)
         self.marks = Marks(self.source, is_writable=is_writable)
+        self.thumbnails = Thumbnails()
         self.static = static_files()
         self.loader = loader
-
-    @cached_property
-    def thumbnails(self) -> Any:
-        """The cache of thumbnails."""
-        from shardio_tools.view.thumbnails import Thumbnails
-
-        return Thumbnails()
 
     def __enter__(self) -> Self:
         return self
@@ -282,8 +280,6 @@ def _position(viewer: Viewer, request: Request) -> Any:
 
 
 def _sample(viewer: Viewer, request: Request) -> Any:
-    from shardio_tools.view.samples import describe_sample
-
     row = _checked_row(viewer, request)
     with viewer.source.borrow() as dataset:
         (facts,) = _describe_rows(viewer, dataset, [row], [row])
@@ -291,13 +287,14 @@ def _sample(viewer: Viewer, request: Request) -> Any:
         n = len(dataset)
     note = viewer.marks.note(row)
     found |= {"row": row, "n": n, "title": facts["title"], "subset": facts["subset"]}
-    found |= {"damaged": facts["damaged"], "mark": None if note is None else {"note": note}}
+    found["damaged"] = facts["damaged"] or found.get("damaged")
+    found["mark"] = None if note is None else {"note": note}
     return {"clip": None, **found}
 
 
-def _picture(found: Any) -> Response:
-    headers = {"cache-control": "private, max-age=3600"}
-    return Response(found.data, 200, headers, found.media_type)
+def _picture(found: tuple[bytes, str]) -> Response:
+    data, media_type = found
+    return Response(data, 200, {"cache-control": "private, max-age=3600"}, media_type)
 
 
 def _thumbnail(viewer: Viewer, request: Request) -> Response:
@@ -316,8 +313,6 @@ def _frame(viewer: Viewer, request: Request) -> Response:
 
 
 def _media_facts(viewer: Viewer, row: int, field: str) -> dict[str, Any]:
-    from shardio_tools.view.mp4 import open_media
-
     if row >= len(viewer.source.required()) or field not in viewer.source.required().schema:
         raise LookupError(f"there is no sample {row} with a field {field!r:.80}")
     with viewer.source.borrow() as dataset:
@@ -326,8 +321,6 @@ def _media_facts(viewer: Viewer, row: int, field: str) -> dict[str, Any]:
 
 
 def _read_media(viewer: Viewer, row: int, field: str, start: int, stop: int) -> bytes:
-    from shardio_tools.view.mp4 import open_media
-
     with viewer.source.borrow() as dataset:
         return bytes(open_media(dataset, row, field).read(start, stop))
 
@@ -346,8 +339,6 @@ def _original(viewer: Viewer, request: Request) -> Response:
 
 
 def _series(viewer: Viewer, request: Request) -> Any:
-    from shardio_tools.view.series import series
-
     row, field = _checked_row(viewer, request), _field(viewer, request)
     points = number(request.query_params.get("points"), "points", 1, 4000, 1000)
     with viewer.source.borrow() as dataset:
@@ -355,8 +346,6 @@ def _series(viewer: Viewer, request: Request) -> Any:
 
 
 def _heatmap(viewer: Viewer, request: Request) -> Response:
-    from shardio_tools.view.series import heatmap
-
     row, field = _checked_row(viewer, request), _field(viewer, request)
     with viewer.source.borrow() as dataset:
         found = heatmap(dataset, row, field)

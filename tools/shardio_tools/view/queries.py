@@ -340,21 +340,25 @@ class Scan:
                 self._keys.append(keys[: len(found)])
 
     def _sort(self) -> None:
-        """Sort the rows by their keys; missing values and NaN come last, ties in stored order."""
         if self._is_cut:
             raise shardio.InvalidArgument(_too_many_to_sort(None))
         keys = np.concatenate(self._keys) if self._keys else np.zeros(0)
-        is_number = ~np.isnan(keys) if keys.dtype.kind == "f" else np.ones(len(keys), np.bool_)
-        places = np.flatnonzero(is_number)
-        chosen = keys[places]
-        if self._filter.is_descending:
-            order = (len(chosen) - 1 - np.argsort(chosen[::-1], kind="stable"))[::-1]
-        else:
-            order = np.argsort(chosen, kind="stable")
-        order = np.concatenate([places[order], np.flatnonzero(~is_number)])
+        order = sorting_order(keys, is_descending=self._filter.is_descending)
         with self._lock:
             self._rows = self._rows[: self._n_found][order]
             self._is_sorted = True
+
+
+def sorting_order(keys: Values, *, is_descending: bool) -> Rows:
+    """Return the indices that sort keys; NaN comes last, and equal keys stay in their order."""
+    is_number = ~np.isnan(keys) if keys.dtype.kind == "f" else np.ones(len(keys), np.bool_)
+    places = np.flatnonzero(is_number)
+    chosen = keys[places]
+    if is_descending:
+        order = (len(chosen) - 1 - np.argsort(chosen[::-1], kind="stable"))[::-1]
+    else:
+        order = np.argsort(chosen, kind="stable")
+    return np.concatenate([places[order], np.flatnonzero(~is_number)])
 
 
 def _too_many_to_sort(n: int | None) -> str:

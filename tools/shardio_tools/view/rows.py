@@ -1,4 +1,4 @@
-"""Facts about rows of the grid: title, label, text and the field of the picture."""
+"""Facts about rows of the grid: title, label, text and the field of the thumbnail."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 import shardio
 from shardio_tools.output import decode_names
+from shardio_tools.view.samples import thumbnail_fields
 
 _ERRORS: Final = (shardio.ShardioError, OSError)
 _MAX_TEXT: Final = 200
@@ -21,17 +22,6 @@ def class_field(dataset: shardio.ShardDataset) -> str | None:
     field = dataset.schema.columns.get("label")
     is_label = field is not None and not field.shape and "int" in field.dtype
     return "label" if is_label else None
-
-
-def picture_field(dataset: shardio.ShardDataset) -> str | None:
-    """Return the field whose pictures stand for samples: an image, a video, else an array."""
-    media = [name for name, field in dataset.schema.items() if field.medium in ("image", "video")]
-    arrays = [
-        name
-        for name, field in dataset.schema.items()
-        if (array := field.array) is not None and array.dtype == "uint8" and len(array.shape) > 1
-    ]
-    return next(iter((*media, *arrays)), None)
 
 
 def _text_fields(dataset: shardio.ShardDataset) -> tuple[str | None, str | None]:
@@ -47,7 +37,7 @@ def describe_rows(
     """Return facts about the rows `chosen`, whose positions in a list are `positions`."""
     title, text = _text_fields(dataset)
     names = [name for name in (title, text, class_field(dataset)) if name is not None]
-    picture = picture_field(dataset)
+    picture = next(iter(thumbnail_fields(dataset.schema)), None)
     values = {name: _values(dataset, name, chosen) for name in names}
     found = []
     for i, (row, position) in enumerate(zip(chosen, positions, strict=True)):

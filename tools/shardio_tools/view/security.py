@@ -132,7 +132,8 @@ class Security:
         """Return the headers that set the cookie and lead to the page, if the link has a token."""
         if scope["path"] != "/" or scope["method"] == "POST":
             return None
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        query = scope["query_string"].decode("latin-1")
+        given = parse_qs(query, keep_blank_values=True).get("token")
         if given is None:
             return None
         if not _is_equal(given[-1], self._token):
