@@ -44,7 +44,7 @@ class LineChart {
       }));
     }
     if (this.clock) this.clock.on('time', () => this.follow(), signal);
-    this.nodes = [this.plot, this.legend];
+    this.nodes = [this.plot, this.legend, found.note && h('p', { class: 'muted' }, found.note)];
     this.follow();
   }
 

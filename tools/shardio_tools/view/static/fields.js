@@ -92,13 +92,13 @@ function branch(key, value, depth) {
   return node;
 }
 
-/** Return bytes as offset, hexadecimal and text, 16 a line. */
+/** Return bytes as offset, hexadecimal and text, 8 a line, which fits beside pictures. */
 function hexDump(hex) {
   const node = h('div', { class: 'hex', tabindex: 0, role: 'region', 'aria-label': 'Bytes in hexadecimal' });
-  for (let at = 0; at < hex.length; at += 32) {
-    const pairs = hex.slice(at, at + 32).match(/../g) ?? [];
+  for (let at = 0; at < hex.length; at += 16) {
+    const pairs = hex.slice(at, at + 16).match(/../g) ?? [];
     const text = pairs.map((pair) => { const code = parseInt(pair, 16); return code > 31 && code < 127 ? String.fromCharCode(code) : '·'; }).join('');
-    node.append(h('span', { class: 'offset' }, `${(at / 2).toString(16).padStart(4, '0')}  `), `${pairs.join(' ').padEnd(47)}  `, h('span', { class: 'ascii' }, `${text}\n`));
+    node.append(h('span', { class: 'offset' }, `${(at / 2).toString(16).padStart(4, '0')}  `), `${pairs.join(' ').padEnd(23)}  `, h('span', { class: 'ascii' }, `${text}\n`));
   }
   return node;
 }
@@ -109,7 +109,8 @@ function zoomable(src, width, height, name) {
   const stage = h('div', { class: 'stage zoom', tabindex: 0, role: 'group', 'aria-label': `Picture ${name}: plus and minus zoom, 0 fits` }, image);
   const state = h('span', { class: 'muted', role: 'status' });
   let [scale, x, y, fitted] = [1, 0, 0, true];
-  const fitScale = () => Math.min(stage.clientWidth / image.naturalWidth, stage.clientHeight / image.naturalHeight, Math.max(1, Math.floor(320 / image.naturalWidth)));
+  const largest = () => Math.max(2, Math.floor(480 / image.naturalWidth)); // small pictures are enlarged to be seen
+  const fitScale = () => Math.min(stage.clientWidth / image.naturalWidth, stage.clientHeight / image.naturalHeight, largest());
   const place = () => {
     if (!image.naturalWidth) return;
     if (fitted) scale = fitScale();
@@ -131,7 +132,7 @@ function zoomable(src, width, height, name) {
   const actual = () => { zoom(1 / scale); };
   const where = (event) => { const box = stage.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
   image.addEventListener('load', () => {
-    stage.style.height = `${Math.min(560, Math.max(120, Math.min(image.naturalHeight * Math.max(1, Math.floor(320 / image.naturalWidth)), (stage.clientWidth / image.naturalWidth) * image.naturalHeight)))}px`;
+    stage.style.height = `${Math.min(560, Math.max(120, image.naturalHeight * Math.min(largest(), stage.clientWidth / image.naturalWidth)))}px`;
     fit();
   });
   image.addEventListener('error', () => fill(stage, h('p', { class: 'how bad' }, 'The picture cannot be decoded.')));

@@ -6,6 +6,7 @@ import { histogram } from './bars.js';
 import { store } from './store.js';
 
 const MAX_CHOICES = 200;
+const RETRY_MS = 1500;
 let statistics = null;
 
 /** Return the filters in words, one `{key, text}` each. */
@@ -44,6 +45,22 @@ export class FilterPanel {
       this.choicePart('subset', 'Subset', data.subsets.map((each) => ({ value: each.name, name: each.name, n: each.n }))),
       this.rangePart(), this.sortPart());
     this.update(filters);
+    this.readStatistics();
+  }
+
+  /** Fill in the counts of classes and the plot of the range, once they are known. */
+  async readStatistics() {
+    try { statistics ??= await api.statistics(); } catch { return; } // filters work without
+    if (statistics.state === 'running') {
+      statistics = null;
+      setTimeout(() => { if (this.element.isConnected) this.readStatistics(); }, RETRY_MS);
+      return;
+    }
+    for (const [i, n] of (statistics?.classes ?? []).entries()) {
+      const button = this.element.querySelector(`[data-key=class] [data-value="${i}"] .n`);
+      if (button) button.textContent = count(n);
+    }
+    this.plotRange?.();
   }
 
   /** Show other filters. */
@@ -82,7 +99,7 @@ export class FilterPanel {
 
   choicePart(key, title, choices) {
     if (!choices.length) return null;
-    const list = h('ul', { class: 'choices' });
+    const list = h('ul', { class: 'choices', 'data-key': key });
     const show = (words) => {
       const found = words ? choices.filter((each) => each.name.toLowerCase().includes(words)) : choices;
       fill(list, found.slice(0, MAX_CHOICES).map((each) => h('li', {}, h('button', { type: 'button', title: each.name, 'aria-pressed': String(this.filters[key] === each.value), 'data-value': each.value,
@@ -98,8 +115,10 @@ export class FilterPanel {
   }
 
   rangePart() {
-    if (!this.sortable.length) return null;
-    const field = select('Field of the range', [...this.sortable].sort((a, b) => (a === store.dataset.class_field) - (b === store.dataset.class_field)));
+    const { classes, class_field: label } = store.dataset;
+    const fields = this.sortable.filter((name) => name !== label || !classes.length); // labels are chosen as classes
+    if (!fields.length) return null;
+    const field = select('Field of the range', fields);
     const low = h('input', { type: 'text', inputmode: 'decimal', 'aria-label': 'Lowest value', placeholder: 'from', autocomplete: 'off' });
     const high = h('input', { type: 'text', inputmode: 'decimal', 'aria-label': 'Highest value', placeholder: 'to', autocomplete: 'off' });
     const plot = h('div', {});
@@ -137,7 +156,7 @@ export class FilterPanel {
       high.value = to ?? '';
       draw();
     });
-    if (!statistics) api.statistics().then((found) => { statistics = found; draw(); }).catch(() => { /* the fields work without a plot */ });
+    this.plotRange = draw;
     return h('fieldset', {}, h('legend', {}, 'Range'), field, plot, h('div', { class: 'pair' }, low, h('span', { class: 'fixed muted' }, '–'), high));
   }
 

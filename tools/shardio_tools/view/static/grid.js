@@ -182,8 +182,9 @@ class Grid {
     let node = this.nodes.get(position);
     if (!node || (row && node.row !== row)) {
       const made = this.make(position, row);
+      const isFocused = node !== undefined && node === document.activeElement;
       if (node) node.replaceWith(made); else this.scroller.window.append(made);
-      if (node === document.activeElement && node) made.focus({ preventScroll: true });
+      if (isFocused) made.focus({ preventScroll: true });
       this.nodes.set(position, made);
       node = made;
     }

@@ -40,7 +40,7 @@ function section(title, about, ...content) {
 }
 
 function head(data) {
-  const fact = (name, value) => value !== null && h('div', {}, h('dt', {}, name), h('dd', {}, value));
+  const fact = (name, value) => value !== null && h('div', {}, h('dt', {}, name), ' ', h('dd', {}, value));
   return h('header', {}, h('h1', {}, data.name), h('p', { class: 'lead mono' }, data.path),
     h('dl', { class: 'facts' },
       fact('samples', count(data.n_samples)), fact('shards', count(data.n_shards)), fact('on disk', bytes(data.n_bytes)),
@@ -83,17 +83,17 @@ function fieldsTable(data, sizes) {
   const total = data.fields.reduce((sum, field) => sum + (field.n_bytes ?? 0), 0);
   const hasCodec = data.fields.some((field) => field.codec);
   return section('Fields', counted(data.fields.length, 'field'), h('div', { class: 'table', tabindex: 0, role: 'region', 'aria-label': 'Fields' },
-    h('table', {}, h('thead', {}, h('tr', {}, ['Name', 'Type', 'Values', 'Shape', hasCodec && 'Stored as'].filter(Boolean).map((name) => h('th', { scope: 'col' }, name)), h('th', { class: 'right', scope: 'col' }, 'Size'))),
+    h('table', {}, h('thead', {}, h('tr', {}, ['Name', 'Type', 'Shape'].map((name) => h('th', { scope: 'col' }, name)), hasCodec && h('th', { class: 'wide-only', scope: 'col' }, 'Stored as'), h('th', { class: 'right', scope: 'col' }, 'Size'))),
       h('tbody', {}, data.fields.map((field) => h('tr', {},
-        h('td', { class: 'name' }, field.name), h('td', { title: field.type }, typeName(field)), h('td', {}, field.dtype ?? ''), h('td', { class: 'nowrap' }, shapeText(field.shape)),
-        hasCodec && h('td', {}, field.codec ?? ''),
+        h('td', { class: 'name' }, field.name), h('td', { title: field.type }, typeName(field)), h('td', { class: 'nowrap' }, shapeText(field.shape)),
+        hasCodec && h('td', { class: 'wide-only' }, field.codec ?? ''),
         h('td', { class: 'right nowrap' }, bytes(field.n_bytes),
           h('span', { class: 'meter', title: total ? `${((field.n_bytes ?? 0) / total * 100).toFixed(1)} % of all fields` : null }, h('span', { style: { width: `${((field.n_bytes ?? 0) / most) * 100}%` } })))))))));
 }
 
-/** Return the type without its arguments, which have columns of their own. */
+/** Return the type without its arguments: "Array int64, optional". */
 function typeName(field) {
-  return `${field.type.split('(')[0]}${field.optional ? ', optional' : ''}`;
+  return `${field.type.split('(')[0]}${field.dtype ? ` ${field.dtype}` : ''}${field.optional ? ', optional' : ''}`;
 }
 
 function showClasses(node, data, counts) {
