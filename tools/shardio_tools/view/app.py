@@ -292,24 +292,35 @@ def _sample(viewer: Viewer, request: Request) -> Any:
     return {"clip": None, **found}
 
 
-def _picture(found: tuple[bytes, str]) -> Response:
-    data, media_type = found
-    return Response(data, 200, {"cache-control": "private, max-age=3600"}, media_type)
+def _picture(
+    viewer: Viewer, request: Request, make: Callable[[shardio.ShardDataset], tuple[bytes, str]]
+) -> Response:
+    """Return a picture; 304 if the browser has it from this generation of this dataset."""
+    shown = viewer.source.required()
+    etag = f'"{shown.lineage}-{shown.generation}"'
+    headers = {"cache-control": "private, no-cache", "etag": etag}
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers=headers)
+    with viewer.source.borrow() as dataset:
+        data, media_type = make(dataset)
+    return Response(data, 200, headers, media_type)
 
 
 def _thumbnail(viewer: Viewer, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     size = number(request.query_params.get("size"), "size", 64, 512, 256)
-    with viewer.source.borrow() as dataset:
-        return _picture(viewer.thumbnails.get(dataset, row, field, size))
+    return _picture(
+        viewer, request, lambda dataset: viewer.thumbnails.get(dataset, row, field, size)
+    )
 
 
 def _frame(viewer: Viewer, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     frame = number(request.path_params["number"], "the number of the frame", 0, 1 << 48)
     size = number(request.query_params.get("size"), "size", 64, 4096, 1024)
-    with viewer.source.borrow() as dataset:
-        return _picture(viewer.thumbnails.frame(dataset, row, field, frame, size))
+    return _picture(
+        viewer, request, lambda dataset: viewer.thumbnails.frame(dataset, row, field, frame, size)
+    )
 
 
 def _media_facts(viewer: Viewer, row: int, field: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 import shardio
 from shardio_tools.output import decode_names
@@ -69,15 +70,44 @@ def _short(text: str | None) -> str:
 
 
 def _values(dataset: shardio.ShardDataset, name: str, chosen: Sequence[int]) -> list[Any]:
-    """Return the values of a field; an error about a value stands for it."""
+    """Return the values of a field; an error about a value or its shard stands for it."""
+    rows = np.asarray(chosen, np.int64)
+    found: list[Any] = [None] * len(rows)
+    shards = np.searchsorted(dataset.shard_starts, rows, side="right") - 1
+    for shard in np.unique(shards).tolist():
+        places = np.flatnonzero(shards == shard)
+        local = rows[places] - int(dataset.shard_starts[shard])
+        for place, value in zip(
+            places.tolist(), _of_shard(dataset, name, shard, local), strict=True
+        ):
+            found[place] = value
+    return found
+
+
+def _of_shard(
+    dataset: shardio.ShardDataset, name: str, shard: int, local: npt.NDArray[np.int64]
+) -> list[Any]:
+    """Return values of one shard: together, or one by one if one of them is damaged."""
     try:
-        return list(dataset.column(name, np.asarray(chosen, np.int64)))
+        reader = dataset.reader(shard, name)
+    except _ERRORS as error:
+        return [error] * len(local)
+    try:
+        return _read(reader, name, local)
     except _ERRORS:
-        return [_value(dataset, name, row) for row in chosen]
+        return [_read_or_error(reader, name, local[i : i + 1]) for i in range(len(local))]
 
 
-def _value(dataset: shardio.ShardDataset, name: str, row: int) -> Any:
+def _read(reader: shardio.ShardReader, name: str, local: npt.NDArray[np.int64]) -> list[Any]:
+    if name not in reader.schema.columns:
+        return [reader.sample(row, [name])[name] for row in local.tolist()]
+    values = reader.column(name, local).tolist()
+    is_there = reader.present(name, local).tolist()
+    return [value if there else None for value, there in zip(values, is_there, strict=True)]
+
+
+def _read_or_error(reader: shardio.ShardReader, name: str, local: npt.NDArray[np.int64]) -> Any:
     try:
-        return dataset.column(name, np.array([row]))[0]
+        return _read(reader, name, local)[0]
     except _ERRORS as error:
         return error

@@ -138,20 +138,21 @@ class FieldCounts:
         self._lengths = {name: Histogram() for name in schema.records if _has_length(schema[name])}
         self._sizes = dict.fromkeys(schema.records, 0)
         self._classes = np.zeros(self._n_classes + 1, np.int64)
-        self.unreadable: list[str] = []
+        self.unreadable: dict[int, str] = {}
+        """The first error about each shard that cannot be read in full."""
 
     def add_shard(self, dataset: shardio.ShardDataset, shard: int) -> None:
         """Add the samples of a shard; a field that cannot be read is noted."""
         for name in (*self._numbers, *([self._labels] if self._labels else ())):
-            self._attempt(partial(self._add_column, dataset, shard, name))
+            self._attempt(shard, partial(self._add_column, dataset, shard, name))
         for name in self._sizes:
-            self._attempt(partial(self._add_records, dataset, shard, name))
+            self._attempt(shard, partial(self._add_records, dataset, shard, name))
 
-    def _attempt(self, add: Callable[[], None]) -> None:
+    def _attempt(self, shard: int, add: Callable[[], None]) -> None:
         try:
             add()
         except _ERRORS as error:
-            self.unreadable.append(decode_names(str(error)))
+            self.unreadable.setdefault(shard, decode_names(str(error)))
 
     def _add_column(self, dataset: shardio.ShardDataset, shard: int, name: str) -> None:
         reader = dataset.reader(shard, name)
@@ -222,6 +223,7 @@ def count_fields(
     for shard in range(n):
         counts.add_shard(dataset, shard)
         report((shard + 1) / n, f"{shard + 1:,} of {format_count(n, 'shard')}")
-    lost = counts.unreadable
-    text = f"{format_count(len(lost), 'column')} could not be read: {lost[0]}" if lost else ""
+    lost = [*counts.unreadable.values()]
+    text = f"{format_count(len(lost), 'shard')} could not be counted in full: " if lost else ""
+    text += lost[0] if lost else ""
     return {**counts.as_json(dataset), "text": text}

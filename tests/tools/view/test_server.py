@@ -1,0 +1,432 @@
+"""The viewer's server: what it says about datasets, also damaged ones, and what it changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import shardio
+from shardio.dataset.manifest import load, publish_next
+from shardio.maintenance import add_subset, compute_stats, split
+from tests.shards import flip
+from tests.tools.view.served import (
+    CLASSES,
+    N_SHARDS,
+    POST,
+    SCRIPT,
+    N,
+    finished,
+    listed,
+    make_dataset,
+    sample,
+    viewing,
+)
+
+Json = dict[str, Any]
+
+
+def dataset_facts(client: TestClient) -> Json:
+    """Return the facts about the dataset, with the history, which is read in the background."""
+    while True:
+        found: Json = client.get("/api/dataset").json()
+        if not found["pending"]:
+            return found
+
+
+# --- the overview -----------------------------------------------------------------------------
+
+
+def test_the_overview_has_the_facts_of_the_manifest(client: TestClient, folder: Path) -> None:
+    found = dataset_facts(client)
+    assert (found["path"], found["name"]) == (str(folder), "set")
+    assert (found["version"], found["generation"]) == (shardio.__version__, 2)
+    assert (found["n_samples"], found["n_shards"]) == (N, N_SHARDS)
+    assert found["n_bytes"] == sum(path.stat().st_size for path in folder.glob("*.shard"))
+    assert (found["writable"], found["remote"], found["problems"]) == (False, False, [])
+    assert [each["name"] for each in found["classes"]] == [*CLASSES]
+    assert found["class_field"] == "label" and found["view"]["kind"] == "rows"
+    fields = {each["name"]: each for each in found["fields"]}
+    assert [*fields] == ["label", "score", "level", "caption", "note", "points", "frames"]
+    assert [name for name in fields if fields[name]["sortable"]] == ["label", "score", "level"]
+    assert [name for name in fields if fields[name]["searchable"]] == ["caption", "note"]
+    assert [name for name in fields if fields[name]["optional"]] == ["score", "note"]
+    assert (fields["points"]["dtype"], fields["points"]["shape"]) == ("int16", [None, 2])
+    assert fields["frames"]["n_bytes"] == N * 4 * 16 * 16 * 3
+
+
+def test_subsets_and_generations_are_listed_newest_first(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    split(folder, {"train": 0.75, "val": 0.25}, seed=3)
+    with viewing(folder) as client:
+        found = dataset_facts(client)
+    assert found["subsets"] == [{"name": "train", "n": 45}, {"name": "val", "n": 15}]
+    assert [each["number"] for each in found["generations"]] == [3, 2, 1]
+    assert found["generations"][0]["what"].startswith("split group=null parts={")
+    assert found["generations"][2]["what"] == "written by a program"
+    assert all(each["n_samples"] == N and each["when"] for each in found["generations"])
+
+
+def test_the_conversion_is_told_with_inputs_that_failed_and_why(dataset: Path) -> None:
+    with viewing(dataset) as client:
+        found = dataset_facts(client)["conversion"]
+    assert found["text"].startswith("6 inputs: 3 converted")
+    failed = {each["input"]: each["reason"] for each in found["failed"]}
+    assert found["n_failed"] == 3 and set(failed) == {
+        *("cats/notes.txt", "fish/short.mp4", "fish/song.wav")
+    }
+    assert all(failed.values())
+
+
+def test_statistics_of_a_small_dataset_are_counted_in_the_background(client: TestClient) -> None:
+    assert client.get("/api/statistics").json()["state"] in ("running", "done")
+    found = finished(client, "/api/statistics")
+    assert (found["state"], found["progress"], found["classes"]) == ("done", 1, [20, 20, 20])
+    samples = [sample(i) for i in range(N)]
+    scores = [float(s["score"]) for s in samples if s["score"] is not None]
+    score = found["fields"]["score"]
+    assert score["count"] == len(scores) and (score["min"], score["max"]) == (
+        min(scores),
+        max(scores),
+    )
+    assert score["mean"] == pytest.approx(np.mean(scores)) and score["std"] == pytest.approx(
+        np.std(scores)
+    )
+    histogram = score["histogram"]
+    expected, _ = np.histogram(scores, [*histogram["edges"][:-1], np.inf])
+    assert histogram["counts"] == expected.tolist()
+    assert found["fields"]["level"]["histogram"]["counts"] == [10] * 6
+    points = found["fields"]["points"]["lengths"]
+    assert (points["min"], points["max"], points["counts"]) == (0, 4, [12] * 5)
+    notes = [s["note"] for s in samples if s["note"] is not None]
+    assert found["fields"]["note"]["lengths"]["count"] == len(notes)
+    assert found["fields"]["note"]["n_bytes"] == sum(map(len, notes))
+    assert found["fields"]["label"]["histogram"] is None
+    facts = dataset_facts(client)
+    assert [each["count"] for each in facts["classes"]] == [20, 20, 20]
+    assert {f["name"]: f["n_bytes"] for f in facts["fields"]}["note"] == sum(map(len, notes))
+
+
+def test_kept_statistics_are_shown_without_reading_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.overview._MAX_COUNTED", 0)
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder) as client:
+        assert client.get("/api/statistics").json()["state"] == "none"
+    compute_stats(folder)
+    for path in folder.glob("*.shard"):
+        path.unlink()
+    with viewing(folder) as client:
+        found = client.get("/api/statistics").json()
+        assert (found["state"], found["classes"]) == ("kept", [20, 20, 20])
+        assert found["fields"]["level"]["max"] == 5
+        assert found["fields"]["level"]["histogram"] is None
+        assert [each["count"] for each in dataset_facts(client)["classes"]] == [20, 20, 20]
+
+
+def test_statistics_of_a_large_dataset_are_counted_when_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.overview._MAX_COUNTED", N - 1)
+    with viewing(folder) as client:
+        assert client.get("/api/statistics").json()["state"] == "none"
+        started = client.post("/api/statistics", headers=POST, json={})
+        assert started.json()["state"] in ("running", "done")
+        assert finished(client, "/api/statistics")["classes"] == [20, 20, 20]
+
+
+# --- samples ----------------------------------------------------------------------------------
+
+
+def test_a_sample_has_its_fields_and_its_place(client: TestClient) -> None:
+    found = client.get("/api/sample/33").json()
+    assert (found["row"], found["n"], found["title"], found["index"]) == (33, N, "33", 3)
+    assert (found["damaged"], found["mark"], found["subset"]) == (None, None, None)
+    values = {each["name"]: each for each in found["fields"]}
+    assert values["caption"]["value"] == sample(33)["caption"]
+    assert values["level"]["value"] == 3
+
+
+def test_a_thumbnail_is_made_once_and_then_the_browser_keeps_it(client: TestClient) -> None:
+    answer = client.get("/thumbnail/3/frames?size=64")
+    assert answer.status_code == 200 and answer.headers["content-type"] == "image/jpeg"
+    assert answer.content[:2] == b"\xff\xd8"
+    known = {"If-None-Match": answer.headers["etag"]}
+    assert client.get("/thumbnail/3/frames?size=64", headers=known).status_code == 304
+    for size in ("63", "513", "x", "1e9"):
+        assert client.get(f"/thumbnail/3/frames?size={size}").status_code == 400
+    assert client.get("/thumbnail/3/caption").status_code == 400
+
+
+def test_a_curve_and_a_heat_map_are_bounded(client: TestClient) -> None:
+    found = client.get("/series/4/points?points=2").json()
+    assert found["n"] == 4 and len(found["columns"][0]["min"]) == 2
+    assert client.get("/series/4/points?points=4001").status_code == 400
+    answer = client.get("/heatmap/4/points")
+    assert answer.headers["content-type"] == "image/png" and answer.headers["x-range"] == "4..4"
+
+
+# --- ranges -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a client of a dataset with a picture of known bytes."""
+    from shardio import Image, Schema
+    from shardio.media import to_png
+
+    folder = tmp_path_factory.mktemp("media") / "set"
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)
+    with shardio.DatasetWriter(folder, Schema({"image": Image()})) as writer:
+        writer.append({"image": to_png(pixels)})
+    with viewing(folder) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("header", "part"),
+    [
+        ("bytes=0-9", (0, 10)),
+        ("bytes=5-", (5, None)),
+        ("bytes=-7", (-7, None)),
+        ("bytes=10-999999999999999999", (10, None)),
+        ("bytes=-999999999999999999", (0, None)),
+        ("bytes = 0 - 0", (0, 1)),
+    ],
+)
+def test_a_range_of_a_file_is_answered_with_this_part(
+    media: TestClient, header: str, part: tuple[int, int | None]
+) -> None:
+    whole = media.get("/media/0/image")
+    assert whole.status_code == 200 and whole.headers["accept-ranges"] == "bytes"
+    assert whole.headers["content-length"] == str(len(whole.content))
+    answer = media.get("/media/0/image", headers={"Range": header})
+    expected = whole.content[slice(*part)]
+    start = whole.content.index(expected)
+    assert (answer.status_code, answer.content) == (206, expected)
+    end, size = start + len(expected) - 1, len(whole.content)
+    assert answer.headers["content-range"] == f"bytes {start}-{end}/{size}"
+    head = media.head("/media/0/image", headers={"Range": header})
+    assert (head.status_code, head.content) == (206, b"")
+    assert head.headers["content-length"] == str(len(expected))
+
+
+@pytest.mark.parametrize("header", ["bytes=999999-", "bytes=9-3", "bytes=-0"])
+def test_a_range_outside_of_the_file_is_an_error(media: TestClient, header: str) -> None:
+    answer = media.get("/media/0/image", headers={"Range": header})
+    size = media.head("/media/0/image").headers["content-length"]
+    assert (answer.status_code, answer.headers["content-range"]) == (416, f"bytes */{size}")
+
+
+@pytest.mark.parametrize(
+    "header", ["", "bytes=-", "bytes=a-b", "lines=0-1", "bytes=0-1,4-5", "bytes=0-" + "9" * 19]
+)
+def test_other_ranges_are_answered_with_the_whole_file(media: TestClient, header: str) -> None:
+    assert media.get("/media/0/image", headers={"Range": header}).status_code == 200
+
+
+def test_a_range_of_another_version_is_answered_with_the_whole_file(media: TestClient) -> None:
+    etag = media.get("/media/0/image").headers["etag"]
+    for known, status in ((etag, 206), ('"other"', 200)):
+        headers = {"Range": "bytes=0-1", "If-Range": known}
+        assert media.get("/media/0/image", headers=headers).status_code == status
+    assert media.get("/media/0/image", headers={"If-None-Match": etag}).status_code == 304
+
+
+# --- damage -----------------------------------------------------------------------------------
+
+
+def test_verification_names_rows_that_are_then_crossed_out(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    path = sorted(folder.glob("*.shard"))[1]
+    text = sample(20)["caption"].encode()
+    flip(path, path.read_bytes().index(text))
+    with viewing(folder) as client:
+        assert client.get("/api/verification").json()["state"] == "none"
+        client.post("/api/verification", headers=POST, json={})
+        found = finished(client, "/api/verification")
+        assert (found["state"], found["n_checked"], found["n_findings"]) == ("done", N_SHARDS, 1)
+        (finding,) = found["findings"]
+        assert (finding["row"], finding["shard"], finding["field"]) == (20, path.name, "caption")
+        (row,) = listed(client, start=20, count=1)["rows"]
+        assert "does not match its hash" in row["damaged"]
+        assert client.get("/api/sample/20").json()["damaged"]
+        assert [r["row"] for r in listed(client)["rows"] if r["damaged"]] == [20]
+
+
+def test_a_missing_shard_damages_its_rows_only(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    path = sorted(folder.glob("*.shard"))[2]
+    path.unlink()
+    with viewing(folder) as client:
+        rows = listed(client)["rows"]
+        assert [row["row"] for row in rows if row["damaged"]] == [*range(30, 45)]
+        assert path.name in rows[30]["damaged"]
+        found = client.get("/api/sample/31")
+        assert found.status_code == 200 and path.name in found.json()["damaged"]
+        for route in ("/thumbnail/31/frames", "/original/31/caption", "/media/31/frames"):
+            answer = client.get(route)
+            assert answer.status_code == 404 and path.name in answer.json()["error"]
+        text = finished(client, "/api/statistics")["text"]
+        assert text.startswith("1 shard could not be counted in full: ") and path.name in text
+        client.post("/api/verification", headers=POST, json={})
+        assert finished(client, "/api/verification")["n_findings"] == 1
+        assert listed(client, start=30, count=1)["rows"][0]["damaged"]
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "generations/000003.json"])
+def test_behind_a_damaged_manifest_the_newest_generation_is_shown(
+    tmp_path: Path, name: str
+) -> None:
+    folder = make_dataset(tmp_path / "set")
+    add_subset(folder, "few", [1])
+    flip(folder / name, 30)
+    with viewing(folder) as client:
+        found = dataset_facts(client)
+        number = 3 if name == "dataset.json" else 2
+        assert found["generation"] == number and found["n_samples"] == N
+        assert name in found["problems"][0]
+        assert found["problems"][1] == f"generation {number} is shown, the newest that can be read"
+        assert len(listed(client)["rows"]) == N
+
+
+def test_a_dataset_of_which_nothing_can_be_read_is_a_page_with_the_error(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    for path in (folder / "generations").iterdir():
+        path.write_bytes(b"{}")
+    with viewing(folder) as client:
+        found = dataset_facts(client)
+        assert found["n_samples"] == 0 and "000002.json" in found["problems"][0]
+        assert "shardio repair" in found["problems"][-1]
+        for route in ("/api/rows", "/api/statistics", "/api/sample/0", "/thumbnail/0/frames"):
+            answer = client.get(route)
+            assert answer.status_code == 404 and "000002.json" in answer.json()["error"]
+        client.post("/api/verification", headers=POST, json={})
+        assert finished(client, "/api/verification")["n_findings"] > 0
+
+
+# --- marks ------------------------------------------------------------------------------------
+
+
+def test_marks_are_kept_with_notes_and_shown_with_their_rows(folder: Path) -> None:
+    with viewing(folder) as client:
+
+        def mark(**content: Any) -> Any:
+            return client.post("/api/marks", headers=POST, json=content).json()
+
+        assert mark(row=7, marked=True, note=SCRIPT) == {"n": 1}
+        assert mark(row=3) == {"n": 2}
+        assert client.get("/api/marks").json() == {
+            "marks": [{"row": 3, "note": ""}, {"row": 7, "note": SCRIPT}],
+            "n": 2,
+        }
+        assert client.get("/api/sample/7").json()["mark"] == {"note": SCRIPT}
+        assert [row["row"] for row in listed(client)["rows"] if row["marked"]] == [3, 7]
+        assert mark(row=7, marked=False) == {"n": 1}
+        assert client.get("/api/sample/7").json()["mark"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"row": N}, f"from 0 to {N - 1}"),
+        ({"row": -1}, "row must be"),
+        ({"row": True}, "row must be"),
+        ({"row": "1"}, "row must be"),
+        ({}, "row must be"),
+        ({"row": 1, "marked": 1}, "marked must be"),
+        ({"row": 1, "note": 3}, "note must be"),
+        ({"row": 1, "note": "x" * 1001}, "at most 1000 characters"),
+    ],
+    ids=str,
+)
+def test_marks_that_cannot_be_are_refused(client: TestClient, content: Json, said: str) -> None:
+    answer = client.post("/api/marks", headers=POST, json=content)
+    assert answer.status_code == 400 and said in answer.json()["error"]
+
+
+def save(client: TestClient, **content: Any) -> Any:
+    return client.post("/api/marks/save", headers=POST, json=content)
+
+
+def test_a_viewer_writes_nothing_unless_it_may(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with viewing(folder) as client:
+        client.post("/api/marks", headers=POST, json={"row": 1})
+        answer = save(client, name="keep")
+        assert answer.status_code == 403 and "--writable" in answer.json()["error"]
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_marks_become_a_named_subset_that_loaders_use(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder, is_writable=True) as client:
+        assert dataset_facts(client)["writable"]
+        assert save(client, name="keep").status_code == 400
+        for row in (41, 2, 17):
+            client.post("/api/marks", headers=POST, json={"row": row})
+        assert save(client, name="keep").json() == {"name": "keep", "n": 3, "generation": 3}
+        found = dataset_facts(client)
+        assert (found["generation"], found["subsets"]) == (3, [{"name": "keep", "n": 3}])
+        assert [row["row"] for row in listed(client, subset="keep")["rows"]] == [2, 17, 41]
+        assert save(client, name="keep").status_code == 400
+        client.post("/api/marks", headers=POST, json={"row": 2, "marked": False})
+        assert save(client, name="keep", overwrite=True).json()["generation"] == 4
+        assert [row["row"] for row in listed(client, subset="keep")["rows"]] == [17, 41]
+        for name in ("", "a\n", "x" * 256, 3, None):
+            assert save(client, name=name).status_code == 400
+    with shardio.open(folder) as dataset:
+        kept = dataset.subset("keep")
+        with shardio.ShardLoader(
+            kept, 2, num_workers=0, output="numpy", fields=["level"]
+        ) as loader:
+            assert [b["level"].tolist() for b in loader] == [[1, 4]]
+        kept.close()
+
+
+def test_marks_of_a_dataset_that_has_changed_are_not_saved(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder, is_writable=True) as client:
+        client.post("/api/marks", headers=POST, json={"row": 1})
+        publish_next(folder, load(folder), classes=[])
+        answer = save(client, name="keep")
+        assert answer.status_code == 409 and answer.json()["hint"] == "start shardio view again"
+
+
+# --- numbers, names ---------------------------------------------------------------------------
+
+
+def test_numbers_that_json_lacks_and_names_that_are_not_utf8_do_no_harm(tmp_path: Path) -> None:
+    from shardio import Array, Schema
+
+    folder = tmp_path / "na\udcffme"
+    with shardio.DatasetWriter(folder, Schema({"x": Array("float64")}), classes=["\u202e"]) as w:
+        for value in (np.nan, np.inf, -np.inf, 1.5, 1e308, -1e308):
+            w.append({"x": value})
+    with viewing(folder) as client:
+        found = finished(client, "/api/statistics")["fields"]["x"]
+        assert (found["count"], found["not_finite"], found["max"]) == (3, 3, 1e308)
+        assert sum(found["histogram"]["counts"]) == 3
+        text = client.get("/api/dataset").text
+        assert json.loads(text)["n_samples"] == 6 and "NaN" not in text
+        assert [client.get(f"/api/sample/{i}").status_code for i in range(6)] == [200] * 6
+        rows = [row["row"] for row in listed(client, sort="x")["rows"]]
+        assert rows == [2, 5, 3, 4, 1, 0]
+
+
+def test_a_dataset_that_is_removed_while_it_is_shown_is_an_error_and_no_crash(
+    tmp_path: Path,
+) -> None:
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder) as client:
+        assert client.get("/api/dataset").status_code == 200
+        shutil.rmtree(folder)
+        assert client.get("/api/dataset").status_code == 200
+        assert client.get("/api/rows").status_code == 404
+        assert client.get("/api/sample/0").status_code == 404
