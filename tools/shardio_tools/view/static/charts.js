@@ -117,7 +117,13 @@ class LineChart {
       context.moveTo(0, at);
       context.lineTo(width, at);
       context.stroke();
-      context.fillText(number(value, 3), 2, at > 14 ? at - 1 : at + 12);
+      const below = at > 14 ? at - 1 : at + 12;
+      context.strokeStyle = colour('bg');
+      context.lineWidth = 3;
+      context.strokeText(number(value, 3), 3, below);
+      context.fillText(number(value, 3), 3, below);
+      context.strokeStyle = colour('line');
+      context.lineWidth = 1;
     }
   }
 

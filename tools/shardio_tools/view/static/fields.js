@@ -14,11 +14,14 @@ export const isWide = (field) => WIDE.has(field.kind) && !(field.kind === 'array
 export function fieldSection(field, clock, signal) {
   const isNumbers = Boolean(field.dtype);
   const about = [!isNumbers && field.type, field.dtype, field.shape?.length > 0 && shapeText(field.shape), field.kind === 'audio' && field.rate && `${count(field.rate)} Hz`, field.kind === 'audio' && field.channels && `${field.channels} ch`,
-    field.kind === 'audio' && clockText(field.seconds), field.kind !== 'scalar' && field.n_bytes !== null && field.n_bytes !== undefined && bytes(field.n_bytes)];
-  const content = field.damaged ? h('div', { class: 'notice bad' }, h('p', {}, field.damaged)) : field.missing ? h('p', { class: 'muted' }, 'no value') : (KINDS[field.kind] ?? other)(field, clock, signal);
+    field.kind === 'audio' && clockText(field.seconds),
+    field.kind === 'array' && field.min !== null && field.min !== undefined && `${number(field.min)} to ${number(field.max)}`, field.kind !== 'scalar' && field.n_bytes !== null && field.n_bytes !== undefined && bytes(field.n_bytes)];
+  const found = field.damaged ? h('div', { class: 'notice bad' }, h('p', {}, field.damaged)) : field.missing ? h('p', { class: 'muted' }, 'no value') : (KINDS[field.kind] ?? other)(field, clock, signal);
+  const content = [found].flat(Infinity).filter(Boolean);
+  const isControl = (node) => node instanceof Element && node.classList.contains('in-header');
   return h('section', { class: 'field', 'data-field': field.name, 'data-kind': field.kind, 'aria-label': field.name },
-    h('header', {}, h('h2', {}, field.name), h('span', { class: 'about' }, [...new Set(about.filter(Boolean))].join(' · ')),
-      download(field)), content);
+    h('header', {}, h('div', {}, h('h2', {}, field.name), ' ', h('span', { class: 'about' }, [...new Set(about.filter(Boolean))].join(' · '))),
+      content.filter(isControl), download(field)), content.filter((node) => !isControl(node)));
 }
 
 /** Return the link to the stored bytes of a field. */
@@ -41,7 +44,6 @@ const KINDS = {
   array: (field, clock, signal) => [
     field.image && zoomable(field.image, field.width ?? null, field.height ?? null, field.name),
     field.series || field.heatmap ? plots(field, clock, signal) : null,
-    field.min !== null && field.min !== undefined && (field.series || field.heatmap || field.image) && h('p', { class: 'muted' }, `${number(field.min)} to ${number(field.max)}`),
     !field.series && !field.heatmap && !field.image && h('pre', { class: 'preview', tabindex: 0 }, preview(field))],
   video: () => null,
 };
@@ -58,7 +60,7 @@ function plots(field, clock, signal) {
   const lines = h('button', { type: 'button', onclick: () => choose(false) }, 'Lines');
   const map = h('button', { type: 'button', onclick: () => choose(true) }, 'Heat map');
   choose((field.shape?.[1] ?? 0) > MAX_LINES);
-  return [node, h('div', { class: 'segmented small', role: 'group', 'aria-label': `Show ${field.name} as` }, lines, map)];
+  return [node, h('div', { class: 'segmented small in-header', role: 'group', 'aria-label': `Show ${field.name} as` }, lines, map)];
 }
 
 function other(field) {
@@ -118,7 +120,8 @@ function zoomable(src, width, height, name) {
     x = w <= stage.clientWidth ? (stage.clientWidth - w) / 2 : Math.min(0, Math.max(stage.clientWidth - w, x));
     y = t <= stage.clientHeight ? (stage.clientHeight - t) / 2 : Math.min(0, Math.max(stage.clientHeight - t, y));
     image.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
-    image.classList.toggle('pixels', scale >= 2);
+    image.classList.toggle('pixels', scale >= 3);
+    stage.style.touchAction = fitted ? 'pan-y' : 'none'; // a finger scrolls the page until the picture is enlarged
     state.textContent = `${width ?? image.naturalWidth} × ${height ?? image.naturalHeight} at ${Math.round(scale * 100)} %`;
   };
   const zoom = (factor, at = [stage.clientWidth / 2, stage.clientHeight / 2]) => {

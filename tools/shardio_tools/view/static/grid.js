@@ -24,6 +24,7 @@ class Grid {
     this.scroller = new Scroller(() => this.draw(), 'Samples');
     this.scroller.onresize = () => this.layout(this.firstPosition);
     this.scroller.element.tabIndex = -1;
+    this.scroller.element.style.setProperty('--row-width', `${0.7 * count(store.dataset.n_samples).length + 0.5}em`);
     this.read(route);
     this.panel = new FilterPanel(this.filters, (part) => this.change(part), () => this.openFilters(false));
     this.number = h('span', { class: 'n', role: 'status' });
@@ -166,12 +167,14 @@ class Grid {
     const stop = Math.min(this.rows.n, last * this.laidColumns);
     if (stop > start) this.rows.want(start, Math.min(this.rows.n, stop + this.laidColumns * 2));
     for (const [position, node] of this.nodes) {
-      if ((position < start || position >= stop) && node !== document.activeElement) { node.remove(); this.nodes.delete(position); }
+      if (position >= start && position < stop) continue;
+      if (node.link === document.activeElement) node.style.transform = 'translateX(-10000px)'; // removed, it would lose the focus
+      else { node.remove(); this.nodes.delete(position); }
     }
     for (let position = start; position < stop; position++) this.place(position);
     const cursorNode = this.nodes.get(this.cursor);
-    for (const node of this.nodes.values()) node.tabIndex = node === cursorNode ? 0 : -1;
-    if (!cursorNode && this.nodes.get(start)) this.nodes.get(start).tabIndex = 0;
+    for (const node of this.nodes.values()) node.link.tabIndex = node === cursorNode ? 0 : -1;
+    if (!cursorNode && this.nodes.get(start)) this.nodes.get(start).link.tabIndex = 0;
     const shown = stop > start ? `${count(start)}–${count(stop - 1)}` : '';
     if (this.where.textContent !== shown) this.where.textContent = shown;
     if (!this.target) this.remember?.();
@@ -182,9 +185,9 @@ class Grid {
     let node = this.nodes.get(position);
     if (!node || (row && node.row !== row)) {
       const made = this.make(position, row);
-      const isFocused = node !== undefined && node === document.activeElement;
+      const isFocused = node !== undefined && node.link === document.activeElement;
       if (node) node.replaceWith(made); else this.scroller.window.append(made);
-      if (isFocused) made.focus({ preventScroll: true });
+      if (isFocused) made.link.focus({ preventScroll: true });
       this.nodes.set(position, made);
       node = made;
     }
@@ -196,11 +199,12 @@ class Grid {
   }
 
   make(position, row) {
-    const props = { role: 'listitem', 'data-position': position, 'aria-posinset': position + 1, 'aria-setsize': this.rows.n, tabindex: -1 };
+    const props = { 'data-position': position, tabindex: -1 };
     if (row) props.href = link('sample', row.row, { ...this.filters, at: position || null });
-    const node = this.isList ? this.makeLine(row, props) : this.makeTile(row, props);
-    node.row = row;
-    node.addEventListener('click', () => { this.cursor = position; replace(this.hash({})); });
+    const made = this.isList ? this.makeLine(row, props) : this.makeTile(row, props);
+    const node = h('div', { class: 'cell', role: 'listitem', 'aria-posinset': position + 1, 'aria-setsize': this.rows.n }, made);
+    Object.assign(node, { row, link: made });
+    made.addEventListener('click', () => { this.cursor = position; replace(this.hash({})); });
     return node;
   }
 
@@ -241,7 +245,7 @@ class Grid {
     this.cursor = Math.max(0, Math.min(n - 1, to));
     this.scroller.reveal(Math.floor(this.cursor / this.laidColumns));
     this.draw();
-    this.nodes.get(this.cursor)?.focus({ preventScroll: true });
+    this.nodes.get(this.cursor)?.link.focus({ preventScroll: true });
   }
 
   /** Show a row: at its place among the filtered ones, or as a sample of its own. */
@@ -252,7 +256,7 @@ class Grid {
       this.cursor = position;
       this.scroller.scrollToLine(Math.floor(position / this.laidColumns));
       this.draw();
-      this.nodes.get(position)?.focus({ preventScroll: true });
+      this.nodes.get(position)?.link.focus({ preventScroll: true });
     } catch (error) { toast(error.message, true); }
   }
 
@@ -270,7 +274,7 @@ class Grid {
   key(event) {
     const page = Math.max(1, Math.floor(this.scroller.height / this.scroller.lineHeight)) * this.laidColumns;
     if (this.panel.element.contains(event.target) && event.key !== 'Escape') return false;
-    const focused = this.nodes.get(this.cursor) === document.activeElement;
+    const focused = this.nodes.get(this.cursor)?.link === document.activeElement;
     const steps = { ArrowRight: 1, j: 1, ArrowLeft: -1, k: -1, ArrowDown: this.laidColumns, ArrowUp: -this.laidColumns, PageDown: page, PageUp: -page };
     if (event.shiftKey && event.key.length > 1) return false;
     if (event.key in steps) {

@@ -14,6 +14,7 @@ import { toggleHelp, isHelpOpen } from './help.js';
 
 const PAGES = { overview, grid, sample, loader, damage, marks };
 const SECTIONS = [['overview', 'Overview', 'o'], ['grid', 'Samples', 'g'], ['loader', 'Loader', 'l'], ['damage', 'Damage', 'd'], ['marks', 'Marks', 'b']];
+const TITLES = Object.fromEntries(SECTIONS);
 const main = document.getElementById('main');
 let current = null;
 let lastGrid = '#/grid';
@@ -66,12 +67,14 @@ async function copyLink() {
 function navigate() {
   const route = parse(location.hash);
   if (!Object.hasOwn(PAGES, route.page)) route.page = 'overview';
+  if (current?.page === 'grid') lastGrid = current.view.hash({}); // as it was scrolled
   if (route.page === 'grid') lastGrid = location.hash;
   if (route.page === 'sample') lastGrid = link('grid', null, { ...filtersOf(route.params), at: route.params.get('at') });
   for (const [page, tab] of tabs) {
     if (page === route.page || (page === 'grid' && route.page === 'sample')) tab.setAttribute('aria-current', 'page');
     else tab.removeAttribute('aria-current');
   }
+  document.title = `${TITLES[route.page] ?? `Sample ${route.args[0] ?? ''}`} – ${store.dataset.name}`;
   if (current && current.page === route.page && current.view.update?.(route)) return;
   current?.abort.abort();
   current?.view.close?.();
@@ -81,6 +84,7 @@ function navigate() {
   main.scrollTop = 0;
   const view = PAGES[route.page](root, route, abort.signal);
   current = { page: route.page, view, abort };
+  if (document.activeElement === document.body) main.focus({ preventScroll: true }); // Tab goes on in the new page
 }
 
 const EDITABLE = 'input:not([type=checkbox]):not([type=radio]):not([type=range]), textarea, select, [contenteditable]';
@@ -90,8 +94,8 @@ function onKey(event) {
   const inEditor = event.target instanceof Element && event.target.matches(EDITABLE);
   if (event.key === 'Escape' && inEditor) return event.target.blur();
   if (inEditor || isHelpOpen()) return;
-  const native = event.target instanceof Element && event.target.closest('button, a[href], summary, [role=slider], [role=tree]');
-  if (native && ([' ', 'Enter'].includes(event.key))) return;
+  const native = { ' ': 'button, summary', Enter: 'a[href], button, summary' }[event.key];
+  if (native && event.target instanceof Element && event.target.closest(native)) return;
   if (current?.view.key?.(event)) return event.preventDefault();
   const section = SECTIONS.find(([page, , key]) => key === event.key && tabs.has(page));
   if (section) go(section[0] === 'grid' ? lastGrid : link(section[0]));

@@ -40,7 +40,7 @@ class Player {
     const stage = h('div', { class: 'stage' });
     const about = [field.codec, field.width && `${field.width} × ${field.height}`, field.fps && `${Number(field.fps.toFixed(2))} fps`, field.n_frames && `${count(field.n_frames)} frames`, field.n_bytes && bytes(field.n_bytes)].filter(Boolean).join(' · ');
     const node = h('article', { class: 'camera', 'data-field': field.name, 'aria-label': field.name },
-      h('header', {}, h('h2', {}, field.name), h('span', { class: 'about' }, about), download(field)), stage);
+      h('header', {}, h('div', {}, h('h2', {}, field.name), ' ', h('span', { class: 'about' }, about)), download(field)), stage);
     const video = document.createElement('video');
     const plays = field.src && field.mime && video.canPlayType(field.mime) !== '';
     if (plays) this.native(field, stage, video);
@@ -130,9 +130,9 @@ class Player {
     context.fillRect(0, y, width, 8);
     if (this.clip) {
       context.fillStyle = colour('accent-soft');
-      context.fillRect(x(this.clip.start), y - 5, Math.max(2, x(this.clip.stop) - x(this.clip.start)), 18);
+      context.fillRect(x(this.clip.start), y - 4, Math.max(2, x(this.clip.stop) - x(this.clip.start)), 15);
       context.strokeStyle = colour('accent');
-      context.strokeRect(x(this.clip.start) + 0.5, y - 4.5, Math.max(1, x(this.clip.stop) - x(this.clip.start) - 1), 17);
+      context.strokeRect(x(this.clip.start) + 0.5, y - 3.5, Math.max(1, x(this.clip.stop) - x(this.clip.start) - 1), 14);
     }
     context.fillStyle = colour('accent-fill');
     context.fillRect(0, y + 2, x(time), 4);
@@ -148,13 +148,13 @@ class Player {
       if (x(seconds) + size <= width) context.fillText(text, x(seconds) ? x(seconds) - size / 2 : 0, height);
     }
     context.fillStyle = colour('ink');
-    context.fillRect(Math.min(width - 2, Math.max(0, x(time) - 1)), 1, 2, 22);
+    context.fillRect(Math.min(width - 2, Math.max(0, x(time) - 1)), 1, 2, 20);
   }
 
   showTime() {
     const { clock } = this;
     fill(this.time, clockText(clock.time), h('span', {}, ` / ${clockText(clock.duration)}`));
-    this.frame.textContent = clock.nFrames ? `frame ${count(clock.frame)} of ${count(clock.nFrames)}` : '';
+    this.frame.textContent = clock.nFrames ? `frame ${count(clock.frame)} / ${count(clock.nFrames - 1)}` : '';
     this.slider.setAttribute('aria-valuenow', clock.time.toFixed(3));
     this.slider.setAttribute('aria-valuetext', `${clockText(clock.time)}${clock.nFrames ? `, frame ${clock.frame}` : ''}`);
     this.redraw();

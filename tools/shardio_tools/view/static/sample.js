@@ -8,6 +8,8 @@ import { chips } from './filters.js';
 import { makePlayer } from './player.js';
 import { fieldSection, isWide } from './fields.js';
 
+const RETRY_MS = 400;
+
 export function show(root, route, signal) {
   return new SamplePage(root, route, signal);
 }
@@ -121,7 +123,12 @@ class SamplePage {
   async findPlace() {
     const signal = this.inner.signal;
     try {
-      if (this.position === null) this.position = (await api.position(this.row, this.filters, signal)).position;
+      while (this.position === null) {
+        const found = await api.position(this.row, this.filters, signal);
+        this.position = found.position;
+        if (found.complete !== false) break;
+        await new Promise((resolve) => { setTimeout(resolve, RETRY_MS); }); // the search has not come to it yet
+      }
       if (this.nOfQuery === null) this.nOfQuery = (await api.rows(0, 1, this.filters, signal)).n;
     } catch (error) { if (error.name === 'AbortError') return; }
     if (signal.aborted) return;

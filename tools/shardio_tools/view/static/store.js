@@ -17,8 +17,7 @@ function changed() {
 }
 
 export async function loadDataset() {
-  store.dataset = await api.dataset();
-  document.title = `${store.dataset.name} – shardio`;
+  store.dataset = { fields: [], classes: [], subsets: [], generations: [], problems: [], ...await api.dataset() };
   return store.dataset;
 }
 

@@ -17,7 +17,7 @@ export class Scroller {
     this.top = 0;
     this.nLines = 0;
     this.lineHeight = 100;
-    this.window = h('div', { class: 'window' });
+    this.window = h('div', { class: 'window', role: 'presentation' });
     this.spacer = h('div', { class: 'spacer', 'aria-hidden': 'true' });
     this.element = h('div', { class: 'scroller', role: 'list', 'aria-label': label }, this.window, this.spacer);
     this.expected = 0;
