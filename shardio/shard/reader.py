@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +13,10 @@ import numpy.typing as npt
 
 from shardio._base.callers import check_encodable, expand_home, row_index
 from shardio._base.classes import Closing
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind, Section
 from shardio.format.sections import stored_bytes
-from shardio.format.types import Field
+from shardio.format.types import Array, Field
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify
@@ -194,6 +195,65 @@ class ShardReader(Closing):
         if self.schema.columns[name].optional:
             found[~self.records.present(name, indices)] = 0
         return found
+
+    def array_shape(self, name: str, row: int) -> tuple[int, ...] | None:
+        """Return the shape of the array in a row, without reading it; None if it is missing.
+
+        Raises:
+            InvalidArgument: the field has no arrays.
+            ShardCorrupt: the index is damaged.
+        """
+        array, rows = self._array(name), self._indices([row])
+        if not self.present(name, rows)[0]:
+            return None
+        if array.row_bytes is not None:
+            return tuple(n or 0 for n in array.shape)
+        entry = self.records.entries(name, rows)[0]
+        try:
+            return array.shape_of(self.records.shapes(name, rows)[0], int(entry["n_bytes"]))
+        except ShardCorrupt as error:
+            offset = self.records.offset + int(entry["offset"])
+            raise self.records.add_location(error, name, int(rows[0]), offset) from None
+
+    def array_part(self, name: str, row: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return elements `start` to `stop`, along the first axis, of an uncompressed array.
+
+        The rest of the array is not read. The result is **unverified**, because the hash is that of
+        the whole array. It is a view of a mapped file, or a copy.
+
+        Raises:
+            InvalidArgument: the field has no arrays of at least one axis, or they are compressed;
+                the array is missing or has no such elements.
+            ShardCorrupt: the index is damaged, or the file was truncated.
+        """
+        array, shape = self._array(name), self.array_shape(name, row)
+        if not shape or array.codec != "raw" or not 0 <= start <= stop <= shape[0]:
+            raise InvalidArgument(
+                f"{self.path}: elements {start} to {stop} of field {name!r}, sample {row}: "
+                f"expected a part of an uncompressed array; found {array!r} of shape {shape}"
+            )
+        self.check_length()
+        rows = self._indices([row])
+        if array.column is not None:
+            section = self.column_section(name)
+            offset = section.offset + int(rows[0]) * section.stride
+        else:
+            entry = self.records.entries(name, rows)[0]
+            offset = self.records.offset + int(entry["offset"])
+        n_bytes = math.prod(shape[1:]) * array.numpy.itemsize
+        stored = self.content[offset + start * n_bytes : offset + stop * n_bytes]
+        found = np.frombuffer(stored, array.numpy).reshape(stop - start, *shape[1:])
+        found.flags.writeable = False
+        return found
+
+    def _array(self, name: str) -> Array:
+        field = self.schema.get(name)
+        if field is None or field.array is None:
+            arrays = [each for each, kind in self.schema.items() if kind.array is not None]
+            raise InvalidArgument(
+                f"{self.path}: field {name!r} has no arrays; fields with arrays: {arrays}"
+            )
+        return field.array
 
     def _check_absent(self, name: str, rows: npt.NDArray[Any]) -> None:
         absent = np.flatnonzero(~self.present(name))

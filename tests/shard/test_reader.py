@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, EncodedStream
+from shardio import Array, EncodedStream, Schema, Text
 from shardio.errors import (
     ChecksumMismatch,
     ClosedError,
@@ -26,6 +26,7 @@ from tests.shards import (
     flip,
     same_sample,
     write_media,
+    write_samples,
     write_shard,
 )
 
@@ -347,3 +348,54 @@ def test_what_is_no_file_is_not_found_and_an_empty_file_is_incomplete(tmp_path: 
     os.mkfifo(tmp_path / "c.shard")
     with pytest.raises(ShardNotFound, match="is a folder or device"):
         ShardReader(tmp_path / "c.shard")
+
+
+PARTS = Schema(
+    {
+        "column": Array("float32", (50, 3)),
+        "varying": Array("int16", (None, 2), optional=True),
+        "packed": Array("int16", (8,), codec="zstd"),
+        "note": Text(),
+    }
+)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_part_of_an_array_is_read_without_the_rest(tmp_path: Path, access: Any) -> None:
+    rng = np.random.default_rng(0)
+    samples: list[dict[str, Any]] = [
+        {
+            "column": rng.random((50, 3), np.float32),
+            "varying": rng.integers(0, 99, (20 * i, 2), np.int16) if i != 1 else None,
+            "packed": np.zeros(8, np.int16),
+            "note": "x" * i,
+        }
+        for i in range(3)
+    ]
+    path = write_samples(tmp_path / "a.shard", PARTS, samples)
+    with ShardReader(path, access=access) as reader:
+        assert reader.array_shape("column", 2) == (50, 3)
+        assert [reader.array_shape("varying", i) for i in range(3)] == [(0, 2), None, (40, 2)]
+        for name in ("column", "varying"):
+            found = reader.array_part(name, 2, 7, 11)
+            assert np.array_equal(found, samples[2][name][7:11]) and not found.flags.writeable
+            assert np.array_equal(reader.array_part(name, -1, 7, 11), found)
+            assert reader.array_part(name, 2, 5, 5).shape == (0, found.shape[1])
+        for name, row, stop in (("column", 0, 51), ("varying", 1, 0), ("packed", 0, 2)):
+            with pytest.raises(InvalidArgument, match="expected a part of an uncompressed array"):
+                reader.array_part(name, row, 0, stop)
+        with pytest.raises(
+            InvalidArgument, match="'note' has no arrays; fields with arrays: .'col"
+        ):
+            reader.array_shape("note", 0)
+
+
+def test_a_part_of_a_damaged_array_is_not_verified(tmp_path: Path) -> None:
+    values = np.arange(3000, dtype=np.int64)
+    schema = Schema({"x": Array("int64", (None,))})
+    path = write_samples(tmp_path / "a.shard", schema, [{"x": values}])
+    flip(path, path.read_bytes().index(values.tobytes()) + 8 * 2000)
+    with ShardReader(path) as reader:
+        assert np.array_equal(reader.array_part("x", 0, 0, 1000), values[:1000])
+        with pytest.raises(ChecksumMismatch):
+            reader[0]
