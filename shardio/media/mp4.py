@@ -12,6 +12,8 @@ unknown before the packet is read, so each such packet is filled up to a size th
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -60,10 +62,13 @@ class Mp4File:
         streams = [each for each in (video, sound) if each is not None]
         if not streams:
             raise InvalidArgument("an MP4 file needs a video or a sound")
-        zero = _begin(streams[0])
-        self._tracks = [_Track(each, zero) for each in streams]
-        self._pieces = _interleave(self._tracks)
-        self._head = self._make_head()
+        try:
+            zero = _begin(streams[0])
+            self._tracks = [_Track(each, zero) for each in streams]
+            self._pieces = _interleave(self._tracks)
+            self._head = self._make_head()
+        except (struct.error, OverflowError) as error:
+            raise MediaError(f"MP4 cannot store its times: {error}") from error
         self._starts = self._pieces.offsets + len(self._head)
         self.size: int = len(self._head) + self._pieces.n_bytes
         """The size of the file in bytes."""
@@ -75,9 +80,35 @@ class Mp4File:
         return f'{kind}/mp4; codecs="{", ".join(each.codec for each in self._tracks)}"'
 
     @property
+    def n_tracks(self) -> int:
+        """The number of streams in the file."""
+        return len(self._tracks)
+
+    @property
     def n_head_bytes(self) -> int:
         """The size in bytes of the tables before the packets."""
         return len(self._head)
+
+    @property
+    def n_table_bytes(self) -> int:
+        """The size in bytes of the tables that the object keeps in memory."""
+        return len(self._head) + sum(each.n_table_bytes for each in self._tracks)
+
+    def bound(
+        self, video: EncodedStream | None = None, sound: EncodedStream | None = None
+    ) -> Mp4File:
+        """Return the same file, whose packets are read from equal streams of another reader.
+
+        With no streams, the result has only the tables, and keeps no reader's memory alive.
+        """
+        streams = [each for each in (video, sound) if each is not None]
+        found = copy.copy(self)
+        found._tracks = [copy.copy(each) for each in self._tracks]
+        for track, stream in itertools.zip_longest(found._tracks, streams):
+            if track is None or (stream is not None and len(stream.packets) != len(track.sizes)):
+                raise InvalidArgument("the streams are not those of the file")
+            track.stream = stream
+        return found
 
     def _make_head(self) -> bytes:
         n_bytes = self._pieces.n_bytes
@@ -172,7 +203,8 @@ class _Track:
         codec = stream.parameters.get("codec")
         if not can_be_mp4(stream):
             raise MediaError(f"browsers play no {codec} in MP4, or the stream has no packet")
-        self._stream, self.timescale = stream, stream.time_base.denominator
+        self.stream: EncodedStream | None = stream
+        self.timescale = stream.time_base.denominator
         self.is_video = "rate" not in stream.parameters
         unit = stream.time_base.numerator
         pts = stream.packets["pts"].astype(np.int64)
@@ -186,7 +218,8 @@ class _Track:
         largest = max(int(self._durations.max()), int(self._offsets.max()), self.timescale)
         if largest > _MAX_I32 or int(self._durations.min()) < 0:
             raise MediaError(f"MP4 cannot store its times, in ticks of {stream.time_base} s")
-        self._set_edit(pts, zero)
+        self._keys = np.flatnonzero(packet_flags(stream.packets) & PacketFlag.KEY)
+        self._set_edit(stream, pts, zero)
         self._form = _form_of(stream)
         self.sizes: _Numbers = packet_sizes(stream.packets) + self._form.n_added
         if int(self.sizes.max()) > _MAX_U32 or int(self.sizes.min()) < 0:
@@ -197,9 +230,15 @@ class _Track:
         self._description, self._tail, self._headers = _description(stream, self._form)
         self.codec = _codec_name(self._description)
 
-    def _set_edit(self, pts: _Numbers, zero: Fraction) -> None:
+    @property
+    def n_table_bytes(self) -> int:
+        """The size of the arrays in bytes."""
+        arrays = (self._decoded, self._offsets, self._durations, self._keys, self.sizes)
+        return sum(each.nbytes for each in (*arrays, self.starts, self.seconds))
+
+    def _set_edit(self, stream: EncodedStream, pts: _Numbers, zero: Fraction) -> None:
         """Set the part of the track that is played, and the time before it begins."""
-        stream, is_shown = self._stream, packet_flags(self._stream.packets) & PacketFlag.HIDDEN == 0
+        is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
         begin = _begin(stream)
         if self.is_video:
             ends = pts + stream.packets["duration"].astype(np.int64)
@@ -223,12 +262,14 @@ class _Track:
 
     def read(self, start: int, stop: int) -> bytes:
         """Return some bytes of the packets in the form of the file."""
-        data, convert = self._stream.data, self._form.convert
+        if self.stream is None:
+            raise InvalidArgument("the file is bound to no stream")
+        data, convert = self.stream.data, self._form.convert
         if convert is None:
             return bytes(data[start:stop])
         first = int(np.searchsorted(self.starts, start, "right")) - 1
         last = int(np.searchsorted(self.starts, stop, "left"))
-        table = self._stream.packets[first:last]
+        table = self.stream.packets[first:last]
         begins, sizes = table["offset"].tolist(), packet_sizes(table).tolist()
         base = begins[0]
         part = memoryview(data[base : begins[-1] + sizes[-1]])
@@ -264,10 +305,9 @@ class _Track:
         boxes = _box(b"stts", _u32(0), _run_table(self._durations))
         if self._offsets.any():
             boxes += _box(b"ctts", _u32(0), _run_table(self._offsets))
-        is_key = packet_flags(self._stream.packets) & PacketFlag.KEY != 0
-        if not is_key.all():
-            keys = np.flatnonzero(is_key) + 1
-            boxes += _box(b"stss", _u32(0, len(keys)), keys.astype(">u4").tobytes())
+        if len(self._keys) < len(self.sizes):
+            keys = (self._keys + 1).astype(">u4").tobytes()
+            boxes += _box(b"stss", _u32(0, len(self._keys)), keys)
         return boxes
 
     def _size_box(self) -> bytes:

@@ -50,20 +50,20 @@ def to_jpeg(pixels: Pixels) -> bytes:
 
 
 def to_png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Encode uint8 pixels, (height, width, 3) or grey (height, width), as a PNG."""
+    """Encode uint8 pixels as a PNG: grey, (height, width), or RGB or RGBA, (height, width, n)."""
     from av import VideoFrame
 
-    _check(pixels)
-    form = "gray" if pixels.ndim == 2 else "rgb24"
+    _check(pixels, (1, 3, 4))
+    form = {1: "gray", 3: "rgb24", 4: "rgba"}[1 if pixels.ndim == 2 else pixels.shape[2]]
     return _encode(VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format=form), "png")
 
 
-def _check(pixels: npt.NDArray[np.uint8]) -> None:
-    is_rgb = pixels.ndim == 3 and pixels.shape[2] == 3
-    if pixels.dtype != np.uint8 or not (is_rgb or pixels.ndim == 2) or not pixels.size:
+def _check(pixels: npt.NDArray[np.uint8], channels: tuple[int, ...] = (3,)) -> None:
+    n_channels = {2: 1, 3: pixels.shape[-1]}.get(pixels.ndim) if pixels.size else None
+    if pixels.dtype != np.uint8 or n_channels not in channels:
         raise InvalidArgument(
-            f"expected uint8 pixels of (height, width, 3) or (height, width), found {pixels.dtype} "
-            f"of {pixels.shape}"
+            f"expected uint8 pixels of {' or '.join(map(str, channels))} channels, found "
+            f"{pixels.dtype} of {pixels.shape}"
         )
 
 

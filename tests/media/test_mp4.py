@@ -217,6 +217,14 @@ def _slow(video: EncodedStream) -> EncodedStream:
     return replace(video, packets=packets)
 
 
+def _endless(video: EncodedStream) -> EncodedStream:
+    return replace(video, duration=(1 << 64) - 1, time_base=Fraction(9, 25))
+
+
+def _nameless(video: EncodedStream) -> EncodedStream:
+    return replace(video, parameters={"codec": "h264"})
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -224,6 +232,8 @@ def _slow(video: EncodedStream) -> EncodedStream:
         (_empty, "a video without a frame"),
         (_without_frame, "a video without a frame"),
         (_slow, "MP4 cannot store its times"),
+        (_endless, "MP4 cannot store its times"),
+        (_nameless, "MP4 cannot store its packets: a parameter of the stream"),
         (lambda v: replace(v, time_base=Fraction(1, (1 << 32) - 1)), "MP4 cannot store its times"),
     ],
 )
@@ -233,6 +243,27 @@ def test_a_stream_that_mp4_cannot_have_is_an_error(
     video = change(encode(enumerate(scene(4)), 96, 64, Fraction(1, 25)))
     with pytest.raises(MediaError, match=expected):
         Mp4File(video)
+
+
+def test_tables_are_kept_without_the_packets_and_bound_to_equal_streams_later(
+    tmp_path: Path,
+) -> None:
+    source = str(write_flash(tmp_path / "a.ts", codec="aac"))
+    video, sound = demux(source), sound_of(source)
+    made = Mp4File(video, sound)
+    whole, tables = made.read(0, made.size), made.bound()
+    assert tables.n_tracks == 2
+    assert tables.read(0, made.n_head_bytes) == whole[: made.n_head_bytes]
+    assert made.n_head_bytes < tables.n_table_bytes < 20_000
+    with pytest.raises(InvalidArgument, match="bound to no stream"):
+        tables.read(0, made.size)
+    assert tables.bound(demux(source), sound_of(source)).read(0, made.size) == whole
+    assert made.read(0, made.size) == whole
+    for other in (_empty(video), sound):
+        with pytest.raises(InvalidArgument, match="not those of the file"):
+            tables.bound(other, sound)
+    with pytest.raises(InvalidArgument, match="not those of the file"):
+        Mp4File(video).bound(video, sound)
 
 
 def test_the_codec_decides_if_browsers_may_play_a_stream() -> None:

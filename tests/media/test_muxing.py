@@ -71,6 +71,17 @@ def test_a_turned_video_stays_turned(tmp_path: Path) -> None:
         assert file is not None
 
 
+@pytest.mark.parametrize(
+    "change", [{"width": None}, {"height": "tall"}, {"width": 1 << 40}, {"height": [3]}]
+)
+def test_parameters_that_cannot_be_used_are_an_error(change: dict[str, object]) -> None:
+    stream = encode(enumerate(scene(2)), 96, 64, Fraction(1, 25))
+    parameters = {name: each for name, each in {**stream.parameters, **change}.items() if each}
+    changed = replace(stream, parameters=parameters)
+    with pytest.raises(MediaError, match="no container stores packets of h264 unchanged"):
+        mux(changed)
+
+
 CODECS = {"wav": "pcm_s16le", "flac": "flac", "mp3": "libmp3lame", "m4a": "aac", "opus": "libopus"}
 
 

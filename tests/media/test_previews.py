@@ -32,16 +32,25 @@ def test_a_png_keeps_every_pixel_and_a_jpeg_is_close(size: tuple[int, int]) -> N
         assert (picture.format, np.array_equal(np.asarray(picture), rgb)) == ("PNG", True)
     with Pillow.open(io.BytesIO(to_png(rgb[..., 0]))) as picture:
         assert (picture.mode, np.array_equal(np.asarray(picture), rgb[..., 0])) == ("L", True)
+    rgba = np.dstack([rgb, rgb[..., 0]])
+    with Pillow.open(io.BytesIO(to_png(rgba))) as picture:
+        assert (picture.mode, np.array_equal(np.asarray(picture), rgba)) == ("RGBA", True)
     with Pillow.open(io.BytesIO(to_jpeg(rgb))) as picture:
         assert picture.format == "JPEG"
         assert np.abs(np.asarray(picture).astype(int) - rgb).mean() < 12
 
 
-@pytest.mark.parametrize("shape", [(4, 4, 4), (0, 4, 3), (4,)])
+@pytest.mark.parametrize("shape", [(4, 4, 2), (0, 4, 3), (4,), (2, 4, 4, 3)])
 def test_other_arrays_are_no_pixels(shape: tuple[int, ...]) -> None:
     for encode in (to_jpeg, to_png):
         with pytest.raises(InvalidArgument, match="expected uint8 pixels"):
             encode(np.zeros(shape, np.uint8))
+
+
+def test_a_jpeg_has_three_channels() -> None:
+    for shape in ((4, 4, 4), (4, 4)):
+        with pytest.raises(InvalidArgument, match="uint8 pixels of 3 channels"):
+            to_jpeg(np.zeros(shape, np.uint8))
 
 
 def test_a_video_is_shown_by_its_middle_keyframe_at_the_size_asked_for(tmp_path: Path) -> None:
