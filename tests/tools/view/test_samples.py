@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, InvalidArgument
-from shardio_tools.view.samples import Links, describe_sample, kind_of, thumbnail_fields
+from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, Text, Video
+from shardio.media import demux, sound_of, to_png
+from shardio_tools.view import originals, stored
+from shardio_tools.view.samples import Links, describe_sample, kind_of, original, thumbnail_fields
+from tests.media_made import quadrants, scene, write_flash, write_video
 from tests.shards import EVERY_FIELD, MEDIA_FIELDS, every_field_sample, flip, media_sample
 
 
@@ -110,7 +115,163 @@ def test_media_is_described_without_decoding(tmp_path: Path) -> None:
         found = _fields(describe_sample(dataset, 2))
     assert found["video"]["kind"] == "video" and found["video"]["n_frames"] == 6
     assert (found["image"]["height"], found["image"]["width"]) == (32, 40)
-    assert found["sound"]["kind"] == "audio"
+    assert found["video"]["src"] is None and found["video"]["frames"] == "/frame/2/video/{n}"
+    assert found["sound"]["kind"] == "audio" and found["sound"]["mime"] is None
+
+
+def _videos(folder: Path, **options: Any) -> Path:
+    source = write_flash(folder / "videos" / "a" / "a.mkv", codec="flac")
+    out = folder / "set"
+    shardio.convert(source.parent.parent, out, workers=0, size=32, frames=8, audio=True, **options)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("options", "mime"),
+    [
+        ({"store": "packets"}, 'video/mp4; codecs="avc1.64000a, flac"'),
+        ({"store": "h264"}, 'video/mp4; codecs="avc1.64000a, flac"'),
+        ({"store": "h264", "codec": "hevc"}, 'video/mp4; codecs="hvc1.1.6.L30.90, flac"'),
+        ({"store": "h264", "codec": "av1"}, 'video/mp4; codecs="av01.0.00M.08, flac"'),
+        ({"store": "jpeg"}, None),
+    ],
+)
+def test_a_video_of_any_store_is_described(
+    tmp_path: Path, options: dict[str, Any], mime: str | None
+) -> None:
+    with shardio.open(_videos(tmp_path, **options)) as dataset:
+        sample = describe_sample(dataset, 0)
+    found = _fields(sample)["frames"]
+    assert found["mime"] == mime and found["audio"] == (mime is not None)
+    assert found["src"] == (None if mime is None else "/media/0/frames")
+    assert (found["n_frames"], found["fps"], found["seconds"]) == (50, 25.0, 2.0)
+    assert (found["width"], found["height"], found["times"]) == (32, 32, None)
+    assert found["keyframes"][0] == 0 and found["frames"] == "/frame/0/frames/{n}"
+    assert sample["title"] == "a/a.mkv"
+    assert sample["clip"] == {
+        "field": "frames",
+        "start": 0.0,
+        "stop": 0.32,
+        "n_frames": 8,
+        "text": "6 clips of 8 frames",
+    }
+    sound = _fields(sample)["audio"]
+    assert (sound["mime"], sound["seconds"]) == ('audio/mp4; codecs="flac"', 2.0)
+
+
+def test_decoded_clips_are_shown_as_frames_at_their_rate(tmp_path: Path) -> None:
+    with shardio.open(_videos(tmp_path, store="raw")) as dataset:
+        found = _fields(describe_sample(dataset, 1))["frames"]
+    assert found["kind"] == "video" and found["src"] is None and found["codec"] == "raw"
+    assert (found["n_frames"], found["fps"]) == (8, pytest.approx(25))
+
+
+def test_frames_at_uneven_times_are_listed_with_their_times(tmp_path: Path) -> None:
+    times = [0, 3, 4, 10, 30]
+    source = write_video(tmp_path / "a.mp4", scene(5), times=times, time_base=Fraction(1, 30))
+    schema = shardio.Schema({"video": Video()})
+    path = _write(tmp_path / "set", schema, [{"video": demux(str(source))}])
+    with shardio.open(path) as dataset:
+        found = _fields(describe_sample(dataset, 0))["video"]
+    assert found["times"] == pytest.approx([each / 30 for each in times], abs=1e-6)
+
+
+def test_tokens_have_their_text_if_there_is_a_tokenizer(tmp_path: Path) -> None:
+    class Tokenizer:
+        def decode(self, tokens: list[int]) -> str:
+            return " ".join(f"w{each}" for each in tokens)
+
+    schema = shardio.Schema({"tokens": Array("uint16", (None,))})
+    path = _write(tmp_path / "set", schema, [{"tokens": np.arange(3000, dtype=np.uint16)}])
+    with shardio.open(path) as dataset:
+        plain = _fields(describe_sample(dataset, 0))["tokens"]
+        known = _fields(describe_sample(dataset, 0, tokenizer=Tokenizer()))["tokens"]
+    assert (plain["n"], plain["truncated"], plain["text"]) == (3000, True, None)
+    assert plain["value"] == list(range(2000)) and known["text"].startswith("w0 w1 w2 ")
+
+
+def test_long_values_are_shortened(tmp_path: Path) -> None:
+    schema = shardio.Schema({"t": Text(), "j": Json(), "b": Bytes(), "l": EVERY_FIELD["boxes"]})
+    sample = {
+        "t": "ü" * 100_001,
+        "j": ["x" * 1000] * 1100,
+        "b": bytes(1000),
+        "l": [np.zeros((1, 4), np.float32)] * 60,
+    }
+    with shardio.open(_write(tmp_path / "set", schema, [sample])) as dataset:
+        found = _fields(describe_sample(dataset, 0))
+    assert all(each["truncated"] for each in found.values())
+    assert len(found["t"]["value"]) == 100_000 and found["t"]["n_bytes"] == 200_002
+    assert len(found["j"]["value"]) == 100_000 and len(found["b"]["hex"]) == 1024
+    assert (len(found["l"]["items"]), found["l"]["n"]) == (50, 60)
+
+
+def test_a_large_array_is_described_from_its_first_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = shardio.Schema(
+        {"a": Array("int32", (None, 3)), "z": Array("int32", (600,), codec="zstd")}
+    )
+    values = np.arange(1500, dtype=np.int32).reshape(500, 3)
+    sample = {"a": values, "z": np.zeros(600, np.int32)}
+    path = _write(tmp_path / "set", schema, [sample])
+    (shard,) = path.rglob("*.shard")
+    flip(shard, shard.read_bytes().index(values.tobytes()) + 4000)
+    monkeypatch.setattr(stored, "MAX_READ_BYTES", 1000)
+    with shardio.open(path) as dataset:
+        found = _fields(describe_sample(dataset, 0))
+    assert found["a"]["preview"] == list(range(64)) and found["a"]["shape"] == [500, 3]
+    assert "2,400 bytes, compressed: at most 1,000 are read" in found["z"]["damaged"]
+
+
+@pytest.mark.parametrize("name", list(EVERY_FIELD))
+def test_an_original_is_the_stored_value(tmp_path: Path, name: str) -> None:
+    schema = shardio.Schema({name: EVERY_FIELD[name]})
+    value = every_field_sample(7)[name]
+    with shardio.open(_write(tmp_path / "set", schema, [{name: value}])) as dataset:
+        found = original(dataset, 0, name)
+    suffix = found.file_name.rpartition(".")[2]
+    assert found.file_name.startswith(f"{name}-0.")
+    if suffix == "npy":
+        expected = value if name != "bits" else (value.astype("u4") << 16).view("f4")
+        assert np.array_equal(np.load(io.BytesIO(found.data)), expected)
+    elif suffix == "npz":
+        with np.load(io.BytesIO(found.data)) as arrays:
+            assert all(map(np.array_equal, arrays.values(), value))
+            assert len(arrays) == len(value)
+    elif suffix == "json":
+        assert json.loads(found.data) == value
+    elif suffix == "bin":
+        assert found.data == value
+    else:
+        assert suffix == "txt" and found.data.decode().rstrip("\n") == str(value).rstrip("\n")
+
+
+def test_originals_of_media_are_files(tmp_path: Path) -> None:
+    schema = shardio.Schema({"a/b": Image(), "video": Video(), "sound": Audio()})
+    source = str(write_flash(tmp_path / "a.mkv", codec="flac"))
+    video, picture = demux(source), to_png(quadrants(8, 8))
+    sample = {"a/b": picture, "video": video, "sound": sound_of(source)}
+    with shardio.open(_write(tmp_path / "set", schema, [sample])) as dataset:
+        image, movie, sound = (original(dataset, 0, name) for name in schema)
+        with pytest.raises(InvalidArgument, match="no field 'x'"):
+            original(dataset, 0, "x")
+    assert image == (picture, "image/png", "a_b-0.png")
+    assert movie.file_name == "video-0.mp4" and bytes(demux(movie.data).data[:]) == video.data
+    assert sound.file_name == "sound-0.flac" and sound.data.startswith(b"fLaC")
+
+
+def test_a_value_that_is_too_large_to_download_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(originals, "MAX_ORIGINAL", 100)
+    schema = shardio.Schema({"a": Array("uint8", (200,)), "m": Array("uint8", (3,), optional=True)})
+    path = _write(tmp_path / "set", schema, [{"a": np.zeros(200, np.uint8), "m": None}])
+    with shardio.open(path) as dataset:
+        with pytest.raises(InvalidArgument, match=r"200 bytes; up to 100 can be downloaded: shard"):
+            original(dataset, 0, "a")
+        with pytest.raises(InvalidArgument, match="sample 0: the field 'm' is missing"):
+            original(dataset, 0, "m")
 
 
 def test_kinds_are_known_from_the_schema_alone() -> None:

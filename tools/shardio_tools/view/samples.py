@@ -1,47 +1,57 @@
-"""One sample as JSON values: each field with its kind and its value, or links to its media.
-
-A dataset is borrowed, and is not thread-safe: callers use it in one thread at a time.
-"""
+"""One sample as JSON values: each field with its kind and its value, or links to its media."""
 
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
 import numpy as np
 
-import shardio
-from shardio.errors import ShardioError
-from shardio.media import has_image_signature
-from shardio_tools.inspect.frames import holds_pictures
+from shardio._base.progress import counted
+from shardio.media import can_be_mp4, has_image_signature, keyframes_of, times_of
+from shardio_tools.view.mp4 import media_type, sound_field
+from shardio_tools.view.originals import MAX_ORIGINAL, Original, original
+from shardio_tools.view.stored import (
+    ERRORS,
+    StoredArray,
+    as_numbers,
+    has_heatmap,
+    has_series,
+    kind_of,
+    locate,
+    number,
+    stored_value,
+    thumbnail_fields,
+)
+
+__all__ = ["Links", "Original", "describe_sample", "kind_of", "original", "thumbnail_fields"]
 
 Json = dict[str, Any]
 
-ERRORS: Final = (ShardioError, OSError)
-"""The errors of a value that cannot be read: they are shown, and the other values with them."""
 MAX_TEXT: Final = 100_000
 MAX_JSON_BYTES: Final = 1 << 20
 MAX_TOKENS: Final = 2_000
 MAX_HEX_BYTES: Final = 512
 MAX_PREVIEW: Final = 64
-MAX_LIST: Final = 50
-"""The maximum number of characters, bytes, tokens, bytes, numbers and list items in a sample."""
-MAX_READ_BYTES: Final = 64 << 20
-"""The maximum size of an array that is read as a whole."""
-_MAX_SAFE_INTEGER: Final = 1 << 53
-_MAX_COLUMNS: Final = 64
+MAX_ITEMS: Final = 50
+MAX_KEYFRAMES: Final = 2_000
+MAX_TIMES: Final = 20_000
+"""The maximum number of characters of a text, of bytes of JSON, of tokens, of bytes as hex, of
+numbers of an array, of items of a list, and of keyframes and times of frames in a sample."""
+_MAX_STATISTICS_BYTES: Final = 16 << 20
+"""The maximum size of an array whose least and greatest numbers are in a sample."""
+_RATE: Final = 25.0
+"""The number of frames per second of frames without times."""
 _TITLES: Final = ("title", "name", "source", "key", "path", "file", "id")
-_TOKENS: Final = re.compile(r"(^|[._])(tokens|input_ids|token_ids)$")
+_MAX_TITLE: Final = 200
 
 
 @dataclass(frozen=True)
 class Links:
-    """The addresses of a sample's media, relative to the page."""
+    """The addresses of a sample's media, below `root`."""
 
     root: str = ""
 
@@ -50,88 +60,20 @@ class Links:
         return f"{self.root}/{route}/{row}/{quote(field, safe='')}{rest}"
 
 
-def locate(dataset: Any, row: int) -> tuple[int, int]:
-    """Return the shard of a sample, and the sample's row in the shard.
-
-    Raises:
-        InvalidArgument: there is no such sample.
-    """
-    n = len(dataset)
-    if not 0 <= row < n:
-        raise shardio.InvalidArgument(f"there is no sample {row:,}; the dataset has {n:,}")
-    stored = dataset.rows.at(np.array([row]))
-    shard = int(dataset.locate(stored)[0])
-    return shard, int(stored[0] - dataset.shard_starts[shard])
-
-
-def field_of(dataset: Any, name: str) -> Any:
-    """Return a field's type; raise InvalidArgument if there is no such field."""
-    field = dataset.schema.get(name)
-    if field is None:
-        known = ", ".join(dataset.schema)
-        raise shardio.InvalidArgument(f"there is no field {name!r}; the fields are: {known}")
-    return field
-
-
-def stored_value(dataset: Any, row: int, name: str) -> Any:
-    """Return the value of one field of a sample; None if the value is missing.
-
-    Raises:
-        InvalidArgument: there is no such sample or field.
-        ShardCorrupt, …: the value is damaged.
-    """
-    field_of(dataset, name)
-    shard, local = locate(dataset, row)
-    return dataset.sample(shard, local, [name])[name]
-
-
-def kind_of(name: str, field: Any) -> str:
-    """Return the kind under which a field is shown, such as "video" or "scalar".
-
-    Arrays of frames are shown as videos, and arrays of pixels as images.
-    """
-    if field.medium is not None:
-        return str(field.medium)
-    if field.is_json:
-        return "json"
-    if field.is_utf8:
-        return "text"
-    if field.is_opaque:
-        return "bytes"
-    array = field.array
-    if array is None:
-        return "list"
-    if not array.shape:
-        return "scalar"
-    if len(array.shape) == 1 and array.dtype[-2:].isdigit() and _TOKENS.search(name):
-        return "tokens" if "int" in array.dtype else "array"
-    if is_clip(array):
-        return "video"
-    return "image" if holds_pictures(field) else "array"
-
-
-def is_clip(array: Any) -> bool:
-    """Return True for an array of frames: uint8, (frames, height, width, 1 or 3)."""
-    return len(array.shape) == 4 and array.shape[3] in (1, 3) and bool(holds_pictures(array))
-
-
-def thumbnail_fields(schema: Mapping[str, Any]) -> list[str]:
-    """Return the fields that have thumbnails: images and videos first, then arrays and sound."""
-    ranks = {"image": 0, "video": 0, "array": 1, "audio": 2}
-    kinds = {name: kind_of(name, field) for name, field in schema.items()}
-    return sorted((name for name in kinds if kinds[name] in ranks), key=lambda n: ranks[kinds[n]])
-
-
-def describe_sample(dataset: Any, row: int, links: Links | None = None) -> Json:
+def describe_sample(
+    dataset: Any, row: int, links: Links | None = None, *, tokenizer: Any = None
+) -> Json:
     """Return a sample as JSON values.
 
-    A field that cannot be read has the error as `damaged`, and the sample has the first of them.
+    A field that cannot be read has the text of its error as `damaged`, and so has the sample.
+    `tokenizer` has the method `decode`, which returns the text of a list of tokens.
 
     Raises:
         InvalidArgument: there is no such sample.
     """
     shard, local = locate(dataset, row)
-    made = [_describe_field(dataset, row, name, links or Links()) for name in dataset.schema]
+    links = links or Links()
+    made = [_describe_field(dataset, row, name, links, tokenizer) for name in dataset.schema]
     damaged = [each["damaged"] for each in made if each.get("damaged")]
     return {
         "row": row,
@@ -141,61 +83,95 @@ def describe_sample(dataset: Any, row: int, links: Links | None = None) -> Json:
         "index": local,
         "fields": made,
         "damaged": damaged[0] if damaged else None,
-        "clip": None,
+        "clip": _clip(dataset, row),
     }
 
 
 def _title(fields: list[Json]) -> str | None:
     texts = {each["name"]: each.get("value") or "" for each in fields if each["kind"] == "text"}
-    return next((str(texts[name])[:200] for name in _TITLES if texts.get(name)), None)
+    return next((str(texts[name])[:_MAX_TITLE] for name in _TITLES if texts.get(name)), None)
 
 
-def _describe_field(dataset: Any, row: int, name: str, links: Links) -> Json:
-    field = dataset.schema[name]
-    kind = kind_of(name, field)
-    array = field.array
-    made: Json = {"name": name, "kind": kind, "type": type(field).spec_name()}
-    made["dtype"] = None if array is None else array.dtype
-    made["shape"] = None if array is None else list(array.shape)
-    made["original"] = links.of("original", row, name)
+def _clip(dataset: Any, row: int) -> Json | None:
+    """Return the first clip that the default view of the dataset cuts from a sample's video."""
+    view = dataset.view
+    videos = [name for name, field in dataset.schema.items() if field.medium == "video"]
+    if "frames" not in view or len(videos) != 1:
+        return None
     try:
-        value = stored_value(dataset, row, name)
-        if value is None and not field.is_json:
-            return made | {"missing": True, "n_bytes": 0, "original": None}
-        return made | _DESCRIBERS[kind](_Stored(dataset, row, name, field, value, links))
-    except ERRORS as error:
-        return made | {"damaged": str(error), "n_bytes": None}
+        video = stored_value(dataset, row, videos[0])
+    except ERRORS:
+        return None
+    n, stride, step = (int(view[name]) for name in ("frames", "stride", "step"))
+    span = (n - 1) * stride + 1
+    if video is None or video.n_frames < span:
+        return None
+    n_clips = -(-(video.n_frames - span + 1) // step)
+    times = _seconds(video)
+    end = float(video.duration * video.time_base)
+    text = f"{counted(n_clips, 'clips')} of {counted(n, 'frames')}"
+    return {
+        "field": videos[0],
+        "start": 0.0,
+        "stop": float(times[span]) if span < len(times) else max(end, float(times[-1])),
+        "n_frames": n,
+        "text": text + (f", every {stride}th frame" if stride > 1 else ""),
+    }
+
+
+def _seconds(video: Any) -> Any:
+    """Return the time of each frame since the first one, in seconds."""
+    ticks = times_of(video)
+    return (ticks - ticks[:1]) * float(video.time_base)
 
 
 @dataclass(frozen=True)
 class _Stored:
+    """A value of a field that is present: an array as a `StoredArray`."""
+
     dataset: Any
     row: int
     name: str
     field: Any
     value: Any
     links: Links
+    tokenizer: Any
 
     def link(self, route: str, rest: str = "") -> str:
         return self.links.of(route, self.row, self.name, rest)
 
 
-def number(value: Any) -> Any:
-    """Return a number as JSON shows it exactly; a large integer, NaN or infinity as a text."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < _MAX_SAFE_INTEGER else str(value)
-    return value if math.isfinite(value) else str(value)
+def _describe_field(dataset: Any, row: int, name: str, links: Links, tokenizer: Any) -> Json:
+    field = dataset.schema[name]
+    kind, array = kind_of(name, field), field.array
+    made: Json = {
+        "name": name,
+        "kind": kind,
+        "type": type(field).spec_name(),
+        "dtype": None if array is None else array.dtype,
+        "shape": None if array is None else list(array.shape),
+        "original": links.of("original", row, name),
+    }
+    try:
+        value = _value(dataset, row, name, field)
+        if value is None and (field.optional or not field.is_json):
+            return made | {"missing": True, "n_bytes": 0, "original": None}
+        stored = _Stored(dataset, row, name, field, value, links, tokenizer)
+        made |= _DESCRIBERS[kind](stored)
+    except ERRORS as error:
+        return made | {"damaged": str(error), "n_bytes": None}
+    if made["n_bytes"] > MAX_ORIGINAL:
+        is_played = made.get("src") and kind in ("video", "audio")
+        made["original"] = made["src"] if is_played else None
+    return made
 
 
-def as_numbers(value: Any, array: Any) -> Any:
-    """Return an array in a dtype of NumPy: bfloat16 is stored as the bits of the numbers."""
-    if array.dtype != "bfloat16":
-        return value
-    return (np.asarray(value).astype(np.uint32) << 16).view(np.float32)
+def _value(dataset: Any, row: int, name: str, field: Any) -> Any:
+    if field.array is None or not field.array.shape:
+        return stored_value(dataset, row, name)
+    shard, local = locate(dataset, row)
+    is_present = dataset.reader(shard, name).array_shape(name, local) is not None
+    return StoredArray.of(dataset, row, name) if is_present else None
 
 
 def _scalar(stored: _Stored) -> Json:
@@ -227,25 +203,33 @@ def _bytes(stored: _Stored) -> Json:
     return {
         "hex": value[:MAX_HEX_BYTES].hex(),
         "n_bytes": len(value),
-        "image": stored.link("thumbnail", "?size=512") if is_picture else None,
+        "image": stored.link("media") if is_picture else None,
+        "truncated": len(value) > MAX_HEX_BYTES,
     }
 
 
 def _tokens(stored: _Stored) -> Json:
-    value = stored.value
+    array = stored.value
+    shown = array.first(MAX_TOKENS).tolist()
+    text = None if stored.tokenizer is None else str(stored.tokenizer.decode(shown))
+    n = array.shape[0]
     return {
-        "value": value[:MAX_TOKENS].tolist(),
-        "n": len(value),
-        "text": None,
-        "n_bytes": value.nbytes,
-        "truncated": len(value) > MAX_TOKENS,
+        "value": shown,
+        "n": n,
+        "text": text,
+        "n_bytes": array.n_bytes,
+        "truncated": n > len(shown),
     }
 
 
 def _image(stored: _Stored) -> Json:
     value = stored.value
     if stored.field.medium != "image":
-        return _array(stored) | {"src": stored.link("frame", "/0")}
+        made = _array(stored)
+        src = stored.link("frame", "/0") if min(value.shape, default=0) > 0 else None
+        shape = [n for n in value.shape if n not in (1, 3)] if len(value.shape) > 2 else value.shape
+        size = dict(zip(("height", "width"), shape, strict=False)) if len(shape) == 2 else {}
+        return made | {"src": src, "image": src} | size
     return {
         "height": value.height,
         "width": value.width,
@@ -258,42 +242,71 @@ def _image(stored: _Stored) -> Json:
 def _video(stored: _Stored) -> Json:
     if stored.field.medium != "video":
         return _array(stored) | _frames(stored)
-    stream = stored.value
+    stream, row, name = stored.value, stored.row, stored.name
     seconds = float(stream.duration * stream.time_base)
+    times = _seconds(stream) if stream.n_frames else np.zeros(0)
+    steps = np.diff(times)
+    is_even = not len(steps) or float(np.ptp(steps)) <= 1.5 * float(stream.time_base)
+    mime = media_type(stored.dataset, row, name) if can_be_mp4(stream) else None
+    keys = keyframes_of(stream)
+    sound = sound_field(stored.dataset.schema, name)
     return {
-        "src": stored.link("media"),
+        "src": None if mime is None else stored.link("media"),
+        "mime": mime,
         "frames": stored.link("frame", "/{n}"),
-        "fps": stream.n_frames / seconds if seconds > 0 else 25.0,
+        "fps": stream.n_frames / seconds if seconds > 0 else _RATE,
         "n_frames": stream.n_frames,
-        "seconds": seconds,
+        "seconds": seconds or stream.n_frames / _RATE,
+        "start": float(times_of(stream)[0] * stream.time_base) if stream.n_frames else 0.0,
+        "times": None if is_even or len(times) > MAX_TIMES else np.round(times, 6).tolist(),
         "width": stream.width,
         "height": stream.height,
         "codec": str(stream.parameters.get("codec")),
+        "keyframes": keys.tolist() if len(keys) <= MAX_KEYFRAMES else [],
+        "audio": mime is not None and "," in mime and sound is not None,
         "n_bytes": len(stream.data),
     }
 
 
 def _frames(stored: _Stored) -> Json:
+    """Describe an array of frames, whose times may be in the fields `pts` and `time_base`."""
     n, height, width = stored.value.shape[:3]
+    rate = _frame_rate(stored, n)
     return {
         "src": None,
+        "mime": None,
         "frames": stored.link("frame", "/{n}"),
-        "fps": 25.0,
+        "fps": rate,
         "n_frames": n,
-        "seconds": n / 25.0,
+        "seconds": n / rate,
         "width": width,
         "height": height,
         "codec": "raw",
-        "mime": None,
         "keyframes": [],
         "audio": False,
     }
+
+
+def _frame_rate(stored: _Stored, n: int) -> float:
+    prefix = stored.name.rpartition(".")[0]
+    names = [f"{prefix}.{each}" if prefix else each for each in ("pts", "time_base")]
+    if n < 2 or any(name not in stored.dataset.schema for name in names):
+        return _RATE
+    try:
+        pts, base = (stored_value(stored.dataset, stored.row, name) for name in names)
+    except ERRORS:
+        return _RATE
+    if np.shape(pts) != (n,) or np.shape(base) != (2,) or base[0] <= 0 or pts[-1] <= pts[0]:
+        return _RATE
+    seconds = float(pts[-1] - pts[0]) * float(base[0]) / max(1.0, float(base[1]))
+    return (n - 1) / seconds
 
 
 def _audio(stored: _Stored) -> Json:
     stream = stored.value
     return {
         "src": stored.link("media"),
+        "mime": media_type(stored.dataset, stored.row, stored.name),
         "rate": stream.height,
         "channels": stream.width,
         "seconds": stream.n_frames / max(1, stream.height),
@@ -304,30 +317,23 @@ def _audio(stored: _Stored) -> Json:
 
 
 def _array(stored: _Stored) -> Json:
-    array, value = stored.field.array, np.asarray(stored.value)
-    known = as_numbers(value, array)
-    is_numeric = known.dtype != np.bool_ and known.size > 0
-    finite = known[np.isfinite(known)] if is_numeric else known[:0]
-    return {
-        "shape": list(value.shape),
-        "n_bytes": value.nbytes,
-        "min": number(finite.min()) if finite.size else None,
-        "max": number(finite.max()) if finite.size else None,
-        "preview": [number(each) for each in known.reshape(-1)[:MAX_PREVIEW]],
-        "series": stored.link("series") if has_series(value.shape) else None,
-        "heatmap": stored.link("heatmap") if has_heatmap(value.shape) else None,
+    array = stored.value
+    made: Json = {
+        "shape": list(array.shape),
+        "n_bytes": array.n_bytes,
+        "min": None,
+        "max": None,
+        "preview": [number(each) for each in array.first(MAX_PREVIEW)],
+        "series": stored.link("series") if has_series(array.shape) else None,
+        "heatmap": stored.link("heatmap") if has_heatmap(array.shape) else None,
         "image": None,
     }
-
-
-def has_series(shape: tuple[int, ...]) -> bool:
-    """Return True for an array that is shown as line charts: (steps,) or (steps, columns)."""
-    return len(shape) in (1, 2) and shape[0] > 1 and all(n <= _MAX_COLUMNS for n in shape[1:])
-
-
-def has_heatmap(shape: tuple[int, ...]) -> bool:
-    """Return True for an array that is shown as a heat map: any matrix."""
-    return len(shape) == 2 and min(shape) > 1
+    if 0 < array.n_bytes <= _MAX_STATISTICS_BYTES and array.array.dtype != "bool":
+        known = array.part(0, array.shape[0])
+        finite = known[np.isfinite(known)] if known.dtype.kind == "f" else known
+        if finite.size:
+            made |= {"min": number(finite.min()), "max": number(finite.max())}
+    return made
 
 
 def _list(stored: _Stored) -> Json:
@@ -337,13 +343,13 @@ def _list(stored: _Stored) -> Json:
             "shape": list(each.shape),
             "preview": [number(n) for n in as_numbers(each, item).reshape(-1)[:MAX_PREVIEW]],
         }
-        for each in value[:MAX_LIST]
+        for each in value[:MAX_ITEMS]
     ]
     return {
         "dtype": item.dtype,
         "n": len(value),
         "items": shown,
-        "truncated": len(value) > MAX_LIST,
+        "truncated": len(value) > MAX_ITEMS,
         "n_bytes": sum(each.nbytes for each in value),
     }
 

@@ -1,0 +1,94 @@
+"""The stored bytes of a field of a sample as a file to download."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import shardio
+from shardio.media import has_image_signature, mux, probe
+from shardio_tools.view.mp4 import IMAGE_TYPES
+from shardio_tools.view.stored import StoredArray, as_numbers, field_of, present_value, stored_value
+
+MAX_ORIGINAL: Final = 64 << 20
+"""The maximum size of a file to download, in bytes."""
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Original(NamedTuple):
+    """A file to download."""
+
+    data: bytes
+    media_type: str
+    file_name: str
+
+
+def original(dataset: Any, row: int, field: str) -> Original:
+    """Return the value of a field of a sample as a file, in its stored form where it has one.
+
+    Images and bytes are the stored files, videos and sound are in a container, arrays are NumPy's
+    files, and texts, JSON and numbers are text.
+
+    Raises:
+        InvalidArgument: there is no such sample or field, the value is missing, or it is too large.
+        ShardCorrupt, MediaError, …: the value is damaged.
+    """
+    kind = field_of(dataset, field)
+    stem = f"{_UNSAFE.sub('_', field)}-{row}"
+    if kind.array is not None and kind.array.shape:
+        array = StoredArray.of(dataset, row, field)
+        _check_size(array.n_bytes, row, field)
+        return Original(
+            _npy(array.part(0, array.shape[0])), "application/octet-stream", f"{stem}.npy"
+        )
+    value = (stored_value if kind.is_json else present_value)(dataset, row, field)
+    if kind.array is not None:
+        text = str(as_numbers(np.asarray(value), kind.array)[()])
+        return Original(f"{text}\n".encode(), "text/plain; charset=utf-8", f"{stem}.txt")
+    if kind.is_streamed:
+        _check_size(len(value.data), row, field)
+        muxed = mux(value)
+        return Original(muxed.data, "application/octet-stream", stem + muxed.suffix)
+    if kind.is_json:
+        data = json.dumps(value, ensure_ascii=False, indent=1).encode()
+        return Original(data, "application/json", f"{stem}.json")
+    if kind.is_utf8:
+        return Original(value.encode(), "text/plain; charset=utf-8", f"{stem}.txt")
+    if isinstance(value, bytes):
+        media_type, suffix = _type_of(value)
+        return Original(bytes(value), media_type, stem + suffix)
+    arrays = {f"{i:06d}": as_numbers(each, kind.item) for i, each in enumerate(value)}
+    _check_size(sum(each.nbytes for each in arrays.values()), row, field)
+    out = io.BytesIO()
+    np.savez(out, **arrays)  # type: ignore[arg-type]
+    return Original(out.getvalue(), "application/octet-stream", f"{stem}.npz")
+
+
+def _check_size(n_bytes: int, row: int, field: str) -> None:
+    if n_bytes > MAX_ORIGINAL:
+        raise shardio.InvalidArgument(
+            f"sample {row:,}: the field {field!r} has {n_bytes:,} bytes; up to {MAX_ORIGINAL:,} "
+            "can be downloaded: shardio export writes files of any size"
+        )
+
+
+def _npy(values: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, values)
+    return out.getvalue()
+
+
+def _type_of(data: bytes) -> tuple[str, str]:
+    """Return the media type and the suffix of a file, which are known for images only."""
+    unknown = "application/octet-stream", ".bin"
+    if not has_image_signature(data[:64]):
+        return unknown
+    try:
+        name = probe(data).format
+    except shardio.DataError:
+        return unknown
+    return IMAGE_TYPES.get(name, (unknown[0], f".{name.lower()}"))
