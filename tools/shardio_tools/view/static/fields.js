@@ -13,7 +13,7 @@ export const isWide = (field) => WIDE.has(field.kind) && !(field.kind === 'array
 /** Return the section of a field; `clock` may be null. */
 export function fieldSection(field, clock, signal) {
   const isNumbers = Boolean(field.dtype);
-  const about = [!isNumbers && field.type, field.dtype, field.shape?.length > 0 && shapeText(field.shape), field.kind === 'audio' && field.rate && `${count(field.rate)} Hz`, field.kind === 'audio' && field.channels && `${field.channels} ch`,
+  const about = [!isNumbers && field.type, field.dtype, field.kind === 'tokens' ? `${count(field.n)} tokens` : field.shape?.length > 0 && shapeText(field.shape), field.kind === 'audio' && field.rate && `${count(field.rate)} Hz`, field.kind === 'audio' && field.channels && `${field.channels} ch`,
     field.kind === 'audio' && clockText(field.seconds),
     field.kind === 'array' && field.min !== null && field.min !== undefined && `${number(field.min)} to ${number(field.max)}`, field.kind !== 'scalar' && field.n_bytes !== null && field.n_bytes !== undefined && bytes(field.n_bytes)];
   const found = field.damaged ? h('div', { class: 'notice bad' }, h('p', {}, field.damaged)) : field.missing ? h('p', { class: 'muted' }, 'no value') : (KINDS[field.kind] ?? other)(field, clock, signal);

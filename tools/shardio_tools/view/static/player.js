@@ -27,7 +27,7 @@ class Player {
     const cameras = videos.length ? h('div', { class: videos.length > 1 ? 'cameras many' : 'cameras' }, videos.map((field) => this.camera(field))) : null;
     for (const field of sounds) this.sound(field);
     this.hasSound = this.elements.length > 0 && (sounds.length > 0 || videos.some((field) => field.audio));
-    this.element = h('section', { class: 'player field', 'aria-label': 'Player' }, cameras, this.transport(), this.timeline());
+    this.element = h('section', { class: 'player field', 'aria-label': 'Player' }, cameras, this.transport(), this.timeline(), this.elements.filter((each) => each.tagName === 'AUDIO'));
     this.clock.on('time', () => this.showTime(), signal);
     this.clock.on('state', () => this.showState(), signal);
     this.showTime();
@@ -44,7 +44,7 @@ class Player {
     const video = document.createElement('video');
     const plays = field.src && field.mime && video.canPlayType(field.mime) !== '';
     if (plays) this.native(field, stage, video);
-    else this.drawFrames(field, stage, field.mime ? `this browser does not play ${field.codec ?? field.mime}: frames are decoded by shardio` : 'frames are decoded by shardio');
+    else this.drawFrames(field, stage, field.mime ? `This browser does not play ${field.codec ?? field.mime}: shardio decodes the frames.` : 'shardio decodes the frames.');
     return node;
   }
 
@@ -64,7 +64,7 @@ class Player {
       if (at >= 0) this.clock.media.splice(at, 1);
       this.elements.splice(this.elements.indexOf(video), 1);
       this.clock.pause();
-      this.drawFrames(field, stage, `this browser could not play ${field.codec ?? 'the video'}: frames are decoded by shardio`);
+      this.drawFrames(field, stage, `This browser could not play ${field.codec ?? 'the video'}: shardio decodes the frames.`);
     }, { once: true });
     fill(stage, video);
   }
@@ -72,15 +72,16 @@ class Player {
   drawFrames(field, stage, reason) {
     const canvas = h('canvas', { width: field.width || 320, height: field.height || 180, role: 'img', 'aria-label': `Video ${field.name}, drawn frame by frame` });
     const how = h('p', { class: 'how' }, reason);
-    fill(stage, canvas, how);
+    fill(stage, canvas);
+    stage.after(how);
     if (!field.frames) {
-      how.textContent = 'this browser does not play the codec, and an exported page has no decoder';
+      how.textContent = 'This browser does not play the codec, and an exported page has no decoder.';
       how.classList.add('bad');
       return;
     }
     const medium = new FrameMedium(canvas, field.frames, field.fps || 1, field.n_frames, (frame) => {
       how.classList.toggle('bad', frame !== null);
-      how.textContent = frame === null ? reason : `frame ${count(frame)} cannot be decoded`;
+      how.textContent = frame === null ? reason : `Frame ${count(frame)} cannot be decoded.`;
     }, field.times ?? null);
     this.clock.add(medium, field.seconds || field.n_frames / (field.fps || 1));
     canvas.addEventListener('click', () => this.clock.toggle());
