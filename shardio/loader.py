@@ -146,8 +146,8 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
     """
 
     _public = (
-        "batch_size close dataset epoch load_state_dict num_workers progress schema state_dict "
-        "stats trace view"
+        "batch_size close dataset epoch indices_at load_state_dict num_workers progress schema "
+        "state_at state_dict stats trace view"
     )
 
     if TYPE_CHECKING:  # the type of the values in a batch depends on `output`
@@ -400,6 +400,28 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
                 subset, seed or order.
         """
         self._epochs.load_state(state)
+
+    def state_at(self, epoch: int, batch: int = 0) -> dict[str, Any]:
+        """Return the state from which the next iteration begins with a batch of an epoch.
+
+        `loader.load_state_dict(loader.state_at(3, 10))` makes the next iteration deliver batch 10
+        of epoch 3 and those after it. No batch before it is loaded.
+
+        Raises:
+            InvalidArgument: there is no such batch.
+        """
+        return self._epochs.state_at(epoch, batch)
+
+    def indices_at(self, epoch: int, batch: int = 0) -> npt.NDArray[Any]:
+        """Return the indices, in the view, of the samples of a batch of an epoch.
+
+        They are computed from the order of the epoch; no sample is read. With on_error="skip", a
+        sample that fails has a substitute in the batch that is delivered.
+
+        Raises:
+            InvalidArgument: there is no such batch.
+        """
+        return self._epochs.indices_at(epoch, batch)
 
     def stats(self) -> LoaderStats:
         """Return the loading figures of the latest iteration, and of all iterations together.

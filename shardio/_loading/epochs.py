@@ -322,6 +322,26 @@ class Epochs:
         rest = replace(partition, first=partition.position(latest.next_loop_step))
         return state_of(replace(latest.plan, partition=rest), self.epoch_sampler)
 
+    def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
+        plan = self._plan_from(epoch, batch)
+        return state_of(plan, self.epoch_sampler)
+
+    def indices_at(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        plan, sampler = self._plan_from(epoch, batch), self.epoch_sampler
+        partition = plan.partition
+        order = plan.order.arrange(sampler.samples, partition.n, seed=sampler.seed, epoch=epoch)
+        step = partition.first_step
+        found: npt.NDArray[np.int64] = order.at(partition.positions(step, step + 1))
+        return found
+
+    def _plan_from(self, epoch: int, batch: int) -> EpochPlan:
+        """Return the plan for an epoch from a batch on; raise InvalidArgument if there is none."""
+        plan = self.epoch_sampler.plan_epoch(check_count("epoch", epoch, 0, _MAX_COUNT))
+        partition, n = plan.partition, plan.partition.stop_step
+        if check_count("batch", batch, 0) >= n:
+            raise InvalidArgument(f"there is no batch {batch} in epoch {epoch}, which has {n}")
+        return replace(plan, partition=replace(partition, first=partition.position(batch)))
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._next = plan_of(state, self.epoch_sampler)
         self.latest = None

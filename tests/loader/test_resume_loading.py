@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardio import DatasetWriter, ShardDataset, ShardLoader
+from shardio import DatasetWriter, ShardDataset, ShardLoader, WeightedSampler
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument, TransformError
 from shardio.maintenance import split
@@ -239,3 +239,41 @@ def test_an_impossible_state_is_refused(folder: str, change: dict[str, Any], sai
         with pytest.raises(InvalidArgument, match="found 'state'"):
             made.load_state_dict("state")  # type: ignore[arg-type]
         assert len(drawn(made)) == N
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": "blocks"},
+        {"shuffle": False, "tail": "pad"},
+        {"tail": "drop"},
+        {"shuffle": False, "sampler": [5, 3, 3, 9, 1, 0, 2]},
+        {"shuffle": False, "sampler": lambda epoch: list(range(N))[epoch :: epoch + 1]},
+        {"shuffle": False, "sampler": WeightedSampler(range(N), replacement=False)},
+        {"shuffle": False, "sampler": WeightedSampler(range(N), n_draws=30)},
+        {"rank": 1, "world_size": 2, "tail": "short"},
+    ],
+)
+def test_any_batch_is_the_next_from_its_own_state(folder: str, options: dict[str, Any]) -> None:
+    with loader(folder, **options) as made:
+        whole = [list(made) for _ in range(3)]
+        for epoch, batch in ((2, 0), (0, 1), (1, len(whole[1]) - 1), (0, 0)):
+            expected = whole[epoch][batch]
+            made.load_state_dict(made.state_at(epoch, batch))
+            found = next(iter(made))
+            assert (found.epoch, found.step) == (epoch, batch)
+            assert found["label"].tolist() == expected["label"].tolist()
+            assert found["noise"].tolist() == expected["noise"].tolist()
+            indices = made.indices_at(epoch, batch)
+            assert indices.tolist() == expected.indices[expected.valid].tolist()
+
+
+def test_the_state_of_a_batch_that_does_not_exist_is_an_error(folder: str) -> None:
+    with loader(folder) as made:
+        for call in (made.state_at, made.indices_at):
+            with pytest.raises(InvalidArgument, match="no batch 14 in epoch 3, which has 14"):
+                call(3, 14)
+            with pytest.raises(InvalidArgument, match="epoch must be an integer from 0"):
+                call(-1, 0)
+        assert made.epoch == 0
