@@ -115,7 +115,8 @@ def test_dir_of_writers_and_other_loaders(objects: dict[str, Any], tmp_path: Pat
     remote = RemoteLoader.__new__(RemoteLoader)  # connected to no server
     served = {"address", "generation", "lineage", "served"}
     assert listed(remote) == served | listed(objects["loader"]) - {
-        *("batch_size", "dataset", "num_workers", "schema", "trace", "view")
+        *("batch_size", "dataset", "indices_at", "num_workers", "schema", "state_at"),
+        *("trace", "view"),
     }
 
 
