@@ -82,6 +82,7 @@ SCENES: Final = (
     Scene("doctor", "doctor", is_steady=False),
     Scene("demo", "demo --seconds 10", is_steady=False),
     Scene("no-such-path", "inspect nowhere/"),
+    Scene("view-nothing", "view nowhere/ --no-open"),
     Scene("mistyped-command", "inspct out/"),
     Scene("mistyped-flag", "verify out/ --wrkers 2"),
     Scene("progress", "convert videos/ out/", is_steady=False),

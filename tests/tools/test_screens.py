@@ -208,7 +208,8 @@ def test_mistyped_words_are_named(arguments: list[str], hint: str, capsys: Captu
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_every_command_answers_a_mistyped_flag(command: str, capsys: Capture) -> None:
-    flag = {"inspect": "--samlpe", "serve": "--wrokers"}.get(command, "--qiuet")
+    known = {"inspect": "--samlpe", "serve": "--wrokers", "view": "--laoder"}
+    flag = known.get(command, "--qiuet")
     with pytest.raises(SystemExit, match="2"):
         cli.main([command, "a", "b", "c", flag])
     err = capsys.readouterr().err

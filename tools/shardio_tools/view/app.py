@@ -30,6 +30,7 @@ from shardio_tools.view.answers import (
 from shardio_tools.view.jobs import Jobs
 from shardio_tools.view.marks import Marks
 from shardio_tools.view.mp4 import open_media
+from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import Listing, Queries, parse_filter
 from shardio_tools.view.samples import describe_sample
@@ -337,8 +338,6 @@ def _read_media(viewer: Viewer, row: int, field: str, start: int, stop: int) -> 
 
 
 def _original(viewer: Viewer, request: Request) -> Response:
-    from shardio_tools.view.samples import original
-
     row, field = _checked_row(viewer, request), _field(viewer, request)
     with viewer.source.borrow() as dataset:
         found = original(dataset, row, field)

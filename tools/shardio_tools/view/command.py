@@ -1,8 +1,8 @@
 """Show a dataset in the browser.
 
-Serves a page with the fields, counts and classes, a grid of all samples, every field of a sample,
-what a loader delivers, and damage. Prints a link, opens it, and runs until Ctrl-C. Only this
-machine is served, and only with the token in the link. Nothing is written without --writable.
+Serves a page with fields, counts and classes, a grid of all samples, every field of a sample, what
+a loader delivers, and damage. Prints a link, opens it, and runs until Ctrl-C. Only this machine is
+served, and only with the token in the link. Nothing is written without --writable.
 
 Examples:
     shardio view out/
@@ -74,17 +74,17 @@ def run(options: argparse.Namespace) -> int:
     from shardio_tools.view.server import ViewServer
 
     loader = None if options.loader is None else load_named(options.loader)
-    server = ViewServer(options.host, options.port)
-    viewer = Viewer(
+    with Viewer(
         options.path, is_writable=options.writable, loader=loader, loader_name=options.loader
-    )
-    with server.stopped_by_signals(), viewer:
+    ) as viewer:
+        server = ViewServer(options.host, options.port)
         token = secrets.token_urlsafe(32)
         guarded = Security(
             make_app(viewer), token, options.host, server.port, is_writable=options.writable
         )
-        _show_link(options, server.port, token)
-        server.run(guarded)
+        with server.stopped_by_signals():
+            _show_link(options, server.port, token)
+            server.run(guarded)
     return 0
 
 

@@ -14,7 +14,9 @@ from shardio_tools.view.samples import thumbnail_fields
 
 _ERRORS: Final = (shardio.ShardioError, OSError)
 _MAX_TEXT: Final = 200
-_TITLES: Final = ("title", "name", "path", "file", "file_name", "filename", "key", "__key__", "id")
+_TITLES: Final = (
+    *("title", "name", "source", "path", "file", "file_name", "filename", "key", "__key__", "id"),
+)
 """Fields of text that are titles, the best first."""
 
 

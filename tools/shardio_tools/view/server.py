@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from uvicorn import Config
 from uvicorn import Server as UvicornServer
@@ -19,6 +19,10 @@ from shardio import InvalidArgument
 from shardio_tools.output import escaped
 
 _MAX_CONNECTIONS: Final = 512
+"""The maximum number of connections, if the process may open four times as many files."""
+_N_ACCEPTED: Final = 16
+"""The number of connections that are accepted before the limit is applied to them."""
+_N_WAITING: Final = 1024
 _IDLE_S: Final = 10.0
 """The time in which a connection must send a whole request before it is closed."""
 _N_FILES: Final = 8192
@@ -28,6 +32,7 @@ _N_FILES: Final = 8192
 class BoundedProtocol(H11Protocol):
     """A connection that is closed if no request arrives, or if there are too many connections."""
 
+    max_connections: ClassVar[int] = _MAX_CONNECTIONS
     _timer: asyncio.TimerHandle | None = None
     _since = 0.0
 
@@ -36,10 +41,12 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._since = self.loop.time()
         self._timer = self.loop.call_later(_IDLE_S, self.close_if_idle)
-        if len(self.connections) > _MAX_CONNECTIONS:
+        if len(self.connections) > self.max_connections:
             others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
             idle = [each for each in others if each.is_idle and each is not self]
-            (min(idle, key=lambda each: each._since) if idle else self).transport.abort()
+            closed = min(idle, key=lambda each: each._since) if idle else self
+            self.connections.discard(closed)  # now: the next connections are made before it is lost
+            closed.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the time limit."""
@@ -71,6 +78,12 @@ class _Server(UvicornServer):
         """Leave the signals alone."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start; let many connections wait in the kernel, though few are accepted at a time."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_N_WAITING)
+
 
 class ViewServer:
     """The server of an ASGI application at a socket that listens from the start."""
@@ -83,7 +96,7 @@ class ViewServer:
 
     def run(self, app: Any) -> None:
         """Answer requests until `stop` is called."""
-        _raise_file_limit()
+        BoundedProtocol.max_connections = min(_MAX_CONNECTIONS, _raised_file_limit() // 4)
         config = Config(
             app,
             http=BoundedProtocol,
@@ -96,6 +109,7 @@ class ViewServer:
             proxy_headers=False,
             timeout_keep_alive=10,
             timeout_graceful_shutdown=0,
+            backlog=_N_ACCEPTED,
             h11_max_incomplete_event_size=32 << 10,
         )
         self._server = _Server(config)
@@ -137,7 +151,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(_N_WAITING)
     except OSError as error:
         listener.close()
         raise InvalidArgument(
@@ -147,9 +161,14 @@ def _listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _raise_file_limit() -> None:
+def _raised_file_limit() -> int:
+    """Raise the limit on open files, if it is low; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _N_FILES if hard == resource.RLIM_INFINITY else min(_N_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError):
+        return soft
+    return wanted

@@ -1,0 +1,205 @@
+"""The command itself: its link, its end, its limits, and loaders from files."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import shardio
+from shardio_tools import cli
+from shardio_tools.view.loader_file import load_named
+from shardio_tools.view.server import ViewServer
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 60.0
+Capture = pytest.CaptureFixture[str]
+
+
+@contextlib.contextmanager
+def command(*arguments: str, n_files: int | None = None) -> Iterator[tuple[Any, str]]:
+    """Run `shardio view` in a process, which may open `n_files`; return it and its link."""
+    words = [sys.executable, "-m", "shardio", "view", *arguments, "--no-open"]
+    if n_files is not None:
+        words = ["/bin/sh", "-c", f'ulimit -n {n_files} && exec "$@"', "sh", *words]
+    process = subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Browser:
+    """A client of a link, with the cookie that the link has set."""
+
+    def __init__(self, link: str) -> None:
+        parts = urlsplit(link)
+        assert parts.hostname is not None and parts.port is not None
+        self.address = parts.hostname, parts.port
+        answer, _ = self.get(f"{parts.path}?{parts.query}")
+        self.cookie = answer.headers["set-cookie"].partition(";")[0]
+
+    cookie = ""
+
+    def get(self, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE_S)
+        connection.request("GET", path, headers={"Cookie": self.cookie})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer, content
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_prints_its_link_serves_and_ends_well_on_a_signal(folder: Path, number: int) -> None:
+    with command(str(folder)) as (process, link):
+        assert link.startswith("http://127.0.0.1:") and len(link.partition("token=")[2]) >= 40
+        browser = Browser(link)
+        answer, content = browser.get("/api/dataset")
+        assert answer.status == 200 and str(folder).encode() in content
+        held = socket.create_connection(browser.address)  # an idle connection does not delay it
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        held.close()
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_thousand_idle_connections_do_no_harm(folder: Path) -> None:
+    with command(str(folder), n_files=256) as (process, link):
+        browser, idle = Browser(link), []
+        try:
+            for i in range(1000):
+                each = socket.create_connection(browser.address, timeout=PATIENCE_S)
+                if i % 2:
+                    each.sendall(b"GET /api/dataset HTTP/1.1\r\nHost: ")
+                idle.append(each)
+            for _ in range(3):
+                assert browser.get("/api/rows")[0].status == 200
+        finally:
+            for each in idle:
+                each.close()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, err) == (0, "")
+
+
+def test_links_of_two_viewers_differ(folder: Path) -> None:
+    with command(str(folder)) as (_, one), command(str(folder)) as (_, other):
+        assert one.partition("token=")[2] != other.partition("token=")[2]
+        browser = Browser(one)
+        browser.address = Browser(other).address
+        assert browser.get("/api/dataset")[0].status == 403
+
+
+def test_a_port_that_is_taken_is_refused(folder: Path, capsys: Capture) -> None:
+    with contextlib.closing(ViewServer("127.0.0.1", 0).socket) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["view", str(folder), "--port", str(port)]) == cli.USAGE
+    said = f"shardio: cannot listen at 127.0.0.1:{port}: Address already in use; --port 0 takes"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere: there is no such folder"),
+        (["SET", "--port", "65536"], "--port must be from 0 to 65535; found 65536"),
+        (["SET", "--host", "no such host"], "--host: 'no such host' is not an address"),
+        (["SET", "--samples", "0"], "--samples must be 1 or more"),
+        (["SET", "--loader", "train.py"], "--loader must be FILE.py:NAME; found 'train.py'"),
+        (["SET", "--loader", "nowhere.py:x"], "nowhere.py: there is no such file"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line_that_says_why(
+    folder: Path, capsys: Capture, arguments: list[str], said: str
+) -> None:
+    given = [str(folder) if each == "SET" else each for each in arguments]
+    assert cli.main(["view", *given, "--no-open"]) == cli.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_the_extra_is_named_if_it_is_missing(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert cli.main(["view", str(folder)]) == cli.ENVIRONMENT
+    assert "pip install '.[view]'" in capsys.readouterr().err
+
+
+def test_other_machines_are_served_only_on_demand_and_with_a_warning(folder: Path) -> None:
+    with command(str(folder), "--host", "0.0.0.0") as (process, link):
+        assert link.startswith("http://0.0.0.0:")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert err.startswith("shardio: warning: other machines can reach 0.0.0.0, and the conn")
+
+
+def written(folder: Path, text: str, name: str = "my_loader.py") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.fixture(autouse=True)
+def clean_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what executing a file changes in this process."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_loader", raising=False)
+    monkeypatch.setattr(sys, "modules", sys.modules)
+
+
+def test_a_loader_file_is_executed_with_its_neighbours(tmp_path: Path) -> None:
+    written(tmp_path, "SIZE = 3", "beside_it.py")
+    path = written(tmp_path, "from beside_it import SIZE\noptions = {'batch_size': SIZE}")
+    assert load_named(f"{path}:options") == {"batch_size": 3}
+    del sys.modules["beside_it"], sys.modules["my_loader"]
+
+
+def test_a_file_with_the_name_of_a_module_does_not_replace_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "x = 5", "json.py")
+    assert load_named(f"{path}:x") == 5
+    import json
+
+    assert json.loads("1") == 1 and json.__file__ != path
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("x = 1", "y", "has no 'y'"),
+        ("loader = 1", "loadr", "has no 'loadr'; did you mean loader?"),
+        ("a = 1\nraise KeyError('b')", "a", "line 2 raised KeyError: 'b'"),
+        ("a = = 1", "a", "raised SyntaxError"),
+    ],
+)
+def test_a_loader_file_that_fails_is_named_with_its_line(
+    tmp_path: Path, text: str, name: str, said: str
+) -> None:
+    with pytest.raises(shardio.InvalidArgument, match=r"^--loader: ") as caught:
+        load_named(f"{written(tmp_path, text)}:{name}")
+    assert said in str(caught.value)
+    assert "my_loader" not in sys.modules or "has no" in said
+
+
+def test_no_file_is_executed_unless_it_is_named(folder: Path, tmp_path: Path) -> None:
+    written(folder.parent, f"open({str(tmp_path / 'ran')!r}, 'w')", "sitecustomize_not.py")
+    with command(str(folder)) as (_, link):
+        browser = Browser(link)
+        for path in ("/api/epoch?loader=sitecustomize_not.py:x", "/api/dataset?loader=x.py:y"):
+            browser.get(path)
+    assert not os.path.exists(tmp_path / "ran")
