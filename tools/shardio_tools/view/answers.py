@@ -20,6 +20,7 @@ from shardio.errors import (
     InsufficientMemory,
     StoreAccessDenied,
     StoreUnavailable,
+    TransformError,
 )
 from shardio_tools.output import decode_names
 
@@ -79,7 +80,7 @@ def answer_of(error: Exception) -> Response | None:
         return error_answer(404, str(error), hint)
     if isinstance(error, InsufficientMemory | MemoryError):
         return error_answer(413, str(error) or "there is too little memory for this value")
-    if isinstance(error, shardio.InvalidArgument):
+    if isinstance(error, shardio.InvalidArgument | TransformError):
         return error_answer(400, str(error))
     if isinstance(error, shardio.ShardioError | OSError):
         return error_answer(404, str(error))

@@ -27,6 +27,7 @@ from shardio_tools.view.answers import (
     static_answer,
     static_files,
 )
+from shardio_tools.view.epochs import Epochs
 from shardio_tools.view.jobs import Jobs
 from shardio_tools.view.marks import Marks
 from shardio_tools.view.mp4 import open_media
@@ -70,8 +71,8 @@ class Viewer:
         self.verification = Verification(self.source, self.jobs)
         self.marks = Marks(self.source, is_writable=is_writable)
         self.thumbnails = Thumbnails()
+        self.epochs = Epochs(path, loader)
         self.static = static_files()
-        self.loader = loader
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +84,7 @@ class Viewer:
         """Stop background jobs and close the dataset."""
         self.queries.close()
         self.jobs.close()
+        self.epochs.close()
         self.source.close()
 
 
@@ -141,6 +143,8 @@ def make_app(viewer: Viewer) -> Starlette:
         Route("/", page),
         Route("/static/{name}", static),
         Route("/api/dataset", answered(_dataset)),
+        Route("/api/epoch", answered(_epoch)),
+        Route("/epoch/{epoch}/{batch}/{item}/{field}", answered(_epoch_picture)),
         Route("/api/statistics", answered(lambda viewer, _: viewer.overview.statistics())),
         Route("/api/statistics", posted(_count), methods=["POST"]),
         Route("/api/rows", answered(_rows)),
@@ -361,3 +365,19 @@ def _heatmap(viewer: Viewer, request: Request) -> Response:
         found = heatmap(dataset, row, field)
     headers = {"cache-control": "no-store", "x-range": f"{found.low:.6g}..{found.high:.6g}"}
     return Response(found.data, 200, headers, "image/png")
+
+
+def _epoch(viewer: Viewer, request: Request) -> Any:
+    with viewer.source.borrow() as dataset:
+        return viewer.epochs.describe(dataset, request.query_params)
+
+
+def _epoch_picture(viewer: Viewer, request: Request) -> Response:
+    given = request.path_params
+    names = ("epoch", "batch", "item")
+    epoch, batch, item = (number(given[name], name, 0, 1 << 48) for name in names)
+    with viewer.source.borrow() as dataset:
+        found = viewer.epochs.picture(
+            dataset, epoch, batch, item, given["field"], request.query_params
+        )
+    return Response(found.data, 200, {"cache-control": "no-store"}, found.media_type)
