@@ -25,8 +25,8 @@ class LineChart {
   constructor(field, found, clock, signal) {
     this.n = found.n;
     this.columns = found.columns;
-    this.times = found.times;
-    this.clock = clock && this.times && clock.duration ? clock : null;
+    this.clock = clock && found.times && clock.duration ? clock : null;
+    this.times = this.clock ? onClock(found, clock) : null;
     this.index = 0;
     this.shown = new Set(this.columns.map((_, i) => i).filter((i) => i < MAX_SHOWN));
     const canvas = h('canvas', {});
@@ -146,6 +146,12 @@ class LineChart {
     }
     context.stroke();
   }
+}
+
+/** Return the times of values on the clock: those of another zero begin with it. */
+function onClock({ n, times: [start, step] }, clock) {
+  const overlaps = (first) => first < clock.duration && first + n * step > 0;
+  return [[start - clock.base, start].find(overlaps) ?? 0, step];
 }
 
 /** Return the waveform of a sound, with the clock's time as its cursor. */

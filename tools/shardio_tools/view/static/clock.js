@@ -19,6 +19,8 @@ export class Clock extends EventTarget {
     this.handle = 0;
     this.nFrames = 0;
     this.times = null;
+    this.offset = 0;
+    this.base = 0;
     this.loop = null;
   }
 
@@ -28,16 +30,16 @@ export class Clock extends EventTarget {
     this.duration = Math.max(this.duration, duration || 0);
   }
 
-  /** Step by the frames of this video: the first one that has frames. */
-  setFrames(fps, nFrames, times = null) {
-    if (this.nFrames || !fps) return;
-    Object.assign(this, { fps, nFrames, times });
+  /** Step by the frames of this video, which begins `offset` seconds after the clock. */
+  setFrames(fps, nFrames, times, offset) {
+    Object.assign(this, { fps, nFrames, times, offset });
   }
 
   get frame() { return this.frameAt(this.time); }
 
   /** Return the frame that is shown at a time. */
   frameAt(seconds) {
+    seconds -= this.offset;
     if (this.times) {
       let low = 0;
       let high = this.times.length;
@@ -55,9 +57,9 @@ export class Clock extends EventTarget {
     if (this.times) {
       const start = this.times[frame];
       const end = this.times[frame + 1] ?? start + 1 / this.fps;
-      return start + Math.min((end - start) / 2, 0.5 / this.fps);
+      return this.offset + start + Math.min((end - start) / 2, 0.5 / this.fps);
     }
-    return (frame + 0.5) / this.fps;
+    return this.offset + (frame + 0.5) / this.fps;
   }
 
   seek(seconds, isMoving = false) {
@@ -135,21 +137,22 @@ export class Clock extends EventTarget {
 
 /** A video or sound element as a medium. */
 export class ElementMedium {
-  constructor(element) {
+  constructor(element, offset = 0) {
     this.element = element;
+    this.offset = offset;
     this.wanted = null;
     element.addEventListener('seeked', () => this.settle());
     element.addEventListener('loadedmetadata', () => this.settle());
   }
 
-  get time() { return this.element.currentTime; }
+  get time() { return this.element.currentTime + this.offset; }
   get ended() { return this.element.ended; }
   get isReady() { return this.element.readyState >= 2; }
   get duration() { return this.element.duration; }
 
   /** Seek, but never while the browser still seeks: the last wish counts. */
   seek(seconds) {
-    this.wanted = seconds;
+    this.wanted = Math.max(0, seconds - this.offset);
     if (!this.element.seeking && this.element.readyState >= 1) this.settle();
   }
 
@@ -176,8 +179,8 @@ const AHEAD = 8;
 
 /** Frames that the server decodes, drawn on a canvas: for codecs that the browser lacks. */
 export class FrameMedium {
-  constructor(canvas, template, fps, nFrames, failed, times = null) {
-    Object.assign(this, { canvas, template, fps, nFrames, failed, times });
+  constructor(canvas, template, fps, nFrames, failed, times = null, offset = 0) {
+    Object.assign(this, { canvas, template, fps, nFrames, failed, times, offset });
     this.images = new Map();
     this.frame = -1;
     this.shown = -1;
@@ -190,7 +193,7 @@ export class FrameMedium {
   get isReady() { return this.shown === this.frame; }
 
   frameAt(seconds) {
-    return this.times ? Clock.prototype.frameAt.call(this, seconds) : Math.max(0, Math.min(this.nFrames - 1, Math.floor(seconds * this.fps + 1e-3)));
+    return Clock.prototype.frameAt.call(this, seconds);
   }
 
   seek(seconds) {

@@ -74,6 +74,12 @@ export function setIcon(button, name, label, key = '') {
   button.replaceChildren(icon(name));
 }
 
+/** Return facts in small print, each of them on one line; empty and repeated ones are left out. */
+export function about(facts) {
+  const shown = [...new Set(facts.filter(Boolean))];
+  return h('span', { class: 'about' }, shown.map((fact, i) => [i > 0 && ' · ', h('span', { class: 'nowrap' }, fact)]));
+}
+
 /** Return a whole number with commas: "1,234". */
 export function count(n) {
   return n === null || n === undefined ? '–' : Math.round(n).toLocaleString('en-US');

@@ -1,6 +1,6 @@
 /** One field of a sample: a renderer for each kind of value. */
 
-import { h, fill, icon, bytes, count, number, shapeText, clockText } from './dom.js';
+import { h, fill, icon, about, bytes, count, number, shapeText, clockText } from './dom.js';
 import { lineChart, waveform, heatMap } from './charts.js';
 
 const WIDE = new Set(['image', 'audio', 'array']);
@@ -13,14 +13,14 @@ export const isWide = (field) => WIDE.has(field.kind) && !(field.kind === 'array
 /** Return the section of a field; `clock` may be null. */
 export function fieldSection(field, clock, signal) {
   const isNumbers = Boolean(field.dtype);
-  const about = [!isNumbers && field.type, field.dtype, field.kind === 'tokens' ? `${count(field.n)} tokens` : field.shape?.length > 0 && shapeText(field.shape), field.kind === 'audio' && field.rate && `${count(field.rate)} Hz`, field.kind === 'audio' && field.channels && `${field.channels} ch`,
+  const facts = [!isNumbers && field.type, field.dtype, field.kind === 'tokens' ? `${count(field.n)} tokens` : field.shape?.length > 0 && shapeText(field.shape), field.kind === 'audio' && field.rate && `${count(field.rate)} Hz`, field.kind === 'audio' && field.channels && `${field.channels} ch`,
     field.kind === 'audio' && clockText(field.seconds),
     field.kind === 'array' && field.min !== null && field.min !== undefined && `${number(field.min)} to ${number(field.max)}`, field.kind !== 'scalar' && field.n_bytes !== null && field.n_bytes !== undefined && bytes(field.n_bytes)];
   const found = field.damaged ? h('div', { class: 'notice bad' }, h('p', {}, field.damaged)) : field.missing ? h('p', { class: 'muted' }, 'no value') : (KINDS[field.kind] ?? other)(field, clock, signal);
   const content = [found].flat(Infinity).filter(Boolean);
   const isControl = (node) => node instanceof Element && node.classList.contains('in-header');
   return h('section', { class: 'field', 'data-field': field.name, 'data-kind': field.kind, 'aria-label': field.name },
-    h('header', {}, h('div', {}, h('h2', {}, field.name), ' ', h('span', { class: 'about' }, [...new Set(about.filter(Boolean))].join(' · '))),
+    h('header', {}, h('div', {}, h('h2', {}, field.name), ' ', about(facts)),
       content.filter(isControl), download(field)), content.filter((node) => !isControl(node)));
 }
 

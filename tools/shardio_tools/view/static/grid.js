@@ -33,7 +33,7 @@ class Grid {
     this.busy = h('div', {});
     this.problem = h('div', {});
     this.note = h('div', { role: 'status' });
-    this.toggle = h('button', { type: 'button', class: 'filter-toggle', 'aria-expanded': 'false', 'aria-controls': 'filters', onclick: () => this.openFilters(!this.panel.element.classList.contains('open')) }, icon('filter'), 'Filter');
+    this.toggle = h('button', { type: 'button', class: 'filter-toggle', title: 'Filter (/)', 'aria-expanded': 'false', 'aria-controls': 'filters', onclick: () => this.openFilters(!this.panel.element.classList.contains('open')) }, icon('filter'), h('span', { class: 'visually-hidden' }, 'Filter'));
     this.modes = h('div', { class: 'segmented', role: 'group', 'aria-label': 'Show as' },
       h('button', { type: 'button', 'aria-label': 'Pictures', title: 'Pictures (v)', onclick: () => this.setView('grid') }, icon('grid')),
       h('button', { type: 'button', 'aria-label': 'List', title: 'List (v)', onclick: () => this.setView('list') }, icon('list')));

@@ -1,6 +1,6 @@
 /** Videos and sound of a sample on one clock, with a timeline on which the clip is marked. */
 
-import { h, fill, iconButton, setIcon, clockText, count, bytes } from './dom.js';
+import { h, fill, about, iconButton, setIcon, clockText, count, bytes } from './dom.js';
 import { Clock, ElementMedium, FrameMedium } from './clock.js';
 import { download } from './fields.js';
 import { drawn, colour, scrub, timeTicks } from './canvas.js';
@@ -23,11 +23,14 @@ class Player {
     this.elements = [];
     this.isMuted = true;
     this.lead = videos.find((field) => field.name === clip?.field) ?? videos[0] ?? null;
-    for (const video of [this.lead, ...videos].filter(Boolean)) this.clock.setFrames(video.fps, video.n_frames, video.times ?? null);
+    this.clock.base = Math.min(...videos.map((video) => video.start ?? 0), ...(videos.length ? [] : [0]));
+    if (this.lead?.fps) this.clock.setFrames(this.lead.fps, this.lead.n_frames, this.lead.times ?? null, this.offsetOf(this.lead));
     const cameras = videos.length ? h('div', { class: videos.length > 1 ? 'cameras many' : 'cameras' }, videos.map((field) => this.camera(field))) : null;
-    for (const field of sounds) this.sound(field);
-    this.hasSound = this.elements.length > 0 && (sounds.length > 0 || videos.some((field) => field.audio));
-    this.element = h('section', { class: 'player field', 'aria-label': 'Player' }, cameras, this.transport(), this.timeline(), this.elements.filter((each) => each.tagName === 'AUDIO'));
+    this.hasSound = sounds.length > 0 || videos.some((field) => field.audio);
+    this.isMuted = videos.length > 0;
+    this.sounds = sounds;
+    this.element = h('section', { class: 'player field', 'aria-label': 'Player' }, cameras, this.transport(), this.timeline());
+    this.addSounds();
     this.clock.on('time', () => this.showTime(), signal);
     this.clock.on('state', () => this.showState(), signal);
     this.showTime();
@@ -36,11 +39,17 @@ class Player {
 
   /* --- what plays --- */
 
+  /** Return how long after the clock a video begins: those of one recording have one zero. */
+  offsetOf(field) {
+    const offset = (field.start ?? 0) - this.clock.base;
+    return offset < (field.seconds || 0) ? offset : 0;
+  }
+
   camera(field) {
     const stage = h('div', { class: 'stage' });
-    const about = [field.codec, field.width && `${field.width} × ${field.height}`, field.fps && `${Number(field.fps.toFixed(2))} fps`, field.n_frames && `${count(field.n_frames)} frames`, field.n_bytes && bytes(field.n_bytes)].filter(Boolean).join(' · ');
+    const facts = [field.codec, field.width && `${field.width} × ${field.height}`, field.fps && `${Number(field.fps.toFixed(2))} fps`, field.n_frames && `${count(field.n_frames)} frames`, field.n_bytes && bytes(field.n_bytes)];
     const node = h('article', { class: 'camera', 'data-field': field.name, 'aria-label': field.name },
-      h('header', {}, h('div', {}, h('h2', {}, field.name), ' ', h('span', { class: 'about' }, about)), download(field)), stage);
+      h('header', {}, h('div', {}, h('h2', {}, field.name), ' ', about(facts)), download(field)), stage);
     const video = document.createElement('video');
     const plays = field.src && field.mime && video.canPlayType(field.mime) !== '';
     if (plays) this.native(field, stage, video);
@@ -52,8 +61,10 @@ class Player {
     Object.assign(video, { muted: true, playsInline: true, preload: 'auto', src: field.src, tabIndex: -1 });
     video.setAttribute('aria-label', `Video ${field.name}`);
     if (field.width) video.style.aspectRatio = `${field.width} / ${field.height}`;
-    const medium = new ElementMedium(video);
-    this.clock.add(medium, field.seconds);
+    const offset = this.offsetOf(field);
+    const medium = new ElementMedium(video, offset);
+    this.clock.add(medium, field.seconds + offset);
+    video.dataset.hasSound = field.audio ? '1' : '';
     this.elements.push(video);
     video.addEventListener('click', () => this.clock.toggle());
     video.addEventListener('dblclick', () => { if (document.fullscreenElement) document.exitFullscreen(); else stage.requestFullscreen?.(); });
@@ -65,6 +76,7 @@ class Player {
       this.elements.splice(this.elements.indexOf(video), 1);
       this.clock.pause();
       this.drawFrames(field, stage, `This browser could not play ${field.codec ?? 'the video'}: shardio decodes the frames.`);
+      this.addSounds();
     }, { once: true });
     fill(stage, video);
   }
@@ -82,18 +94,21 @@ class Player {
     const medium = new FrameMedium(canvas, field.frames, field.fps || 1, field.n_frames, (frame) => {
       how.classList.toggle('bad', frame !== null);
       how.textContent = frame === null ? reason : `Frame ${count(frame)} cannot be decoded.`;
-    }, field.times ?? null);
-    this.clock.add(medium, field.seconds || field.n_frames / (field.fps || 1));
+    }, field.times ?? null, this.offsetOf(field));
+    this.clock.add(medium, this.offsetOf(field) + (field.seconds || field.n_frames / (field.fps || 1)));
     canvas.addEventListener('click', () => this.clock.toggle());
     medium.seek(this.clock.time);
   }
 
-  sound(field) {
-    const audio = h('audio', { preload: 'auto', 'data-field': field.name });
-    audio.src = field.src;
-    this.clock.add(new ElementMedium(audio), field.seconds);
-    this.elements.push(audio);
-    this.isMuted = false;
+  /** Play the fields of sound, unless a video has its sound with it. */
+  addSounds() {
+    if (this.elements.some((each) => each.dataset.hasSound || each.tagName === 'AUDIO')) return;
+    for (const field of this.sounds) {
+      const audio = h('audio', { preload: 'auto', src: field.src, 'data-field': field.name });
+      this.clock.add(new ElementMedium(audio), field.seconds);
+      this.elements.push(audio);
+      this.element.append(audio);
+    }
   }
 
   /* --- controls --- */
