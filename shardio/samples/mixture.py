@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, NoReturn, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,10 @@ class Mixture(OpenDataset):
         """Open and mix the same sources again, with separate files; see ShardDataset.reopen."""
         sources = [each.reopen(n_workers=n_workers) for each in self.sources]
         return Mixture(sources, self.mixing)
+
+    def show(self) -> NoReturn:
+        """Raise InvalidArgument: a mixture is not stored, so it cannot be shown."""
+        raise InvalidArgument(f"{self.path}: show one of the datasets: mixture.sources[0].show()")
 
     @property
     def worker_source(self) -> MixtureSpec:

@@ -23,6 +23,9 @@ from shardio.samples.step_view import StepView, resolve_steps
 from shardio.samples.token_view import TokenView
 from shardio.samples.view import DATASET_ADVICE, refuse_sum
 
+if TYPE_CHECKING:
+    from shardio.samples.viewer import Viewer
+
 Selection = (
     Callable[[dict[str, npt.NDArray[Any]]], Any]
     | Sequence[int]
@@ -39,7 +42,7 @@ class OpenDataset(Dataset):
     A view borrows the dataset, and can be used until the dataset is closed.
     """
 
-    _public = "clips pack preload windows"
+    _public = "clips pack preload show windows"
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
@@ -230,6 +233,20 @@ class OpenDataset(Dataset):
             ShardChanged, StoreUnavailable, OSError, …: a file cannot be read or downloaded.
         """
         return preload(self, known_fields(fields, self.schema))
+
+    def show(self) -> Viewer:
+        """Show the dataset in the browser, or in a notebook, with `shardio view`.
+
+        The whole dataset is shown, as published. The server runs in a process of its own until
+        `close` is called on the result, or until this process exits.
+
+        Raises:
+            InvalidArgument: this is a mixture; show one of its `sources`.
+            UnsupportedEnvironment: the extra `view` is missing, or the server cannot start.
+        """
+        from shardio.samples.viewer import show  # what it imports takes 5 ms
+
+        return show(self.current_path)
 
     def _repr_html_(self) -> str:
         return dataset_html(self)
