@@ -8,6 +8,7 @@ The datasets are drawn for the purpose. Needs Playwright and a Chromium; see `br
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import tempfile
 from pathlib import Path
@@ -19,7 +20,6 @@ from tests.tools.view.browsing import Visits, browsing, serving, why_no_browser
 SIZE: Final = (1120, 700)
 PHONE: Final = (360, 700)
 MAX_BYTES: Final = 150_000
-_N_COLOURS: Final = 128
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,8 +30,13 @@ def main(arguments: list[str] | None = None) -> None:
     if (reason := why_no_browser()) is not None:
         raise SystemExit(reason)
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary, browsing() as browser:
-        folder, visits = Path(temporary), Visits(browser)
+    out = out.resolve()
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        contextlib.chdir(temporary),  # the pages show the paths
+        browsing() as browser,
+    ):
+        folder, visits = Path(), Visits(browser)
         pictures = made_sets.make_pictures(folder / "landscapes", 480)
         with serving(pictures, is_writable=True) as link:
             _overview(visits, link, out)
@@ -51,7 +56,7 @@ def _overview(visits: Visits, link: str, out: Path) -> None:
 
 
 def _grid(visits: Visits, link: str, out: Path) -> None:
-    with visits.page(link, "#/grid?sort=brightness", size=SIZE) as page:
+    with visits.page(link, "#/grid?range=brightness:0.35:", size=SIZE) as page:
         page.wait_for_selector(".filters .histogram")
         page.wait_for_selector("[data-position='8'] .title")
         for position in (3, 8):
@@ -64,7 +69,9 @@ def _grid(visits: Visits, link: str, out: Path) -> None:
 
 
 def _loader(visits: Visits, link: str, out: Path) -> None:
-    with visits.page(link, "#/loader?batch_size=12&epoch2=1&batch=3", size=SIZE) as page:
+    with visits.page(
+        link, "#/loader?batch_size=12&shuffle=full&epoch2=1&batch=3", size=SIZE
+    ) as page:
         page.wait_for_selector(".epochs > section:nth-child(2) .samples a")
         _write(page, out / "view-loader.png")
 
@@ -80,6 +87,7 @@ def _write(page: Any, path: Path) -> None:
     from PIL import Image
 
     page.evaluate("() => document.activeElement.blur()")
+    page.locator("#toast.shown").wait_for(state="detached")
     page.wait_for_load_state("networkidle")
     while page.evaluate(
         "() => [...document.querySelectorAll('main img')].some(each => !each.complete) || "
@@ -87,7 +95,10 @@ def _write(page: Any, path: Path) -> None:
     ):
         page.wait_for_timeout(20)
     shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    shot.quantize(_N_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    shot.save(path, optimize=True)
+    if path.stat().st_size > MAX_BYTES:
+        palette = shot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        palette.save(path, optimize=True)
     n_bytes = path.stat().st_size
     if n_bytes > MAX_BYTES:
         raise SystemExit(f"{path} has {n_bytes:,} bytes; the maximum is {MAX_BYTES:,}")

@@ -367,6 +367,29 @@ def test_pictures_zoom(visits: Visits, pictures_link: str) -> None:
 # --- loader, damage, marks --------------------------------------------------------------------
 
 
+def test_batches_and_two_epochs_side_by_side(visits: Visits, pictures_link: str) -> None:
+    with visits.page(pictures_link, "#/loader?batch_size=8&shuffle=full&seed=3") as page:
+        page.wait_for_selector(".batch-text >> text=batch 0 /")
+        until(page, "[...document.querySelectorAll('.samples img')].some(i => i.naturalWidth)")
+        first = result(page, "batch(1)")
+        assert len(first) == 8
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(".batch-text >> text=batch 1 /")
+        second = result(page, "batch(1)")
+        assert not set(first) & set(second)
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_selector(".batch-text >> text=batch 0 /")
+        assert result(page, "batch(1)") == first
+        page.keyboard.press("2")
+        page.wait_for_selector(".epochs.two h2 >> text=Epoch 1")
+        page.wait_for_selector(".epochs > section:nth-child(2) .samples a")
+        assert result(page, "batch(2)") != first
+        state = hash_of(page)
+        with visits.page(pictures_link, state) as other:
+            other.wait_for_selector(".epochs > section:nth-child(2) .samples a")
+            assert result(other, "batch(1)") == first
+
+
 def test_damage_is_found_and_crossed_out(visits: Visits, folder: Path) -> None:
     broken = made_sets.make_pictures(folder / "broken", 12, height=60)
     (shard,) = broken.glob("*.shard")
@@ -436,6 +459,7 @@ _PLACES = (
     ("pictures", "#/", ".histogram"),
     ("pictures", "#/grid?class=1&sort=brightness", ".tile .title"),
     ("pictures", "#/sample/3", ".zoom-tools >> text=%"),
+    ("pictures", "#/loader?shuffle=full&epoch2=1", ".samples a"),
     ("pictures", "#/damage", "text=Verify the dataset"),
     ("pictures", "#/marks", "text=No sample is marked"),
     ("episodes", "#/sample/0", ".chart"),

@@ -35,14 +35,19 @@ async function watch(node, signal) {
 
 function status(found, start) {
   const button = (text) => !isStatic && h('button', { type: 'button', onclick: start }, text);
-  if (found.state === 'running') return h('div', { class: 'job' }, h('span', { role: 'status' }, `Verified ${counted(found.n_checked ?? 0, 'sample')}, ${counted(found.n_findings, 'finding')}`), progressBar(found.progress ?? null, 'Verification'));
+  if (found.state === 'running') return h('div', { class: 'job' }, h('span', { role: 'status' }, `Verified ${extent(found)}, ${counted(found.n_findings, 'finding')}`), progressBar(found.progress ?? null, 'Verification'));
   if (found.state === 'failed') return h('div', { class: 'notice bad' }, h('p', {}, found.text || 'The verification failed.'), h('p', {}, button('Verify again')));
   if (found.state === 'done' || found.state === 'kept') {
     const clean = found.n_findings === 0;
-    return h('div', { class: clean ? 'notice' : 'notice warn' }, h('p', { role: 'status' }, clean ? `Verified ${counted(found.n_checked ?? store.dataset.n_samples, 'sample')}: no damage.` : `Verified ${counted(found.n_checked ?? 0, 'sample')}: ${counted(found.n_findings, 'finding')}.`),
+    return h('div', { class: clean ? 'notice' : 'notice warn' }, h('p', { role: 'status' }, clean ? `Verified ${extent(found)}: no damage.` : `Verified ${extent(found)}: ${counted(found.n_findings, 'finding')}.`),
       !clean && !isStatic && h('p', { class: 'hint' }, 'Copy what can be read to a new dataset with ', h('code', {}, `shardio repair ${store.dataset.path} OUTPUT`), '.'), h('p', {}, button('Verify again')));
   }
   return h('div', {}, h('p', {}, 'Verification reads each sample and compares its checksums. It runs in the background, and the rest of the page stays usable.'), h('p', { class: 'section' }, button('Verify the dataset')));
+}
+
+/** Return what has been verified so far. */
+function extent(found) {
+  return found.text || counted(found.n_checked ?? 0, 'shard');
 }
 
 function findings(found) {

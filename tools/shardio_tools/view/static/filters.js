@@ -1,6 +1,6 @@
 /** The panel with filters, and the chips of those in use. Each change goes to the URL. */
 
-import { h, fill, icon, iconButton, setIcon, count, number } from './dom.js';
+import { h, fill, icon, iconButton, setIcon, count, counted, number } from './dom.js';
 import { api, split } from './api.js';
 import { histogram } from './bars.js';
 import { store } from './store.js';
@@ -43,7 +43,7 @@ export class FilterPanel {
       h('div', { class: 'pair only-narrow' }, h('h2', {}, 'Filters'), h('span', { class: 'fixed' }, iconButton('close', 'Close the filters', close))),
       this.textPart(), this.choicePart('class', 'Class', data.classes.map((each, i) => ({ value: String(i), name: each.name, n: each.count }))),
       this.choicePart('subset', 'Subset', data.subsets.map((each) => ({ value: each.name, name: each.name, n: each.n }))),
-      this.rangePart(), this.sortPart());
+      this.rangePart(), this.sortPart(), this.done = h('button', { type: 'button', class: 'primary only-narrow', onclick: close }, 'Show the samples'));
     this.update(filters);
     this.readStatistics();
   }
@@ -68,6 +68,9 @@ export class FilterPanel {
     this.filters = filters;
     for (const part of this.parts) part(filters);
   }
+
+  /** Say on the button that closes the panel how many samples there are. */
+  showCount(n) { this.done.textContent = `Show ${counted(n, 'sample')}`; }
 
   /** Put the focus where a search begins. */
   focus() {

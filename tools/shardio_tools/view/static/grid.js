@@ -3,7 +3,7 @@
 import { h, fill, icon, iconButton, count, counted, errorBox, progressBar, toast, debounced } from './dom.js';
 import { api } from './api.js';
 import { link, go, replace, filtersOf } from './route.js';
-import { store, toggleMark, onMarks } from './store.js';
+import { store, toggleMark, onMarks, withoutPath } from './store.js';
 import { Scroller } from './virtual.js';
 import { Rows } from './rows.js';
 import { FilterPanel, chips } from './filters.js';
@@ -116,6 +116,7 @@ class Grid {
     const n = this.rows.n;
     const total = this.rows.nTotal;
     fill(this.number, Object.keys(this.filters).some((key) => key !== 'sort' && key !== 'desc') ? `${count(n)} of ${counted(total, 'sample')}` : counted(n, 'sample'));
+    this.panel.showCount(n);
     fill(this.busy, !this.rows.complete && progressBar(this.rows.progress, 'Searching'));
     this.where.title = this.rows.text;
     fill(this.note, this.rows.text && this.rows.complete && h('p', { class: 'results-note' }, this.rows.text));
@@ -213,7 +214,7 @@ class Grid {
     if (!row) return h('a', { class: 'tile', style, 'aria-busy': 'true', ...props }, h('span', { class: 'picture' }), h('span', { class: 'caption' }, h('span', { class: 'flag', hidden: true })));
     const text = h('span', { class: 'words' }, row.text || '');
     return h('a', { class: row.damaged ? 'tile damaged' : 'tile', style, 'aria-label': name(row), title: row.damaged || null, ...props },
-      h('span', { class: 'picture' }, this.image(row, text) ?? text, row.damaged && [h('span', { class: 'cross' }), h('span', { class: 'finding' }, row.damaged)], h('span', { class: 'flag', hidden: true }, icon('flag'))),
+      h('span', { class: 'picture' }, this.image(row, text) ?? text, row.damaged && [h('span', { class: 'cross' }), h('span', { class: 'finding' }, withoutPath(row.damaged))], h('span', { class: 'flag', hidden: true }, icon('flag'))),
       h('span', { class: 'caption' }, h('span', { class: 'title' }, row.title || count(row.row)), h('span', { class: 'label' }, row.label ?? '')));
   }
 
@@ -223,7 +224,7 @@ class Grid {
     if (!row) return h('a', { class: 'line', style, 'aria-busy': 'true', ...props }, h('span', { class: 'flag', hidden: true }));
     return h('a', { class: `line${pictured ? ' pictured' : ''}${row.damaged ? ' damaged' : ''}`, style, 'aria-label': name(row), title: row.damaged || null, ...props },
       pictured && (this.image(row, null, 64) ?? h('span', { class: 'thumb' })), h('span', { class: 'row' }, count(row.row)), h('span', { class: 'title' }, row.title ?? ''),
-      h('span', { class: 'label' }, row.label ?? ''), h('span', { class: 'text' }, row.damaged || row.text || ''), h('span', { class: 'flag', hidden: true }, icon('flag')));
+      h('span', { class: 'label' }, row.label ?? ''), h('span', { class: 'text' }, row.damaged ? withoutPath(row.damaged) : row.text || ''), h('span', { class: 'flag', hidden: true }, icon('flag')));
   }
 
   /** Return the thumbnail, which is asked for once its tile has stayed for a moment. */

@@ -3,7 +3,7 @@
 import { h, fill, icon, iconButton, count, errorBox, toast, debounced } from './dom.js';
 import { api, isStatic } from './api.js';
 import { link, go, replace, filtersOf } from './route.js';
-import { store, setMark, toggleMark, onMarks } from './store.js';
+import { store, setMark, toggleMark, onMarks, withoutPath } from './store.js';
 import { chips } from './filters.js';
 import { makePlayer } from './player.js';
 import { fieldSection, isWide } from './fields.js';
@@ -72,7 +72,7 @@ class SamplePage {
 
   showSample(sample) {
     const signal = this.inner.signal;
-    const fields = sample.fields ?? [];
+    const fields = (sample.fields ?? []).map((field) => (field.damaged && field.damaged === sample.damaged ? { ...field, damaged: 'Cannot be read, see above.' } : field));
     this.player = makePlayer(fields, sample.clip ?? null, signal);
     const clock = this.player?.clock ?? null;
     const section = (field) => fieldSection(field, clock, signal);
@@ -80,7 +80,7 @@ class SamplePage {
     const wide = fields.filter((field) => isWide(field) && !field.damaged && !field.missing);
     const side = fields.filter((field) => !wide.includes(field) && !played(field));
     const left = [this.player?.element, wide.map(section)].flat().filter(Boolean);
-    fill(this.root, this.head(sample), sample.damaged && h('div', { class: 'notice bad', role: 'alert' }, h('p', {}, `Damaged: ${sample.damaged}`)),
+    fill(this.root, this.head(sample), sample.damaged && h('div', { class: 'notice bad', role: 'alert' }, h('p', {}, `Damaged: ${withoutPath(sample.damaged)}`)),
       h('div', { class: left.length && side.length ? 'sample-body' : 'sample-body narrow' }, left.length > 0 && h('div', {}, left), side.length > 0 && h('div', { class: 'side' }, side.map(section)),
         !fields.length && h('p', { class: 'muted' }, 'None of the fields can be read.')));
     if (clock) {

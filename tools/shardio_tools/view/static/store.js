@@ -4,6 +4,11 @@ import { api, isStatic } from './api.js';
 import { toast } from './dom.js';
 
 export const store = { dataset: null, marks: new Map() };
+/** Return a message without the path of the dataset, which the page shows anyway. */
+export function withoutPath(text) {
+  return text.replaceAll(`${store.dataset.path}/`, '');
+}
+
 const listeners = new Set();
 
 /** Call `run` after each change of the marks; returns the function that ends this. */
