@@ -159,7 +159,7 @@ def _describe_field(dataset: Any, row: int, name: str, links: Links, tokenizer: 
         stored = _Stored(dataset, row, name, field, value, links, tokenizer)
         made |= _DESCRIBERS[kind](stored)
     except ERRORS as error:
-        return made | {"damaged": str(error), "n_bytes": None}
+        return made | {"damaged": str(error), "n_bytes": None, "original": None}
     if made["n_bytes"] > MAX_ORIGINAL:
         is_played = made.get("src") and kind in ("video", "audio")
         made["original"] = made["src"] if is_played else None

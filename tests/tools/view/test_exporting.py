@@ -1,0 +1,206 @@
+"""The static site of some samples works from a server of files."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, InvalidArgument, Json, Text
+from shardio.media import demux
+from shardio_tools.view.exporting import export_site
+from tests.shards import EVERY_FIELD, every_field_sample, flip
+from tests.tools.view import made_sets
+from tests.tools.view.browsing import Visits, visiting
+
+LINKS = ("src", "image", "series", "waveform", "heatmap", "original", "frames", "thumb")
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _fields(site: Path, row: int) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in _read(site / f"api/sample/{row}.json")["fields"]}
+
+
+def _linked(value: Any) -> Iterator[str]:
+    """Yield the addresses in a JSON value; a template stands for its first frame."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _linked(each)
+    elif isinstance(value, dict):
+        links = ("thumb",) if "position" in value else LINKS  # the `image` of a row is a field
+        for key, each in value.items():
+            if key in links and isinstance(each, str):
+                yield each.replace("{n}", "0")
+            else:
+                yield from _linked(each)
+
+
+def _check_links(site: Path) -> None:
+    files = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
+    linked = set()
+    for path in site.glob("api/**/*.json"):
+        linked |= set(_linked(_read(path)))
+    assert linked and linked <= files
+    assert all(re.fullmatch(r"[a-z]+(/[\w-]+)*(/[\w-]+\.\w+)?|index\.html", each) for each in files)
+    frames = {each for each in files if re.search(r"/\d+-\d+\.jpg$", each)}
+    assert {each for each in files if each.startswith("data/")} - frames <= linked
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exporting")
+    hevc = made_sets.write_hevc(folder / "hevc.mp4", n_frames=12)
+    tone = made_sets.write_tone(folder / "tone.mp4")
+    return made_sets.make_mixture(folder / "set", hevc, tone)
+
+
+def test_a_site_has_a_file_for_each_of_its_links(mixture: Path, tmp_path: Path) -> None:
+    assert export_site(str(mixture), tmp_path / "site") == 3
+    _check_links(tmp_path / "site")
+    fields = _fields(tmp_path / "site", 1)
+    assert fields["video"]["src"].endswith(".mp4") and fields["video"]["frames"] is not None
+    with shardio.open(mixture) as dataset:
+        stored = dataset[1]["video"]
+        again = demux(str(tmp_path / "site" / fields["video"]["src"]))
+        assert bytes(again.data[:]) == bytes(stored.data[:])
+    assert fields["frames"]["src"] is None
+    assert len(list((tmp_path / "site/data/1").glob("2-*.jpg"))) >= fields["frames"]["n_frames"]
+    assert fields["sound"]["waveform"].endswith("-series.json")
+
+
+def test_every_kind_of_value_is_exported(tmp_path: Path) -> None:
+    with shardio.DatasetWriter(tmp_path / "set", EVERY_FIELD) as writer:
+        for i in range(9):
+            writer.append(every_field_sample(i))
+    assert export_site(str(tmp_path / "set"), tmp_path / "site", n_samples=4) == 4
+    site = tmp_path / "site"
+    _check_links(site)
+    rows = _read(site / "api/rows.json")["rows"]
+    assert [(each["position"], each["row"]) for each in rows] == [(0, 0), (1, 3), (2, 5), (3, 8)]
+    assert rows[1]["values"]["label"] == 3 and rows[1]["values"]["camera.lens.focus"] == 3 / 8
+    assert "größer" in rows[3]["values"]["note"]
+    sample = _read(site / "api/sample/5.json")
+    assert (sample["row"], sample["n"]) == (5, 4)
+    points = _fields(site, 3)["points"]
+    assert _read(site / points["series"])["n"] == 3
+    assert np.array_equal(np.load(site / points["original"]), every_field_sample(3)["points"])
+    dataset = _read(site / "api/dataset.json")
+    assert dataset["n_samples"] == 9 and not dataset["writable"]
+    assert str(tmp_path) not in (site / "api/dataset.json").read_text()
+    assert _read(site / "api/statistics.json")["state"] == "done"
+
+
+def test_the_page_says_that_it_has_no_server(mixture: Path, tmp_path: Path) -> None:
+    export_site(str(mixture), tmp_path / "site", n_samples=1)
+    page = (tmp_path / "site/index.html").read_text()
+    assert 'name="shardio-mode" content="static"' in page and "default-src 'none'" in page
+    names = re.findall(r'(?:src|href)="(static/[^"]+)"', page)
+    assert len(names) >= 3 and all((tmp_path / "site" / name).is_file() for name in names)
+
+
+def test_text_of_the_dataset_is_in_no_name_of_a_file(tmp_path: Path) -> None:
+    name = "/evil<script>"
+    schema = shardio.Schema({name: Array("float32", (9,)), "title": Text(), "meta": Json()})
+    with shardio.DatasetWriter(tmp_path / "set", schema) as writer:
+        writer.append(
+            {name: np.zeros(9, np.float32), "title": "../x", "meta": {"../y": "</script>"}}
+        )
+    export_site(str(tmp_path / "set"), tmp_path / "a/b/site")
+    _check_links(tmp_path / "a/b/site")
+    assert [path.name for path in (tmp_path / "a").rglob("*evil*")] == []
+
+
+def test_a_damaged_value_is_left_out_and_said(tmp_path: Path) -> None:
+    schema = shardio.Schema({name: EVERY_FIELD[name] for name in ("note", "points", "label")})
+    samples = [{name: every_field_sample(i)[name] for name in schema} for i in (4, 7)]
+    with shardio.DatasetWriter(tmp_path / "set", schema) as writer:
+        for sample in samples:
+            writer.append(sample)
+    (shard,) = (tmp_path / "set").rglob("*.shard")
+    flip(shard, shard.read_bytes().index(samples[0]["note"].encode()))
+    assert export_site(str(tmp_path / "set"), tmp_path / "site") == 2
+    _check_links(tmp_path / "site")
+    damaged = _fields(tmp_path / "site", 0)["note"]
+    assert "field 'note', sample 0" in damaged["damaged"] and damaged["original"] is None
+
+
+def test_the_frames_of_a_long_video_that_browsers_do_not_play_are_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.exporting._MAX_FRAMES", 5)
+    schema = shardio.Schema({"frames": Array("uint8", (8, 16, 16, 3))})
+    with shardio.DatasetWriter(tmp_path / "set", schema) as writer:
+        writer.append({"frames": np.zeros((8, 16, 16, 3), np.uint8)})
+    export_site(str(tmp_path / "set"), tmp_path / "site")
+    found = _fields(tmp_path / "site", 0)["frames"]
+    assert (found["n_frames"], found["seconds"], found["frames"]) == (5, 0.2, "data/0/0-{n}.jpg")
+    assert len(list((tmp_path / "site/data/0").glob("0-[0-9].jpg"))) == 5
+
+
+def test_a_folder_that_exists_is_not_touched(mixture: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    with pytest.raises(InvalidArgument, match="site: already exists: choose another folder"):
+        export_site(str(mixture), tmp_path / "site")
+    assert list((tmp_path / "site").iterdir()) == []
+
+
+def test_an_export_that_fails_leaves_nothing(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardio_tools.view.exporting.describe_sample", fail)
+    with pytest.raises(KeyboardInterrupt):
+        export_site(str(mixture), tmp_path / "new/site")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def visits() -> Iterator[Visits]:
+    with visiting() as made:
+        yield made
+
+
+@pytest.mark.external
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_browser_shows_the_site_from_a_server_of_files(
+    mixture: Path, tmp_path: Path, visits: Visits
+) -> None:
+    export_site(str(mixture), tmp_path / "site")
+    handler = functools.partial(_Handler, directory=str(tmp_path / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            link = f"http://127.0.0.1:{server.server_port}/index.html"
+            with visits.page(link, "#/grid") as page:
+                page.wait_for_function("document.querySelectorAll('main img').length >= 3")
+            with visits.page(link, "#/sample/1") as page:
+                page.wait_for_selector("canvas")
+                page.wait_for_function(
+                    "document.querySelector('main').innerText.includes('tokens')"
+                )
+            visits.errors = [each for each in visits.errors if "favicon" not in each]
+            visits.check()
+        finally:
+            server.shutdown()
+            thread.join()
