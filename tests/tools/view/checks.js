@@ -63,6 +63,11 @@ function columns() {
   return tops.filter((top) => top === Math.min(...tops)).length;
 }
 
+/** Return where links lead. */
+function links(selector) {
+  return [...document.querySelectorAll(selector)].map((each) => each.getAttribute('href'));
+}
+
 /** Return the samples of one of the epochs, as links. */
 function batch(panel) {
   const links = document.querySelectorAll(`.epochs > section:nth-child(${panel}) .samples a`);

@@ -120,7 +120,7 @@ def make_episodes(
         for i in range(n):
             rng = np.random.default_rng(i)
             cameras = []
-            for k, kind in enumerate((2, 1)):
+            for k, kind in enumerate((3, 1)):
                 frames = [
                     picture(kind, 10 * i + k, width, width * 3 // 4, f / n_frames / 4)
                     for f in range(n_frames)

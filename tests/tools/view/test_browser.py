@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +17,7 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio_tools.view.exporting import export_site
 from tests.tools.view import made_sets
 from tests.tools.view.browsing import CHECKS, NARROW, TIMEOUT_S, WIDE, Visits, serving, visiting
 
@@ -451,6 +456,53 @@ def test_marks_without_writable_say_how_to_save(visits: Visits, pictures_link: s
         page.wait_for_selector("text=--writable")
         page.get_by_label("Remove the mark of sample 2").click()
         page.wait_for_selector("text=No sample is marked")
+
+
+# --- an exported site ---
+
+
+@contextlib.contextmanager
+def _file_server(folder: Path) -> Iterator[str]:
+    """Serve files as any web server does."""
+    handler = functools.partial(_Files, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+def test_exported_site_needs_only_a_file_server(
+    visits: Visits, pictures: Path, folder: Path
+) -> None:
+    assert export_site(str(pictures), folder / "site", n_samples=20) == 20
+    with _file_server(folder / "site") as link, visits.page(link) as page:
+        page.wait_for_selector(".histogram >> text=brightness")
+        assert page.locator("nav a").count() == 3
+        page.keyboard.press("g")
+        page.wait_for_selector(".results-bar .n >> text=20 samples")
+        until(page, "[...document.querySelectorAll('.tile img')].some(i => i.naturalWidth)")
+        rows = [int(href.split("/")[2]) for href in result(page, "links('.tile')")]
+        assert rows == sorted(rows) and rows[-1] == 59
+        page.locator(".tile >> nth=2").click()
+        page.wait_for_selector(".sample-head >> text=3 of 20")
+        until(page, "document.querySelector('.zoom img')?.naturalWidth > 0")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(".sample-head >> text=4 of 20")
+        assert hash_of(page).startswith(f"#/sample/{rows[3]}")
+        go(page, "#/grid?text=caption:rings&sort=brightness&desc=1")
+        page.wait_for_selector(".results-bar .n >> text=of 20 samples")
+        assert {text.split("-")[0] for text in texts(page, ".tile .title")} == {"rings"}
+        go(page, "#/sample/1")
+        page.wait_for_selector("text=not among the exported")
 
 
 # --- how it looks -----------------------------------------------------------------------------

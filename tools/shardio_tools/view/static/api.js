@@ -137,7 +137,10 @@ if (isStatic) {
       const at = (await filtered(filters)).findIndex((each) => each.row === row);
       return { position: at < 0 ? null : at };
     },
-    sample: (row) => json(`api/sample/${row}.json`),
+    sample: async (row, signal) => {
+      if (!(await exportedRows()).some((each) => each.row === row)) throw new ApiError(`Sample ${row} is not among the exported ones.`, 'Open the dataset itself with `shardio view` to see all of them.', 404);
+      return json(`api/sample/${row}.json`, { signal });
+    },
     epoch: readOnly,
     verification: () => json('api/verification.json').catch(() => ({ state: 'none', progress: 0, n_checked: 0, findings: [], n_findings: 0 })),
     startVerification: readOnly,

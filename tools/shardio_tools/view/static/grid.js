@@ -1,7 +1,7 @@
 /** The samples: pictures or lines, as many as there are, of which only the visible ones exist. */
 
 import { h, fill, icon, iconButton, count, counted, errorBox, progressBar, toast, debounced } from './dom.js';
-import { api } from './api.js';
+import { api, isStatic } from './api.js';
 import { link, go, replace, filtersOf } from './route.js';
 import { store, toggleMark, onMarks, withoutPath } from './store.js';
 import { Scroller } from './virtual.js';
@@ -201,7 +201,7 @@ class Grid {
 
   make(position, row) {
     const props = { 'data-position': position, tabindex: -1 };
-    if (row) props.href = link('sample', row.row, { ...this.filters, at: position || null });
+    if (row) props.href = link('sample', row.row, { ...this.filters, at: Object.keys(this.filters).length ? position : null });
     const made = this.isList ? this.makeLine(row, props) : this.makeTile(row, props);
     const node = h('div', { class: 'cell', role: 'listitem', 'aria-posinset': position + 1, 'aria-setsize': this.rows.n }, made);
     Object.assign(node, { row, link: made });
@@ -252,7 +252,8 @@ class Grid {
   /** Show a row: at its place among the filtered ones, or as a sample of its own. */
   async jump(row) {
     try {
-      const { position } = Object.keys(this.filters).length ? await api.position(row, this.filters) : { position: row };
+      const { position } = isStatic || Object.keys(this.filters).length ? await api.position(row, this.filters) : { position: row };
+      if (position === null && isStatic) { toast(`Row ${count(row)} is not among the exported samples.`, true); return; }
       if (position === null) { toast(`Row ${count(row)} is not among the filtered samples: showing it alone.`); go(link('sample', row)); return; }
       this.cursor = position;
       this.scroller.scrollToLine(Math.floor(position / this.laidColumns));

@@ -1,7 +1,7 @@
 /** The shell: bar, pages by hash, and keys that work everywhere. */
 
 import { h, fill, icon, iconButton, errorBox, toast, count } from './dom.js';
-import { parse, link, go, filtersOf } from './route.js';
+import { parse, link, go, filtersOf, settle } from './route.js';
 import { store, loadDataset, loadMarks, onMarks } from './store.js';
 import { isStatic } from './api.js';
 import { show as overview } from './overview.js';
@@ -65,6 +65,7 @@ async function copyLink() {
 }
 
 function navigate() {
+  settle();
   const route = parse(location.hash);
   if (!Object.hasOwn(PAGES, route.page)) route.page = 'overview';
   if (current?.page === 'grid') lastGrid = current.view.hash({}); // as it was scrolled

@@ -47,7 +47,8 @@ function head(data) {
       fact('view', data.view && data.view.kind !== 'rows' ? data.view.text : null), fact('loader', data.loader?.name ?? null),
       fact('generation', data.generation ? count(data.generation) : null),
       fact('opened', data.remote ? 'by range reads' : null),
-      fact('access', isStatic ? 'exported' : data.writable ? 'marks can be saved' : 'read-only')));
+      fact('exported', isStatic ? count(data.exported) : null),
+      !isStatic && fact('access', data.writable ? 'marks can be saved' : 'read-only')));
 }
 
 function problems(data) {

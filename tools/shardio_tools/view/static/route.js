@@ -27,9 +27,18 @@ export function go(hash) {
   location.hash = hash;
 }
 
-/** Change the URL in place: neither a step of the history, nor a new page. */
+let settled = null;
+
+/** Note that the page shows what the URL says. */
+export function settle() {
+  settled = location.hash;
+}
+
+/** Change the URL in place: no step of the history, no new page. A link just followed is kept. */
 export function replace(hash) {
-  if (location.hash !== hash) history.replaceState(history.state, '', hash);
+  if (location.hash !== settled) return;
+  history.replaceState(history.state, '', hash);
+  settle();
 }
 
 /** Return the filters among the parameters of a link. */

@@ -32,8 +32,9 @@ class SamplePage {
     this.filters = filtersOf(route.params);
     this.time = Math.max(0, Number(route.params.get('t')) || 0);
     const at = route.params.get('at');
-    this.position = at !== null && /^\d+$/.test(at) ? Number(at) : Object.keys(this.filters).length ? null : this.row;
-    this.nOfQuery = Object.keys(this.filters).length ? null : store.dataset.n_samples;
+    this.isQuery = isStatic || Object.keys(this.filters).length > 0; // otherwise positions are rows
+    this.position = at !== null && /^\d+$/.test(at) ? Number(at) : this.isQuery ? null : this.row;
+    this.nOfQuery = this.isQuery ? null : store.dataset.n_samples;
     this.load();
   }
 
@@ -46,8 +47,7 @@ class SamplePage {
   }
 
   hash(row = this.row, position = this.position, time = null) {
-    const isPlain = position === row && !Object.keys(this.filters).length;
-    return link('sample', row, { t: time, ...this.filters, at: isPlain ? null : position });
+    return link('sample', row, { t: time, ...this.filters, at: this.isQuery ? position : null });
   }
 
   async load() {
@@ -142,7 +142,7 @@ class SamplePage {
     const to = (this.position ?? -1) + by;
     if (this.position === null) { toast('The sample is not among the filtered ones: remove a filter to step.'); return; }
     if (to < 0 || (this.nOfQuery !== null && to >= this.nOfQuery)) { toast(by < 0 ? 'This is the first sample.' : 'This is the last sample.'); return; }
-    if (!Object.keys(this.filters).length) { this.position = to; go(this.hash(to, to)); return; }
+    if (!this.isQuery) { this.position = to; go(this.hash(to, to)); return; }
     try {
       const found = await api.rows(to, 1, this.filters, this.inner.signal);
       if (found.rows.length) go(this.hash(found.rows[0].row, to));
