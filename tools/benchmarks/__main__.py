@@ -34,6 +34,7 @@ GROUPS: Final = (
     "conversion",
     "peers",
     "gpu",
+    "view",
     "gate",
 )
 GATE_ATTEMPTS: Final = 4

@@ -17,6 +17,10 @@ from shardio_tools.output import decode_names
 
 _N_OPEN: Final = 4
 """The maximum number of copies of the dataset that are open for requests at the same time."""
+_ACCESS: Final = "pread"
+"""Files are read, not mapped: a truncated file does not kill the server then, and shards that were
+visited take no memory.
+"""
 _N_SUBSETS: Final = 100
 """The maximum number of subsets in which rows are looked up."""
 
@@ -41,14 +45,14 @@ class Source:
 
     def _open(self) -> shardio.ShardDataset | None:
         try:
-            return shardio.open(self.path)
+            return shardio.open(self.path, access=_ACCESS)
         except (DatasetCorrupt, ShardUnsupported) as error:
             self.problems = [str(error)]
         if self.is_remote:
             return None
         for number in sorted(_generation_numbers(self.path), reverse=True):
             with contextlib.suppress(shardio.ShardioError, OSError):
-                dataset = shardio.open(self.path, generation=number)
+                dataset = shardio.open(self.path, generation=number, access=_ACCESS)
                 self.problems.append(f"generation {number} is shown, the newest that can be read")
                 return dataset
         self.problems.append(
@@ -102,7 +106,8 @@ class Source:
         return self._copy()
 
     def _copy(self) -> shardio.ShardDataset:
-        return shardio.open(self.path, generation=self.required().generation)
+        number = self.required().generation
+        return shardio.open(self.path, generation=number, access=_ACCESS)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[shardio.ShardDataset]:
