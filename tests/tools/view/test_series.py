@@ -12,10 +12,11 @@ import pytest
 from PIL import Image as Pillow
 
 import shardio
-from shardio import Array, Audio, InvalidArgument, Text, Video
+from shardio import Array, Audio, InvalidArgument, MediaError, Text, Video
 from shardio.media import demux, sound_of
 from shardio_tools.view import series as series_module
 from shardio_tools.view import stored
+from shardio_tools.view.mp4 import open_media
 from shardio_tools.view.series import heatmap, series
 from tests.media_made import scene, write_flash, write_sound, write_video
 
@@ -223,6 +224,25 @@ def test_values_without_a_curve_are_errors(tmp_path: Path) -> None:
         for points in (0, 4001):
             with pytest.raises(InvalidArgument, match="points must be 1 to 4,000"):
                 series(dataset, 0, "one", points)
+
+
+def test_a_sound_whose_table_is_damaged_is_an_error(tmp_path: Path) -> None:
+    sound = sound_of(str(write_sound(tmp_path / "a.wav")))
+    assert sound is not None
+    parameters = {**sound.parameters, "rate": 1 << 40}
+    for i, (changed, expected) in enumerate(
+        (
+            (replace(sound, width=1 << 31), "2,147,483,648 channels; up to"),
+            (replace(sound, width=2), "its packets have 1 channels; its table says 2"),
+            (replace(sound, parameters=parameters), "a sound of 1099511627776 Hz"),
+        )
+    ):
+        with _one(tmp_path / f"set{i}", Audio(), changed) as dataset:
+            with pytest.raises(MediaError, match=expected):
+                series(dataset, 0, "x", 10)
+            with pytest.raises(MediaError, match=expected):
+                media = open_media(dataset, 0, "x")
+                media.read(0, media.size)
 
 
 def test_a_sound_without_a_sample_is_an_error(tmp_path: Path) -> None:

@@ -26,7 +26,15 @@ from shardio.media import (
     probe,
     to_jpeg,
 )
-from shardio_tools.view.stored import ERRORS, field_of, locate, present_value, stored_value
+from shardio_tools.view.stored import (
+    ERRORS,
+    decode_sound,
+    field_of,
+    locate,
+    present_value,
+    sound_format,
+    stored_value,
+)
 
 _VERSION: Final = 1
 """The version of the files that are made here, which is a part of their ETags."""
@@ -185,7 +193,7 @@ def _image_media(value: bytes, etag: str) -> Media:
 
 def _wav_media(sound: Any, etag: str) -> Media:
     """Return a sound as a WAV file of 16-bit samples; `read` decodes the samples of a range."""
-    rate, n_channels, n_samples = sound.height, sound.width, sound.n_frames
+    (rate, n_channels), n_samples = sound_format(sound), sound.n_frames
     sample_bytes = 2 * n_channels
     n_samples = min(n_samples, (_MAX_WAV - _WAV_HEAD) // sample_bytes)
     n_bytes = n_samples * sample_bytes
@@ -199,7 +207,7 @@ def _wav_media(sound: Any, etag: str) -> Media:
         if first >= last:
             return head[start:stop]
         with AudioDecoder() as decoder:
-            samples = decoder.decode(sound, first, last)
+            samples = decode_sound(decoder, sound, first, last)
         values = np.rint(samples * np.float32(32768)).clip(-32768, 32767)
         found: bytes = values.astype("<i2").tobytes()[low - first * sample_bytes :]
         return head[start:stop] + found[: high - low]

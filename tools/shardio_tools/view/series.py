@@ -13,11 +13,13 @@ from shardio.media import AudioDecoder, to_png
 from shardio_tools.view.stored import (
     ERRORS,
     StoredArray,
+    decode_sound,
     field_of,
     has_heatmap,
     has_series,
     n_columns,
     present_value,
+    sound_format,
     stored_value,
 )
 
@@ -161,18 +163,17 @@ def _even_times(dataset: Any, row: int, name: str, n: int) -> list[float] | None
 
 
 def _waveform(sound: Any, row: int, points: int) -> dict[str, Any]:
-    rate, n_all = sound.height, sound.n_frames
+    (rate, n_channels), n_all = sound_format(sound), sound.n_frames
     n = min(n_all, _MAX_SECONDS * rate)
     if not n:
         raise shardio.InvalidArgument(f"sample {row:,}: the sound has no sample")
     bounds = _bounds(n, points)
-    n_channels = sound.width
     least = np.full((n_channels, len(bounds) - 1), np.inf)
     most = np.full((n_channels, len(bounds) - 1), -np.inf)
     with AudioDecoder() as decoder:
         for start in range(0, n, _SECONDS_AT_ONCE * rate):
             stop = min(n, start + _SECONDS_AT_ONCE * rate)
-            samples = decoder.decode(sound, start, stop)
+            samples = decode_sound(decoder, sound, start, stop)
             first = int(np.searchsorted(bounds, start, "right")) - 1
             last = int(np.searchsorted(bounds, stop, "left"))
             firsts = np.maximum(bounds[first:last] - start, 0)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 import shardio
 from shardio.errors import ShardioError
+from shardio.media import AudioDecoder
 from shardio_tools.inspect.frames import holds_pictures
 
 ERRORS: Final = (ShardioError, OSError)
@@ -27,6 +28,8 @@ MAX_COLUMNS: Final = 64
 _MAX_SAFE_INTEGER: Final = 1 << 53
 _TOKENS: Final = re.compile(r"(^|[._])(tokens|input_ids|token_ids)$")
 _CHANNELS: Final = (1, 3)
+_MAX_RATE: Final = 768_000
+_MAX_CHANNELS: Final = 64
 
 
 def locate(dataset: Any, row: int) -> tuple[int, int]:
@@ -70,6 +73,33 @@ def present_value(dataset: Any, row: int, name: str) -> Any:
     if found is None:
         raise shardio.InvalidArgument(f"sample {row:,}: the field {name!r} is missing")
     return found
+
+
+def sound_format(sound: Any) -> tuple[int, int]:
+    """Return the sample rate and the number of channels of a sound.
+
+    Raises MediaError if they are not those of a sound that can be shown: tables may be damaged.
+    """
+    rate, n_channels = sound.parameters.get("rate"), sound.width
+    if not isinstance(rate, int) or not 0 < rate <= _MAX_RATE or n_channels > _MAX_CHANNELS:
+        raise shardio.MediaError(
+            f"a sound of {rate!r} Hz and {n_channels:,} channels; up to {_MAX_RATE:,} Hz and "
+            f"{_MAX_CHANNELS} channels are shown"
+        )
+    return rate, n_channels
+
+
+def decode_sound(decoder: AudioDecoder, sound: Any, start: int, stop: int) -> Any:
+    """Decode samples `start` to `stop` as float32 of (samples, channels).
+
+    Raises MediaError if the sound is damaged.
+    """
+    samples = decoder.decode(sound, start, stop)
+    if samples.shape[1] != sound.width:
+        raise shardio.MediaError(
+            f"its packets have {samples.shape[1]} channels; its table says {sound.width}"
+        )
+    return samples
 
 
 @dataclass(frozen=True)
