@@ -78,6 +78,14 @@ def test_a_batch_without_a_loader_has_the_pictures_of_the_dataset(
     epochs.close()
 
 
+def test_weights_of_very_many_samples_are_not_read(
+    dataset: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.epochs._MAX_WEIGHTS", 22)
+    with pytest.raises(InvalidArgument, match="up to 22 samples are read here.* has 23: use --lo"):
+        Epochs(dataset.path).describe(dataset, _params(weights="score"))
+
+
 def test_weights_draw_samples(dataset: shardio.ShardDataset) -> None:
     epochs = Epochs(dataset.path)
     found = epochs.describe(dataset, _params(weights="score", batch_size=23))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,17 @@ import pytest
 
 import shardio
 from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, Text, Video
+from shardio.errors import UnsupportedEnvironment
 from shardio.media import demux, sound_of, to_png
 from shardio_tools.view import originals, stored
-from shardio_tools.view.samples import Links, describe_sample, kind_of, original, thumbnail_fields
+from shardio_tools.view.samples import (
+    Links,
+    describe_sample,
+    kind_of,
+    load_tokenizer,
+    original,
+    thumbnail_fields,
+)
 from tests.media_made import quadrants, scene, write_flash, write_video
 from tests.shards import EVERY_FIELD, MEDIA_FIELDS, every_field_sample, flip, media_sample
 
@@ -188,6 +198,22 @@ def test_tokens_have_their_text_if_there_is_a_tokenizer(tmp_path: Path) -> None:
         known = _fields(describe_sample(dataset, 0, tokenizer=Tokenizer()))["tokens"]
     assert (plain["n"], plain["truncated"], plain["text"]) == (3000, True, None)
     assert plain["value"] == list(range(2000)) and known["text"].startswith("w0 w1 w2 ")
+
+
+def test_a_tokenizer_is_loaded_from_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_file(path: str) -> str:
+        if path != "tokenizer.json":
+            raise Exception("expected value at line 1")
+        return "a tokenizer"
+
+    module = SimpleNamespace(Tokenizer=SimpleNamespace(from_file=from_file))
+    monkeypatch.setitem(sys.modules, "tokenizers", module)
+    assert load_tokenizer("tokenizer.json") == "a tokenizer"
+    with pytest.raises(InvalidArgument, match=r"x\.json: no file of a tokenizer: expected value"):
+        load_tokenizer("x.json")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UnsupportedEnvironment, match="pip install tokenizers"):
+        load_tokenizer("tokenizer.json")
 
 
 def test_long_values_are_shortened(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ _DEFAULT_BATCH: Final = 32
 _MAX_KEPT: Final = 4
 """The maximum number of batches that are kept for their pictures: two epochs, and a step each."""
 _MAX_KEPT_BYTES: Final = 128 << 20
+_MAX_WEIGHTS: Final = 10_000_000
 _MAX_SKIPS: Final = 1 << 20
 _MAX_COUNT: Final = 1 << 62
 _MAX_TEXT: Final = 200
@@ -221,6 +222,11 @@ def _plain_loader(dataset: Any, size: int, seed: int, shuffle: str, weights: str
             raise shardio.InvalidArgument(f"weights: {weights!r:.80} is not a column of numbers")
         if shuffle != "none":
             raise shardio.InvalidArgument("weighted samples are drawn at random: set no shuffle")
+        if len(dataset) > _MAX_WEIGHTS:
+            raise shardio.InvalidArgument(
+                f"weights of up to {_MAX_WEIGHTS:,} samples are read here, and the dataset has "
+                f"{len(dataset):,}: use --loader FILE.py:NAME"
+            )
         sampler = shardio.WeightedSampler(dataset.column(weights))
     options: dict[str, Any] = {
         "shuffle": False if shuffle == "none" else shuffle,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from shardio import InvalidArgument
 from shardio._base.progress import counted
+from shardio.errors import UnsupportedEnvironment
 from shardio.media import can_be_mp4, has_image_signature, keyframes_of, times_of
 from shardio_tools.view.mp4 import media_type, sound_field
 from shardio_tools.view.originals import MAX_ORIGINAL, Original, original
@@ -27,7 +30,15 @@ from shardio_tools.view.stored import (
     thumbnail_fields,
 )
 
-__all__ = ["Links", "Original", "describe_sample", "kind_of", "original", "thumbnail_fields"]
+__all__ = [
+    "Links",
+    "Original",
+    "describe_sample",
+    "kind_of",
+    "load_tokenizer",
+    "original",
+    "thumbnail_fields",
+]
 
 Json = dict[str, Any]
 
@@ -58,6 +69,25 @@ class Links:
     def of(self, route: str, row: int, field: str, rest: str = "") -> str:
         """Return the address of a field of a sample, such as "/media/3/video"."""
         return f"{self.root}/{route}/{row}/{quote(field, safe='')}{rest}"
+
+
+def load_tokenizer(path: str) -> Any:
+    """Return the tokenizer in a file, such as `tokenizer.json`, for `describe_sample`.
+
+    Raises:
+        UnsupportedEnvironment: the package `tokenizers` is not installed.
+        InvalidArgument: the file has no tokenizer.
+    """
+    try:
+        module = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise UnsupportedEnvironment(
+            "showing the text of tokens needs the package tokenizers: pip install tokenizers"
+        ) from error
+    try:
+        return module.Tokenizer.from_file(path)
+    except Exception as error:  # the package raises plain Exceptions
+        raise InvalidArgument(f"{path}: no file of a tokenizer: {error}") from error
 
 
 def describe_sample(
