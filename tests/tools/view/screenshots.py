@@ -18,7 +18,6 @@ from tests.tools.view import made_sets
 from tests.tools.view.browsing import Visits, browsing, serving, why_no_browser
 
 SIZE: Final = (1120, 700)
-PHONE: Final = (360, 700)
 MAX_BYTES: Final = 150_000
 
 
@@ -63,9 +62,6 @@ def _grid(visits: Visits, link: str, out: Path) -> None:
             page.locator(f"[data-position='{position}']").focus()
             page.keyboard.press("m")
         _write(page, out / "view-grid.png")
-    with visits.page(link, "#/grid?class=4", size=PHONE, scheme="dark") as page:
-        page.wait_for_selector(".tile .title")
-        _write(page, out / "view-phone.png")
 
 
 def _loader(visits: Visits, link: str, out: Path) -> None:

@@ -131,6 +131,35 @@ def test_overview_has_fields_classes_histograms_and_history(
         assert hash_of(page).startswith("#/grid?class=1")
 
 
+@pytest.fixture(scope="session")
+def clips_link(videos: Path, folder: Path, visits: Visits) -> Iterator[str]:
+    """Serve clips of four frames, converted with inputs that failed."""
+    out = folder / "clips"
+    shardio.convert(videos, out, workers=0, store="packets", frames=4, size=16)
+    with serving(out) as link:
+        yield link
+
+
+def test_converted_clips_have_a_report_and_a_timeline(visits: Visits, clips_link: str) -> None:
+    with visits.page(clips_link) as page:
+        page.wait_for_selector("section[aria-label=Conversion] tbody tr")
+        failed = page.locator("section[aria-label=Conversion]").inner_text()
+        assert "fish/short.mp4" in failed and "one clip spans 4" in failed
+        assert "clips of 4 frames" in page.locator(".facts").inner_text()
+        go(page, "#/sample/0")
+        page.wait_for_selector(".timeline-legend >> text=2 clips of 4 frames")
+        until(page, "document.querySelector('video').readyState >= 2")
+        page.keyboard.press("]")
+        page.wait_for_selector(".frame >> text=frame 3 / 8")
+        page.keyboard.press(".")
+        page.wait_for_selector(".frame >> text=frame 4 / 8")
+        page.keyboard.press("[")
+        page.wait_for_selector(".frame >> text=frame 0 / 8")
+        page.get_by_role("slider", name="Time").focus()
+        page.keyboard.press("End")
+        page.wait_for_selector(".frame >> text=frame 8 / 8")
+
+
 # --- the grid ---------------------------------------------------------------------------------
 
 
@@ -395,6 +424,23 @@ def test_batches_and_two_epochs_side_by_side(visits: Visits, pictures_link: str)
             assert result(other, "batch(1)") == first
 
 
+def _turned(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the sample with a square of its picture, upside down."""
+    return {**sample, "image": np.ascontiguousarray(sample["image"][::-1, :60])}
+
+
+def test_loader_of_the_user_shows_what_its_transform_returns(
+    visits: Visits, pictures: Path
+) -> None:
+    options = {"batch_size": 4, "shuffle": True, "num_workers": 0, "transform": _turned}
+    with serving(pictures, loader=options) as link, visits.page(link, "#/loader") as page:
+        page.wait_for_selector(".lead >> text=_turned")
+        until(page, "document.querySelectorAll('.samples img').length === 4")
+        until(page, "[...document.querySelectorAll('.samples img')].every(i => i.naturalWidth)")
+        assert "epoch/0/0/0/image" in page.locator(".samples img >> nth=0").get_attribute("src")
+        assert page.locator("select[name=shuffle]").count() == 0
+
+
 def test_damage_is_found_and_crossed_out(visits: Visits, folder: Path) -> None:
     broken = made_sets.make_pictures(folder / "broken", 12, height=60)
     (shard,) = broken.glob("*.shard")
@@ -515,6 +561,7 @@ _PLACES = (
     ("pictures", "#/damage", "text=Verify the dataset"),
     ("pictures", "#/marks", "text=No sample is marked"),
     ("episodes", "#/sample/0", ".chart"),
+    ("clips", "#/", "section[aria-label=Conversion]"),
     ("mixture", "#/sample/1", ".heat .scale >> text=bright"),
 )
 
@@ -526,10 +573,12 @@ def test_pages_fit_and_are_legible(
     pictures_link: str,
     episodes_link: str,
     mixture_link: str,
+    clips_link: str,
     size: tuple[int, int],
     scheme: str,
 ) -> None:
     links = {"pictures": pictures_link, "episodes": episodes_link, "mixture": mixture_link}
+    links["clips"] = clips_link
     for name, link in links.items():
         with visits.page(link, size=size, scheme=scheme) as page:
             dark = page.evaluate("getComputedStyle(document.body).backgroundColor")

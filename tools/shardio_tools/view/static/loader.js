@@ -89,7 +89,7 @@ class LoaderPage {
 
   samples(found) {
     if (!found.samples.length) return h('p', { class: 'muted' }, 'The batch has no samples.');
-    return h('ul', { class: 'samples' }, found.samples.map((each, i) => {
+    return h('ul', { class: found.samples.length <= 12 && this.state.epoch2 === null ? 'samples few' : 'samples' }, found.samples.map((each, i) => {
       const skipped = each.skipped;
       const picture = each.thumb && !skipped ? h('img', { src: each.thumb, alt: '', loading: 'lazy', decoding: 'async' }) : null;
       picture?.addEventListener('error', () => picture.replaceWith(h('span', { class: 'values' }, 'no picture')));
