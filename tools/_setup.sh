@@ -3,9 +3,10 @@
 #
 # Afterwards `bin` is the environment's folder of programs, and `has_clang` is yes or no: whether
 # tinygrad's CPU device, which compiles its kernels with clang, works here; a script that sets
-# `needs_clang=no` before does without. PYTHON=... chooses the interpreter; nothing is installed
-# outside .venv, but for clang (and, where pip cannot be had otherwise, python3-venv) when this runs
-# as root on a system with apt.
+# `needs_clang=no` before does without. A script that sets `needs_browser=yes` gets a headless
+# Chromium, if it can be had. PYTHON=... chooses the interpreter; nothing is installed outside .venv,
+# but for clang and Chromium (and, where pip cannot be had otherwise, python3-venv) when this runs as
+# root on a system with apt.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bin=$root/.venv/bin
@@ -109,5 +110,12 @@ setup_clang() {
     fi
 }
 
+setup_browser() {
+    [[ -x /usr/bin/chromium-headless-shell ]] || install_packages chromium-headless-shell ||
+        say "a browser is missing, so the page of shardio view is not tested here; install it:" \
+            "sudo apt-get install --no-install-recommends chromium-headless-shell"
+}
+
 setup_environment
 [[ ${needs_clang:-yes} == no ]] || setup_clang
+[[ ${needs_browser:-no} == no ]] || setup_browser

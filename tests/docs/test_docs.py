@@ -159,6 +159,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         **os.environ,
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join(places),
+        "BROWSER": "true",  # a program that does nothing with a link
         "NOOPT": "1",
         "SHARDIO_CACHE": str(programs / "cache"),
         "SPEC": "0",

@@ -1,4 +1,4 @@
-"""What another site, another user or a crafted request may try against the viewer's server."""
+"""Attacks on the viewer's server: by other sites, by other users, and by crafted requests."""
 
 from __future__ import annotations
 

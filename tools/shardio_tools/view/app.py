@@ -49,7 +49,7 @@ _N_THREADS: Final = 8
 
 
 class Viewer:
-    """What the viewer keeps while it runs: the dataset, caches, background jobs and marks.
+    """The state of a running viewer: the dataset, caches, background jobs and marks.
 
     `loader` is the object that `--loader` names, and `loader_name` its name.
     """

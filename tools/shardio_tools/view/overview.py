@@ -1,4 +1,4 @@
-"""What the overview shows: fields, classes, subsets, generations, statistics, the conversion."""
+"""The facts of the overview: fields, classes, subsets, history, conversion, statistics."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Scan:
 
     @property
     def text(self) -> str:
-        """What is missing in the list, or "". The list of a failed scan says why it failed."""
+        """A text on rows that the list lacks, or ""; for a failed scan, the reason."""
         if self._job.state == "failed":
             return self._job.text
         parts = []

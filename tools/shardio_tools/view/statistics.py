@@ -124,7 +124,7 @@ class Histogram:
 
 
 class FieldCounts:
-    """What one pass over all shards finds out about the fields of a dataset."""
+    """The histograms, sizes and counts that one pass over all shards yields."""
 
     def __init__(self, dataset: shardio.ShardDataset) -> None:
         schema = dataset.schema
