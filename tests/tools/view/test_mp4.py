@@ -6,6 +6,7 @@ import io
 import wave
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import shardio
 from shardio import Array, Audio, Bytes, EncodedStream, Image, InvalidArgument, Text, Video
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.types.streams import pack_packets, packet_flags, packet_sizes
-from shardio.media import AudioDecoder, ClipDecoder, Mp4File, demux, sound_of
+from shardio.media import AudioDecoder, ClipDecoder, Mp4File, demux, encode, sound_of
 from shardio_tools.view import mp4
 from shardio_tools.view.mp4 import Media, open_media, sound_field
 from tests.media.images_made import saved
 from tests.media_made import quadrants, scene, write_flash, write_video
 from tests.shards import flip
+from tests.tools.view.browsing import serving, visiting
 
 
 def _open(path: Path, fields: dict[str, Any], *samples: dict[str, Any]) -> shardio.ShardDataset:
@@ -235,3 +237,71 @@ def test_the_sound_of_a_video_is_in_the_same_record() -> None:
     assert sounds("a.v", "a.s", "b.v", "b.s") == {"a.v": "a.s", "b.v": "b.s"}
     assert sounds("a.v", "b.v", "s") == {"a.v": "s", "b.v": None}
     assert sounds("a.v", "b.s") == {"a.v": None}
+
+
+_PLAY = """async ([address, times]) => {
+  const video = document.createElement('video');
+  video.muted = true;
+  const loaded = new Promise((resolve, reject) => {
+    video.onloadeddata = resolve;
+    video.onerror = () => reject(new Error(video.error.message));
+  });
+  video.src = address;
+  document.body.append(video);
+  await loaded;
+  const shown = [];
+  for (const time of times) {
+    const frame = new Promise((resolve) => {
+      video.requestVideoFrameCallback((now, facts) => resolve(facts.mediaTime));
+    });
+    video.currentTime = time;
+    shown.push(await frame);
+  }
+  const ended = new Promise((resolve) => { video.onended = resolve; });
+  video.playbackRate = 4;
+  await video.play();
+  await ended;
+  const found = [video.duration, video.videoWidth, video.videoHeight, shown];
+  const n_bytes = video.webkitAudioDecodedByteCount;
+  video.remove();
+  return [...found, n_bytes];
+}"""
+
+
+@pytest.mark.external
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_browser_plays_each_codec_and_seeks_to_the_frame(tmp_path: Path) -> None:
+    uneven = [0, 3, 4, 10, 11, 20]
+    options: dict[str, Any] = {"times": uneven, "time_base": Fraction(1, 30), "rotation": 90}
+    opus = str(write_flash(tmp_path / "b.mkv", codec="libopus", rate=48_000))
+    videos = {
+        "h264": demux(str(write_video(tmp_path / "h264.mp4", scene(50)))),
+        "slices": demux(
+            str(
+                write_video(
+                    tmp_path / "slices.ts", scene(50), codec_options={"x264-params": "slices=4"}
+                )
+            )
+        ),
+        "vp9": demux(str(write_video(tmp_path / "vp9.mkv", scene(50), codec="libvpx-vp9"))),
+        "encoded": encode(enumerate(scene(50)), 96, 64, Fraction(1, 25)),
+        "av1": encode(enumerate(scene(50)), 96, 64, Fraction(1, 25), codec="av1"),
+        "uneven": demux(str(write_video(tmp_path / "uneven.mp4", scene(6), **options))),
+        "clip.opus": demux(opus),
+    }
+    fields: dict[str, Any] = {name: Video() for name in videos} | {"clip.sound": Audio()}
+    _open(tmp_path / "set", fields, {**videos, "clip.sound": sound_of(opus)}).close()
+    with visiting() as visits, serving(tmp_path / "set") as link, visits.page(link) as page:
+        for name in videos:
+            times = [0.5, 0.1, 0.21] if name == "uneven" else [1.21, 0.5, 1.83, 0.1]
+            found = page.evaluate(_PLAY, [f"media/0/{name}", times])
+            seconds, width, height, shown, n_sound_bytes = found
+            stream = videos[name]
+            assert (width, height) == (stream.width, stream.height), name
+            assert abs(seconds - float(stream.duration * stream.time_base)) < 0.05, name
+            starts = np.array(uneven) / 30 if name == "uneven" else np.arange(50) / 25
+            expected = [starts[starts <= each + 1e-6].max() for each in times]
+            assert shown == pytest.approx(expected, abs=0.0006), name
+            assert (n_sound_bytes > 0) == (name == "clip.opus"), name
+        visits.check()
