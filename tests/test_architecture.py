@@ -110,6 +110,10 @@ HOMES_OF_PACKAGES = {
     "simplejpeg": {"shardio.media"},
     "obstore": {"shardio.storage.remote.connection"},
     "zmq": {"shardio._workers.tasks.zeromq"},
+    "anyio": {"shardio_tools.view"},
+    # Only to name the extra that is missing.
+    "starlette": {"shardio_tools.view", "shardio.samples.viewer"},
+    "uvicorn": {"shardio_tools.view"},
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (

@@ -17,6 +17,7 @@ from shardio_tools.arguments import refuse_urls
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import serving
 from tests.storage.remote.scene import Scene
+from tests.tools.view.served import POST, finished, viewing
 
 
 def test_inspect_by_ranges(told: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +33,27 @@ def test_inspect_by_ranges(told: Scene, tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["inspect", url]) == 0
     out = capsys.readouterr().out
     assert "  samples  400\n" in out and " in 2 shards\n" in out
+
+
+def test_view_by_ranges(told: Scene, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", 400, 2, TWO_FIELDS, two_fields(400))
+    url = told.put_dataset(tmp_path / "set", "viewed")
+    with viewing(url) as client:
+        facts = client.get("/api/dataset").json()
+        assert (facts["n_samples"], facts["remote"], facts["path"]) == (400, True, url)
+        assert client.get("/api/statistics").json()["state"] == "none"
+        names = [path.name for path in sorted((tmp_path / "set").glob("*.shard"))]
+        assert sum(told.proxy.requests[name] for name in names) == 0
+        (row,) = client.get("/api/rows?start=150&count=1").json()["rows"]
+        assert row["row"] == 150 and row["damaged"] is None
+        assert client.get("/api/sample/150").json()["damaged"] is None
+        assert client.get("/thumbnail/150/image").status_code == 200
+        assert 0 < told.proxy.n_bytes[names[0]] < (tmp_path / "set" / names[0]).stat().st_size / 2
+        assert told.proxy.requests[names[1]] == 0
+        refused = client.post("/api/verification", headers=POST, json={})
+        assert refused.status_code == 400 and "download it" in refused.json()["error"]
+        client.post("/api/statistics", headers=POST, json={})
+        assert finished(client, "/api/statistics")["fields"]["label"]["count"] == 400
 
 
 def test_a_url_that_ends_in_the_name_of_a_subset(

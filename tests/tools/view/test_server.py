@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import shardio
+import shardio.media
 from shardio.dataset.manifest import load, publish_next
 from shardio.maintenance import add_subset, compute_stats, split
 from tests.shards import flip
@@ -170,6 +171,45 @@ def test_a_curve_and_a_heat_map_are_bounded(client: TestClient) -> None:
     assert client.get("/series/4/points?points=4001").status_code == 400
     answer = client.get("/heatmap/4/points")
     assert answer.headers["content-type"] == "image/png" and answer.headers["x-range"] == "4..4"
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+def test_a_batch_of_an_epoch_is_that_of_a_loader(client: TestClient, folder: Path) -> None:
+    found = client.get("/api/epoch?epoch=2&batch=3&batch_size=8&shuffle=full&seed=5").json()
+    options: Json = {"shuffle": True, "seed": 5, "num_workers": 0, "output": "numpy"}
+    with shardio.ShardLoader(folder, 8, fields=["level"], **options) as loader:
+        assert [s["row"] for s in found["samples"]] == loader.indices_at(2, 3).tolist()
+    assert (found["n_batches"], found["fixed"]) == (8, False)
+    for query in ("batch=8", "batch_size=0", "epoch=-1", "shuffle=x", "seed=x", "weights=caption"):
+        answer = client.get(f"/api/epoch?batch_size=8&{query}")
+        assert answer.status_code == 400 and answer.json()["error"], query
+
+
+def _broken(sample: Json) -> Json:
+    raise ValueError("a transform of the user")
+
+
+def test_pixels_of_a_batch_are_those_after_the_transforms_of_a_given_loader(folder: Path) -> None:
+    def inverted(sample: Json) -> Json:
+        sample["frames"] = 255 - sample["frames"]
+        return sample
+
+    options = {"batch_size": 4, "fields": ["frames"], "num_workers": 0, "transform": inverted}
+    with viewing(folder, loader=options, loader_name="train.py:options") as client:
+        assert dataset_facts(client)["loader"] == {"name": "train.py:options"}
+        found = client.get("/api/epoch?batch=1").json()
+        assert (found["fixed"], [s["row"] for s in found["samples"]]) == (True, [4, 5, 6, 7])
+        picture = client.get("/epoch/0/1/2/frames")
+        assert picture.headers["content-type"] == "image/jpeg"
+        pixels = shardio.media.decode_image(picture.content)
+        assert abs(int(pixels.mean()) - (255 - 6)) <= 2
+        for path in ("/epoch/0/1/4/frames", "/epoch/0/1/0/label", "/epoch/0/99/0/frames"):
+            assert client.get(path).status_code == 400
+    with viewing(folder, loader={**options, "transform": _broken}) as client:
+        found = client.get("/api/epoch").json()
+        assert all("a transform of the user" in each["skipped"] for each in found["samples"])
 
 
 # --- ranges -----------------------------------------------------------------------------------

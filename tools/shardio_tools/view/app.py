@@ -51,7 +51,8 @@ _N_THREADS: Final = 8
 class Viewer:
     """The state of a running viewer: the dataset, caches, background jobs and marks.
 
-    `loader` is the object that `--loader` names, and `loader_name` its name.
+    `loader` is the object that `--loader` names, and `loader_name` its name. `tokenizer` turns
+    tokens into text.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Viewer:
         is_writable: bool = False,
         loader: Any = None,
         loader_name: str | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self.source = Source(path)
         self.jobs = Jobs()
@@ -72,6 +74,7 @@ class Viewer:
         self.marks = Marks(self.source, is_writable=is_writable)
         self.thumbnails = Thumbnails()
         self.epochs = Epochs(path, loader)
+        self.tokenizer = tokenizer
         self.static = static_files()
 
     def __enter__(self) -> Self:
@@ -288,7 +291,7 @@ def _sample(viewer: Viewer, request: Request) -> Any:
     row = _checked_row(viewer, request)
     with viewer.source.borrow() as dataset:
         (facts,) = _describe_rows(viewer, dataset, [row], [row])
-        found = describe_sample(dataset, row)
+        found = describe_sample(dataset, row, tokenizer=viewer.tokenizer)
         n = len(dataset)
     note = viewer.marks.note(row)
     found |= {"row": row, "n": n, "title": facts["title"], "subset": facts["subset"]}

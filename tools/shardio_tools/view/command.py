@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:NAME",
         help="a ShardLoader, or a dict of its options; the file is executed",
     )
+    add("--tokenizer", metavar="FILE", help="a tokenizer.json, which turns tokens into text")
     add("--export", metavar="DIR", help="write a static site to DIR instead, and exit")
     add(
         "--samples",
@@ -70,12 +71,17 @@ def run(options: argparse.Namespace) -> int:
         return _export(options)
     from shardio_tools.view.app import Viewer, make_app
     from shardio_tools.view.loader_file import load_named
+    from shardio_tools.view.samples import load_tokenizer
     from shardio_tools.view.security import Security
     from shardio_tools.view.server import ViewServer
 
     loader = None if options.loader is None else load_named(options.loader)
     with Viewer(
-        options.path, is_writable=options.writable, loader=loader, loader_name=options.loader
+        options.path,
+        is_writable=options.writable,
+        loader=loader,
+        loader_name=options.loader,
+        tokenizer=None if options.tokenizer is None else load_tokenizer(options.tokenizer),
     ) as viewer:
         server = ViewServer(options.host, options.port)
         token = secrets.token_urlsafe(32)
