@@ -156,8 +156,15 @@ class Grid {
   }
 
   clear() {
-    for (const node of this.nodes.values()) node.remove();
-    this.nodes.clear();
+    for (const [position, node] of this.nodes) this.drop(position, node);
+  }
+
+  /** Remove a sample from the page, and give up its thumbnail if that is still on its way. */
+  drop(position, node) {
+    const image = node.querySelector('img');
+    if (image && !image.complete) image.removeAttribute('src');
+    node.remove();
+    this.nodes.delete(position);
   }
 
   draw() {
@@ -170,7 +177,7 @@ class Grid {
     for (const [position, node] of this.nodes) {
       if (position >= start && position < stop) continue;
       if (node.link === document.activeElement) node.style.transform = 'translateX(-10000px)'; // removed, it would lose the focus
-      else { node.remove(); this.nodes.delete(position); }
+      else this.drop(position, node);
     }
     for (let position = start; position < stop; position++) this.place(position);
     const cursorNode = this.nodes.get(this.cursor);

@@ -53,7 +53,7 @@ class Player {
     const video = document.createElement('video');
     const plays = field.src && field.mime && video.canPlayType(field.mime) !== '';
     if (plays) this.native(field, stage, video);
-    else this.drawFrames(field, stage, field.mime ? `This browser does not play ${field.codec ?? field.mime}: shardio decodes the frames.` : 'shardio decodes the frames.');
+    else this.drawFrames(field, stage, field.mime ? `This browser does not play ${field.codec ?? field.mime}: frames are decoded by shardio.` : 'Frames are decoded by shardio.');
     return node;
   }
 
@@ -75,7 +75,7 @@ class Player {
       if (at >= 0) this.clock.media.splice(at, 1);
       this.elements.splice(this.elements.indexOf(video), 1);
       this.clock.pause();
-      this.drawFrames(field, stage, `This browser could not play ${field.codec ?? 'the video'}: shardio decodes the frames.`);
+      this.drawFrames(field, stage, `This browser could not play ${field.codec ?? 'the video'}: frames are decoded by shardio.`);
       this.addSounds();
     }, { once: true });
     fill(stage, video);
@@ -131,10 +131,16 @@ class Player {
     this.slider = h('div', { class: 'timeline', role: 'slider', tabindex: 0, 'aria-label': 'Time', 'aria-valuemin': 0, 'aria-valuemax': Number(this.clock.duration.toFixed(3)) }, canvas);
     this.redraw = drawn(canvas, (context, width, height) => this.draw(context, width, height), this.signal);
     scrub(this.slider, (fraction, isMoving) => { this.clock.pause(); this.clock.seek(fraction * this.clock.duration, isMoving); }, (n) => this.clock.step(n));
-    const hasKeys = this.lead?.keyframes?.length > 1;
+    const hasKeys = this.keyframes.length > 1;
     const legend = (this.clip || hasKeys) && h('p', { class: 'timeline-legend' },
       this.clip && h('span', {}, h('i', {}), this.clip.text ?? `the clip of the view: ${count(this.clip.n_frames)} frames`), hasKeys && h('span', {}, h('i', { class: 'key' }), 'keyframe'));
     return h('div', {}, this.slider, legend);
+  }
+
+  /** The keyframes of the video that leads; none if each frame is one, as in JPEG. */
+  get keyframes() {
+    const found = this.lead?.keyframes ?? [];
+    return found.length < (this.lead?.n_frames ?? 0) ? found : [];
   }
 
   draw(context, width, height) {
@@ -153,7 +159,7 @@ class Player {
     context.fillStyle = colour('accent-fill');
     context.fillRect(0, y + 2, x(time), 4);
     context.fillStyle = colour('line-strong');
-    for (const frame of this.lead?.keyframes ?? []) context.fillRect(Math.round(x(this.clock.times?.[frame] ?? frame / this.lead.fps)), y, 1, 8);
+    for (const frame of this.keyframes) context.fillRect(Math.round(x(this.clock.times?.[frame] ?? frame / this.lead.fps)), y, 1, 8);
     context.fillStyle = colour('ink-3');
     context.font = `11px ${colour('sans')}`;
     context.textBaseline = 'bottom';
