@@ -209,7 +209,8 @@ def test_pixels_of_a_batch_are_those_after_the_transforms_of_a_given_loader(fold
             assert client.get(path).status_code == 400
     with viewing(folder, loader={**options, "transform": _broken}) as client:
         found = client.get("/api/epoch").json()
-        assert all("a transform of the user" in each["skipped"] for each in found["samples"])
+        assert "ValueError: a transform of the user" in found["text"]
+        assert [each["valid"] for each in found["samples"]] == [False] * 4
 
 
 # --- ranges -----------------------------------------------------------------------------------
