@@ -21,10 +21,11 @@ from shardio_tools.output import escaped
 from shardio_tools.view.answers import static_files, to_json
 from shardio_tools.view.jobs import Jobs
 from shardio_tools.view.mp4 import Media, open_media
+from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import number_fields
 from shardio_tools.view.rows import class_field, describe_rows
-from shardio_tools.view.samples import describe_sample, original
+from shardio_tools.view.samples import describe_sample
 from shardio_tools.view.series import heatmap, series
 from shardio_tools.view.source import Source
 from shardio_tools.view.stored import ERRORS, number, stored_value

@@ -30,15 +30,7 @@ from shardio_tools.view.stored import (
     thumbnail_fields,
 )
 
-__all__ = [
-    "Links",
-    "Original",
-    "describe_sample",
-    "kind_of",
-    "load_tokenizer",
-    "original",
-    "thumbnail_fields",
-]
+__all__ = ["Original", "describe_sample", "load_tokenizer", "original", "thumbnail_fields"]
 
 Json = dict[str, Any]
 
@@ -60,17 +52,6 @@ _TITLES: Final = ("title", "name", "source", "key", "path", "file", "id")
 _MAX_TITLE: Final = 200
 
 
-@dataclass(frozen=True)
-class Links:
-    """The addresses of a sample's media, below `root`."""
-
-    root: str = ""
-
-    def of(self, route: str, row: int, field: str, rest: str = "") -> str:
-        """Return the address of a field of a sample, such as "/media/3/video"."""
-        return f"{self.root}/{route}/{row}/{quote(field, safe='')}{rest}"
-
-
 def load_tokenizer(path: str) -> Any:
     """Return the tokenizer in a file, such as `tokenizer.json`, for `describe_sample`.
 
@@ -90,9 +71,7 @@ def load_tokenizer(path: str) -> Any:
         raise InvalidArgument(f"{path}: no file of a tokenizer: {error}") from error
 
 
-def describe_sample(
-    dataset: Any, row: int, links: Links | None = None, *, tokenizer: Any = None
-) -> Json:
+def describe_sample(dataset: Any, row: int, *, tokenizer: Any = None) -> Json:
     """Return a sample as JSON values.
 
     A field that cannot be read has the text of its error as `damaged`, and so has the sample.
@@ -102,8 +81,7 @@ def describe_sample(
         InvalidArgument: there is no such sample.
     """
     shard, local = locate(dataset, row)
-    links = links or Links()
-    made = [_describe_field(dataset, row, name, links, tokenizer) for name in dataset.schema]
+    made = [_describe_field(dataset, row, name, tokenizer) for name in dataset.schema]
     damaged = [each["damaged"] for each in made if each.get("damaged")]
     return {
         "row": row,
@@ -164,14 +142,18 @@ class _Stored:
     name: str
     field: Any
     value: Any
-    links: Links
     tokenizer: Any
 
     def link(self, route: str, rest: str = "") -> str:
-        return self.links.of(route, self.row, self.name, rest)
+        return _link(route, self.row, self.name, rest)
 
 
-def _describe_field(dataset: Any, row: int, name: str, links: Links, tokenizer: Any) -> Json:
+def _link(route: str, row: int, field: str, rest: str = "") -> str:
+    """Return the address of a field of a sample, such as "/media/3/video"."""
+    return f"/{route}/{row}/{quote(field, safe='')}{rest}"
+
+
+def _describe_field(dataset: Any, row: int, name: str, tokenizer: Any) -> Json:
     field = dataset.schema[name]
     kind, array = kind_of(name, field), field.array
     made: Json = {
@@ -180,13 +162,13 @@ def _describe_field(dataset: Any, row: int, name: str, links: Links, tokenizer: 
         "type": type(field).spec_name(),
         "dtype": None if array is None else array.dtype,
         "shape": None if array is None else list(array.shape),
-        "original": links.of("original", row, name),
+        "original": _link("original", row, name),
     }
     try:
         value = _value(dataset, row, name, field)
         if value is None and (field.optional or not field.is_json):
             return made | {"missing": True, "n_bytes": 0, "original": None}
-        stored = _Stored(dataset, row, name, field, value, links, tokenizer)
+        stored = _Stored(dataset, row, name, field, value, tokenizer)
         made |= _DESCRIBERS[kind](stored)
     except ERRORS as error:
         return made | {"damaged": str(error), "n_bytes": None, "original": None}

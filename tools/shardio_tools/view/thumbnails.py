@@ -121,8 +121,6 @@ class Thumbnails:
         key = (dataset.generation, row, field, size)
         return self._cached(key, lambda: _thumbnail(dataset, row, field, size))
 
-    thumbnail = get
-
     def frame(self, dataset: Any, row: int, field: str, frame: int, size: int) -> Picture:
         """Return a decoded frame of a video or an array of frames, scaled down to fit `size`.
 
