@@ -42,7 +42,10 @@ class ShardReader(Closing):
         ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
     """
 
-    _public = "access close column id lengths path present sample schema stored_sizes"
+    _public = (
+        "access array_part array_shape close column id lengths path present sample schema "
+        "stored_sizes"
+    )
 
     def __init__(
         self,
