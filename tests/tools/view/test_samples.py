@@ -18,12 +18,8 @@ from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, Text, Vid
 from shardio.errors import UnsupportedEnvironment
 from shardio.media import demux, sound_of, to_png
 from shardio_tools.view import originals, stored
-from shardio_tools.view.samples import (
-    describe_sample,
-    load_tokenizer,
-    original,
-    thumbnail_fields,
-)
+from shardio_tools.view.originals import original
+from shardio_tools.view.samples import describe_sample, load_tokenizer, thumbnail_fields
 from shardio_tools.view.stored import kind_of
 from tests.media_made import quadrants, scene, write_flash, write_video
 from tests.shards import EVERY_FIELD, MEDIA_FIELDS, every_field_sample, flip, media_sample

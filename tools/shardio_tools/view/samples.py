@@ -16,7 +16,7 @@ from shardio._base.progress import counted
 from shardio.errors import UnsupportedEnvironment
 from shardio.media import can_be_mp4, has_image_signature, keyframes_of, times_of
 from shardio_tools.view.mp4 import media_type, sound_field
-from shardio_tools.view.originals import MAX_ORIGINAL, Original, original
+from shardio_tools.view.originals import MAX_ORIGINAL
 from shardio_tools.view.stored import (
     ERRORS,
     StoredArray,
@@ -30,7 +30,7 @@ from shardio_tools.view.stored import (
     thumbnail_fields,
 )
 
-__all__ = ["Original", "describe_sample", "load_tokenizer", "original", "thumbnail_fields"]
+__all__ = ["describe_sample", "load_tokenizer", "thumbnail_fields"]
 
 Json = dict[str, Any]
 
