@@ -470,7 +470,12 @@ def test_marks_are_saved_as_a_subset(visits: Visits, folder: Path) -> None:
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
         page.keyboard.press("m")
-        page.wait_for_selector("[data-position='1'] .flag:visible")
+        flag = ".cell:has([data-position='{}']) .flag[aria-pressed={}]"
+        page.wait_for_selector(flag.format(1, "true"))
+        for pressed in ("true", "false"):  # by click: marked, and not marked again
+            page.get_by_label("Mark tiles-0002.jpg").click()
+            page.wait_for_selector(flag.format(2, pressed))
+        page.locator("[data-position='1']").focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
         page.keyboard.press("Enter")

@@ -203,7 +203,7 @@ class Grid {
     const y = line * this.scroller.lineHeight - this.scroller.top;
     const x = 6 + (position % this.laidColumns) * this.tileWidth;
     node.style.transform = this.isList ? `translateY(${y}px)` : `translate(${x}px, ${y}px)`;
-    if (row) node.querySelector('.flag').hidden = !store.marks.has(row.row);
+    node.flag?.setAttribute('aria-pressed', String(store.marks.has(row.row)));
   }
 
   make(position, row) {
@@ -212,26 +212,30 @@ class Grid {
     const made = this.isList ? this.makeLine(row, props) : this.makeTile(row, props);
     const node = h('div', { class: 'cell', role: 'listitem', 'aria-posinset': position + 1, 'aria-setsize': this.rows.n }, made);
     Object.assign(node, { row, link: made });
+    if (row && !isStatic) {
+      node.flag = h('button', { type: 'button', class: 'flag', tabindex: -1, 'aria-label': `Mark ${row.title || `sample ${row.row}`}`, title: 'Mark (m)', onclick: () => toggleMark(row.row) }, icon('flag'));
+      node.append(node.flag);
+    }
     made.addEventListener('click', () => { this.cursor = position; replace(this.hash({})); });
     return node;
   }
 
   makeTile(row, props) {
     const style = { width: `${this.tileWidth}px`, height: `${this.scroller.lineHeight}px` };
-    if (!row) return h('a', { class: 'tile', style, 'aria-busy': 'true', ...props }, h('span', { class: 'picture' }), h('span', { class: 'caption' }, h('span', { class: 'flag', hidden: true })));
+    if (!row) return h('a', { class: 'tile', style, 'aria-busy': 'true', ...props }, h('span', { class: 'picture' }), h('span', { class: 'caption' }));
     const text = h('span', { class: 'words' }, row.text || '');
     return h('a', { class: row.damaged ? 'tile damaged' : 'tile', style, 'aria-label': name(row), title: row.damaged || null, ...props },
-      h('span', { class: 'picture' }, this.image(row, text) ?? text, row.damaged && [h('span', { class: 'cross' }), h('span', { class: 'finding' }, withoutPath(row.damaged))], h('span', { class: 'flag', hidden: true }, icon('flag'))),
+      h('span', { class: 'picture' }, this.image(row, text) ?? text, row.damaged && [h('span', { class: 'cross' }), h('span', { class: 'finding' }, withoutPath(row.damaged))]),
       h('span', { class: 'caption' }, h('span', { class: 'title' }, row.title || count(row.row)), h('span', { class: 'label' }, row.label ?? '')));
   }
 
   makeLine(row, props) {
     const pictured = this.defaultView === 'grid';
     const style = { height: `${LINE_HEIGHT}px` };
-    if (!row) return h('a', { class: 'line', style, 'aria-busy': 'true', ...props }, h('span', { class: 'flag', hidden: true }));
+    if (!row) return h('a', { class: 'line', style, 'aria-busy': 'true', ...props });
     return h('a', { class: `line${pictured ? ' pictured' : ''}${row.damaged ? ' damaged' : ''}`, style, 'aria-label': name(row), title: row.damaged || null, ...props },
       pictured && (this.image(row, null, 64) ?? h('span', { class: 'thumb' })), h('span', { class: 'row' }, count(row.row)), h('span', { class: 'title' }, row.title ?? ''),
-      h('span', { class: 'label' }, row.label ?? ''), h('span', { class: 'text' }, row.damaged ? withoutPath(row.damaged) : row.text || ''), h('span', { class: 'flag', hidden: true }, icon('flag')));
+      h('span', { class: 'label' }, row.label ?? ''), h('span', { class: 'text' }, row.damaged ? withoutPath(row.damaged) : row.text || ''));
   }
 
   /** Return the thumbnail, which is asked for once its tile has stayed for a moment. */
