@@ -57,7 +57,7 @@ class Histogram:
         if self._exponent is not None:
             self._coarsen(exponent - self._exponent)
         self._exponent = max(exponent, self._exponent or exponent)
-        bins = np.floor(np.ldexp(numbers, -self._exponent)).astype(np.int64)
+        bins = _bins(numbers, self._exponent).astype(np.int64)
         first = min(int(bins.min()), self._first) if len(self._counts) else int(bins.min())
         last = max(int(bins.max()), self._first + len(self._counts) - 1)
         if not len(self._counts):
@@ -81,8 +81,8 @@ class Histogram:
     def _needed_exponent(self) -> int:
         """Return the least exponent at which the range has at most _N_FINE bins."""
         if self._exponent is not None:
-            bins = np.floor(np.ldexp(np.array([self.low, self.high]), -self._exponent))
-            if bins[1] - bins[0] < _N_FINE:
+            first, last = _bins(np.array([self.low, self.high]), self._exponent)
+            if last - first < _N_FINE:
                 return self._exponent
         span = self.high / 2 - self.low / 2  # the whole may overflow
         largest = max(abs(self.low), abs(self.high))
@@ -121,6 +121,14 @@ class Histogram:
         low, high = (int(x) if self._is_whole else x for x in (self.low, self.high))
         std = math.sqrt(max(0.0, self._squares) / self.n)
         return {"count": self.n, "min": low, "max": high, "mean": self._mean, "std": std}
+
+
+def _bins(numbers: npt.NDArray[np.float64], exponent: int) -> npt.NDArray[np.float64]:
+    """Return the bin of each number, whose width is 2 to the power of `exponent`."""
+    with np.errstate(over="ignore"):  # infinity is in no bin: the width must grow
+        found: npt.NDArray[np.float64] = np.floor(np.ldexp(numbers, -exponent))
+    found[(found == 0) & (numbers < 0)] = -1  # the quotient is too small for a float
+    return found
 
 
 class FieldCounts:
