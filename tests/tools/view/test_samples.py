@@ -244,6 +244,26 @@ def test_a_large_array_is_described_from_its_first_numbers(
     assert "2,400 bytes, compressed: at most 1,000 are read" in found["z"]["damaged"]
 
 
+def test_a_value_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "MAX_READ_BYTES", 1000)
+    monkeypatch.setattr(stored, "_MAX_JSON_BYTES", 100)
+    schema = shardio.Schema(
+        {"t": Text(codec="zstd"), "j": Json(), "b": Bytes(), "label": Array("int64")}
+    )
+    samples = [
+        {"t": "a" * 1001, "j": "b" * 99, "b": bytes(1001), "label": 1},
+        {"t": "a" * 1000, "j": "b" * 98, "b": bytes(1000), "label": 1},
+    ]
+    with shardio.open(_write(tmp_path / "set", schema, samples)) as dataset:
+        large, small = (_fields(describe_sample(dataset, row)) for row in (0, 1))
+    assert "'t' has 1,001 bytes: at most 1,000 are read" in large["t"]["damaged"]
+    assert "'j' has 101 bytes: at most 100 are read" in large["j"]["damaged"]
+    assert "at most 1,000 are read" in large["b"]["damaged"] and large["label"]["value"] == 1
+    assert not any(each.get("damaged") for each in small.values())
+
+
 @pytest.mark.parametrize("name", list(EVERY_FIELD))
 def test_an_original_is_the_stored_value(tmp_path: Path, name: str) -> None:
     schema = shardio.Schema({name: EVERY_FIELD[name]})

@@ -23,6 +23,8 @@ ERRORS: Final = (ShardioError, OSError)
 """The errors of a value that cannot be read: they are shown, and the other values with them."""
 MAX_READ_BYTES: Final = 64 << 20
 """The maximum size of an array that is read as a whole, and verified; of larger ones, parts are."""
+_MAX_JSON_BYTES: Final = 8 << 20
+"""The maximum size of JSON that is parsed: its values take many times as much memory."""
 MAX_COLUMNS: Final = 64
 """The maximum number of curves of an array."""
 _MAX_SAFE_INTEGER: Final = 1 << 53
@@ -59,11 +61,18 @@ def stored_value(dataset: Any, row: int, name: str) -> Any:
     """Return the value of one field of a sample; None if the value is missing.
 
     Raises:
-        InvalidArgument: there is no such sample or field.
+        InvalidArgument: there is no such sample or field, or the value is too large to be read.
         ShardCorrupt, …: the value is damaged.
     """
-    field_of(dataset, name)
-    shard, local = locate(dataset, row)
+    kind, (shard, local) = field_of(dataset, name), locate(dataset, row)
+    if kind.medium is None and kind.array is None:
+        n_bytes = int(dataset.reader(shard, name).lengths(name, [local])[0])
+        most = _MAX_JSON_BYTES if kind.is_json else MAX_READ_BYTES
+        if n_bytes > most:
+            raise shardio.InvalidArgument(
+                f"sample {row:,}: the field {name!r} has {n_bytes:,} bytes: at most {most:,} are "
+                "read"
+            )
     return dataset.sample(shard, local, [name])[name]
 
 
