@@ -122,6 +122,29 @@ def test_a_frame_is_decoded_with_those_after_it(
     assert _pixels(thumbnails.frame(dataset, 0, "video", 3, 64)[0]).shape == (43, 64, 3)
 
 
+def test_large_frames_are_decoded_one_by_one(
+    dataset: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.thumbnails._MAX_FRAME_BYTES", 96 * 64 * 3 * 2)
+    thumbnails = Thumbnails()
+    thumbnails.frame(dataset, 0, "video", 0, 512)
+    closed: Any = SimpleNamespace(generation=dataset.generation)
+    assert thumbnails.frame(closed, 0, "video", 1, 512).media_type == "image/jpeg"
+    with pytest.raises(AttributeError):
+        thumbnails.frame(closed, 0, "video", 2, 512)
+
+
+def test_an_image_of_very_many_pixels_is_not_decoded(
+    dataset: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.thumbnails._MAX_PIXELS", 19_999)
+    for name in ("image", "file"):
+        with pytest.raises(InvalidArgument, match="100 high × 200 wide pixels: at most 19,999"):
+            Thumbnails().get(dataset, 0, name, 128)
+        with pytest.raises(InvalidArgument, match="at most 19,999 are decoded"):
+            Thumbnails().frame(dataset, 0, name, 0, 128)
+
+
 def test_frames_of_arrays_and_images_are_pictures(dataset: shardio.ShardDataset) -> None:
     thumbnails = Thumbnails()
     for n in range(4):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardio
+from shardio._base.progress import format_sides
 from shardio.media import (
     ClipDecoder,
     Pixels,
@@ -43,6 +44,10 @@ _ENTRY_BYTES: Final = 500
 """The estimated size of an entry of the cache in addition to its bytes."""
 _FRAMES_AT_ONCE: Final = 8
 """The number of frames that are decoded together, as players ask for one after the other."""
+_MAX_FRAME_BYTES: Final = 32 << 20
+"""The maximum size of the pixels of these frames, if there is more than one."""
+_MAX_PIXELS: Final = 50_000_000
+"""The maximum number of pixels of an image that is decoded; a JPEG may have more."""
 _CURVES: Final = 4
 _INK: Final = ((66, 133, 214), (214, 120, 44), (52, 156, 96), (160, 96, 190))
 """The colours of curves, which are legible on light and on dark."""
@@ -179,11 +184,20 @@ def _thumbnail(dataset: Any, row: int, name: str, size: int) -> Picture:
 
 
 def _as_image(value: Any) -> Any:
-    """Return bytes of an image file as an image; any other value unchanged."""
-    if type(value) is bytes and has_image_signature(value[:64]):
-        facts = probe(value)
-        return StoredImage(value, facts.height, facts.width, facts.channels)
-    return value
+    """Return bytes of an image file as an image; any other value unchanged.
+
+    Raises InvalidArgument for an image of so many pixels that decoding it takes too much memory.
+    """
+    if not isinstance(value, StoredImage):
+        if not isinstance(value, bytes) or not has_image_signature(value[:64]):
+            return value
+    facts = probe(value)
+    if facts.format != "JPEG" and facts.height * facts.width > _MAX_PIXELS:
+        raise shardio.InvalidArgument(
+            f"an image of {format_sides(facts.height, facts.width)} pixels: at most "
+            f"{_MAX_PIXELS:,} are decoded, except for JPEG"
+        )
+    return StoredImage(value, facts.height, facts.width, facts.channels)
 
 
 def _array_thumbnail(dataset: Any, row: int, name: str, size: int) -> Picture:
@@ -212,8 +226,10 @@ def _video_frames(stream: Any, frame: int, size: int, where: str) -> list[Pixels
         )
     keys = keyframes_of(stream)
     later = keys[keys > frame]
-    end = min(frame + _FRAMES_AT_ONCE, int(later[0]) if len(later) else stream.n_frames)
-    out = np.empty((end - frame, *within((stream.height, stream.width), size), 3), np.uint8)
+    height, width = within((stream.height, stream.width), size)
+    n = max(1, min(_FRAMES_AT_ONCE, _MAX_FRAME_BYTES // (3 * height * width)))
+    end = min(frame + n, int(later[0]) if len(later) else stream.n_frames)
+    out = np.empty((end - frame, height, width, 3), np.uint8)
     with ClipDecoder() as decoder:
         try:
             decoder.decode(stream, np.arange(frame, end), out)
