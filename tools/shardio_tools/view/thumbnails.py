@@ -129,7 +129,8 @@ class Thumbnails:
     def frame(self, dataset: Any, row: int, field: str, frame: int, size: int) -> Picture:
         """Return a decoded frame of a video or an array of frames, scaled down to fit `size`.
 
-        Frame 0 of an image is the image. The frames that follow are decoded, too, and cached.
+        Frame 0 of an image is the image. If the frame before is cached, as in a player, the frames
+        that follow are decoded, too.
 
         Raises:
             InvalidArgument: there is no such sample, field or frame, the size is invalid, or the
@@ -144,7 +145,8 @@ class Thumbnails:
         medium = field_of(dataset, field).medium
         if medium == "video":
             stream = present_value(dataset, row, field)
-            pictures = list(_video_frames(stream, frame, size, f"sample {row:,}: {field!r}"))
+            n = _FRAMES_AT_ONCE if self._cache.get((*key, frame - 1)) is not None else 1
+            pictures = _video_frames(stream, frame, n, size, f"sample {row:,}: {field!r}")
         else:
             pictures = [_single_frame(dataset, row, field, frame, size)]
         made = [Picture(to_jpeg(each), "image/jpeg") for each in pictures]
@@ -218,8 +220,8 @@ def _array_thumbnail(dataset: Any, row: int, name: str, size: int) -> Picture:
     raise shardio.InvalidArgument(f"sample {row:,}: the field {name!r} has no picture")
 
 
-def _video_frames(stream: Any, frame: int, size: int, where: str) -> list[Pixels]:
-    """Decode a frame and those after it, up to the next keyframe."""
+def _video_frames(stream: Any, frame: int, n: int, size: int, where: str) -> list[Pixels]:
+    """Decode a frame and those after it, `n` in all, up to the next keyframe."""
     if not 0 <= frame < stream.n_frames:
         raise shardio.InvalidArgument(
             f"{where}: there is no frame {frame:,}; the video has {stream.n_frames:,}"
@@ -227,7 +229,7 @@ def _video_frames(stream: Any, frame: int, size: int, where: str) -> list[Pixels
     keys = keyframes_of(stream)
     later = keys[keys > frame]
     height, width = within((stream.height, stream.width), size)
-    n = max(1, min(_FRAMES_AT_ONCE, _MAX_FRAME_BYTES // (3 * height * width)))
+    n = max(1, min(n, _MAX_FRAME_BYTES // (3 * height * width)))
     end = min(frame + n, int(later[0]) if len(later) else stream.n_frames)
     out = np.empty((end - frame, height, width, 3), np.uint8)
     with ClipDecoder() as decoder:
