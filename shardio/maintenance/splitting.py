@@ -113,6 +113,7 @@ def add_subset(
     rows: npt.ArrayLike,
     *,
     overwrite: bool = False,
+    notes: Mapping[int, str] | None = None,
     generation: int | None = None,
 ) -> SplitReport:
     """Publish some samples of a dataset as a named subset; other subsets are kept.
@@ -124,6 +125,7 @@ def add_subset(
         name: the name of the subset.
         rows: the indices of the samples, in any order; or a mask with a bool for every sample.
         overwrite: True to replace a subset of this name.
+        notes: texts about samples, by index; the generation keeps them in `dataset.operation`.
         generation: the generation that `rows` refers to; by default the published one.
 
     Raises:
@@ -147,12 +149,15 @@ def add_subset(
         stats["subsets"] = {key: value for key, value in stats["subsets"].items() if key != name}
         stats = {key: value for key, value in stats.items() if value}
     n_samples = int(chosen.sum())
+    options: dict[str, Any] = {"name": name, "samples": n_samples}
+    if notes:
+        options["notes"] = {str(row): text for row, text in sorted(notes.items())}
     following = publish_next(
         folder,
         previous,
         subsets={**previous.subsets, name: RowRuns.from_mask(chosen)},
         stats=stats,
-        operation={"name": "add-subset", "options": {"name": name, "samples": n_samples}},
+        operation={"name": "add-subset", "options": options},
     )
     return SplitReport(Path(folder), following.number, {name: n_samples}, {name: n_samples})
 

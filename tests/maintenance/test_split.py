@@ -156,12 +156,13 @@ def test_a_subset_of_given_samples_is_added_to_those_there_are(tmp_path: Path) -
     folder = grouped(tmp_path / "d", 20, 4)
     split(folder, PARTS)
     before = tree(folder)
-    report = add_subset(folder, "keep", [7, 3, 3, 19])
+    report = add_subset(folder, "keep", [7, 3, 3, 19], notes={19: "the last", 3: "<b>"})
     assert (report.generation, report.n_samples) == (3, {"keep": 3})
     assert [label for label, _ in content(folder, "keep")] == [3, 7, 19]
     with open_dataset(folder) as dataset:
         assert dict(dataset.subsets) == {"train": 15, "val": 5, "keep": 3}
-        options = {"name": "keep", "samples": 3}
+        notes = {"3": "<b>", "19": "the last"}
+        options = {"name": "keep", "samples": 3, "notes": notes}
         assert dataset.operation == {"name": "add-subset", "options": options}
     is_sound(folder)
     shards = {name: data for name, data in tree(folder).items() if name.endswith(".shard")}

@@ -410,11 +410,12 @@ def test_marks_become_a_named_subset_that_loaders_use(tmp_path: Path) -> None:
     with viewing(folder, is_writable=True) as client:
         assert dataset_facts(client)["writable"]
         assert save(client, name="keep").status_code == 400
-        for row in (41, 2, 17):
-            client.post("/api/marks", headers=POST, json={"row": row})
+        for row, note in ((41, ""), (2, SCRIPT), (17, "")):
+            client.post("/api/marks", headers=POST, json={"row": row, "note": note})
         assert save(client, name="keep").json() == {"name": "keep", "n": 3, "generation": 3}
         found = dataset_facts(client)
         assert (found["generation"], found["subsets"]) == (3, [{"name": "keep", "n": 3}])
+        assert f'notes={{"2": "{SCRIPT}"}}' in found["generations"][0]["what"]
         assert [row["row"] for row in listed(client, subset="keep")["rows"]] == [2, 17, 41]
         assert save(client, name="keep").status_code == 400
         client.post("/api/marks", headers=POST, json={"row": 2, "marked": False})

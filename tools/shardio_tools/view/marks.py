@@ -12,6 +12,8 @@ from shardio_tools.view.source import Source
 _MAX_MARKS: Final = 100_000
 _MAX_NOTE: Final = 1000
 """The maximum length of a note, in characters."""
+_MAX_NOTES: Final = 1 << 20
+"""The maximum length of all notes together, in characters."""
 _N_LISTED: Final = 10_000
 
 
@@ -45,6 +47,8 @@ class Marks:
         if not isinstance(note, str) or len(note) > _MAX_NOTE:
             raise shardio.InvalidArgument(f"note must be a text of at most {_MAX_NOTE} characters")
         with self._lock:
+            if marked and sum(map(len, self._notes.values())) + len(note) > _MAX_NOTES:
+                raise shardio.InvalidArgument("the notes are too long together: save them first")
             if not marked:
                 self._notes.pop(row, None)
             elif row not in self._notes and len(self._notes) >= _MAX_MARKS:
@@ -85,6 +89,7 @@ class Marks:
                 name,
                 rows,
                 overwrite=overwrite,
+                notes={row: note for row, note in self._notes.items() if note},
                 generation=self._source.required().generation,
             )
             self._source.reload()
