@@ -457,7 +457,7 @@ def test_damage_is_found_and_crossed_out(visits: Visits, folder: Path) -> None:
         assert damaged.count() == 1
         assert damaged.get_attribute("href").startswith(f"#/sample/{row}")
         damaged.click()
-        page.wait_for_selector(".notice.bad >> text=Damaged")
+        page.wait_for_selector(".notice.bad >> text=Cannot be read in full")
         assert page.locator("[data-field=caption]").count() == 1
         # The browser itself reports thumbnails that are answered with an error.
         visits.errors = [each for each in visits.errors if "status of 4" not in each]

@@ -233,9 +233,13 @@ class Grid {
     const pictured = this.defaultView === 'grid';
     const style = { height: `${LINE_HEIGHT}px` };
     if (!row) return h('a', { class: 'line', style, 'aria-busy': 'true', ...props });
-    return h('a', { class: `line${pictured ? ' pictured' : ''}${row.damaged ? ' damaged' : ''}`, style, 'aria-label': name(row), title: row.damaged || null, ...props },
-      pictured && (this.image(row, null, 64) ?? h('span', { class: 'thumb' })), h('span', { class: 'row' }, count(row.row)), h('span', { class: 'title' }, row.title ?? ''),
-      h('span', { class: 'label' }, row.label ?? ''), h('span', { class: 'text' }, row.damaged ? withoutPath(row.damaged) : row.text || ''));
+    this.isTitled ??= Boolean(row.title) && row.title !== String(row.row); // otherwise titles only repeat the row
+    const isLabelled = store.dataset.classes.length > 0;
+    const isTexted = store.dataset.fields.filter((field) => field.searchable).length > (this.isTitled ? 1 : 0);
+    const names = ['line', pictured && 'pictured', this.isTitled && 'titled', isLabelled && 'labelled', !isTexted && 'untexted', row.damaged && 'damaged'];
+    return h('a', { class: names.filter(Boolean).join(' '), style, 'aria-label': name(row), title: row.damaged || null, ...props },
+      pictured && (this.image(row, null, 64) ?? h('span', { class: 'thumb' })), h('span', { class: 'row' }, count(row.row)), this.isTitled && h('span', { class: 'title' }, row.title),
+      isLabelled && h('span', { class: 'label' }, row.label ?? ''), h('span', { class: 'text' }, row.damaged ? withoutPath(row.damaged) : row.text || ''));
   }
 
   /** Return the thumbnail, which is asked for once its tile has stayed for a moment. */

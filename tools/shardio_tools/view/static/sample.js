@@ -80,7 +80,7 @@ class SamplePage {
     const wide = fields.filter((field) => isWide(field) && !field.damaged && !field.missing);
     const side = fields.filter((field) => !wide.includes(field) && !played(field));
     const left = [this.player?.element, wide.map(section)].flat().filter(Boolean);
-    fill(this.root, this.head(sample), sample.damaged && h('div', { class: 'notice bad', role: 'alert' }, h('p', {}, `Damaged: ${withoutPath(sample.damaged)}`)),
+    fill(this.root, this.head(sample), sample.damaged && h('div', { class: 'notice bad', role: 'alert' }, h('p', {}, `Cannot be read in full: ${withoutPath(sample.damaged)}`)),
       h('div', { class: left.length && side.length ? 'sample-body' : 'sample-body narrow' }, left.length > 0 && h('div', {}, left), side.length > 0 && h('div', { class: 'side' }, side.map(section)),
         !fields.length && h('p', { class: 'muted' }, 'None of the fields can be read.')));
     if (clock) {
