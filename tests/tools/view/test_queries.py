@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from shardio import DatasetWriter, Schema, Text
 from shardio.maintenance import add_subset, split
 from shardio_tools.view import queries
 from shardio_tools.view.app import Viewer
@@ -77,6 +78,33 @@ def test_a_filter_lists_the_rows_that_meet_it(
         assert client.get("/api/position", params=asked).json()["position"] == position
     outside = next(i for i in range(N) if i not in where(is_chosen))
     assert client.get("/api/position", params={**params, "row": outside}).json()["position"] is None
+
+
+def test_texts_are_searched_in_parts_of_bounded_size(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "_TEXT_BYTES", 100)
+    read: list[int] = []
+
+    def search(dataset: Any, name: str, words: Any, rows: Any) -> Any:
+        read.append(sum(len(sample(int(i))["caption"]) for i in rows))
+        return _with_words(dataset, name, words, rows)
+
+    _with_words = queries._with_words
+    monkeypatch.setattr(queries, "_with_words", search)
+    assert rows_of(client, text="caption:a red") == [*range(1, N, 2)]
+    assert len(read) > 10 and max(read) <= 150
+
+
+def test_long_texts_are_not_read_for_the_grid(tmp_path: Path) -> None:
+    schema = Schema({"caption": Text(), "title": Text()})
+    with DatasetWriter(tmp_path / "set", schema) as writer:
+        for n in (1 << 20, (1 << 20) + 1):
+            writer.append({"caption": "x" * n, "title": "t" * 300})
+    with viewing(tmp_path / "set") as client:
+        first, second = listed(client)["rows"]
+    assert first["text"] == "x" * 199 + "…" and first["title"] == "t" * 199 + "…"
+    assert second["text"] == "1,048,577 bytes of text"
 
 
 def test_words_that_are_only_spaces_are_no_filter(client: TestClient) -> None:

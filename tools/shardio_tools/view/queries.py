@@ -26,6 +26,8 @@ MAX_MATCHES: Final = 5_000_000
 _MAX_WORDS: Final = 200
 """The maximum length of a text to search for, in characters."""
 _ROWS_AT_ONCE: Final = 1 << 16
+_TEXT_BYTES: Final = 32 << 20
+"""The size of the texts that are searched at a time, unless one text is larger."""
 _N_KEPT: Final = 4
 _N_RUNNING: Final = 2
 _ERRORS: Final = (shardio.ShardioError, OSError)
@@ -321,8 +323,9 @@ class Scan:
                 rows = rows[(numbers >= low) & (numbers <= high)]
         if wanted.words is not None and len(rows):
             name, words = wanted.words
-            texts = (str(text or "").casefold() for text in dataset.column(name, rows))
-            rows = rows[[all(word in text for word in words) for text in texts]]
+            lengths = dataset.reader(shard, name).lengths(name, rows - first)
+            parts = (_with_words(dataset, name, words, part) for part in _parts(rows, lengths))
+            rows = np.concatenate([*parts])
         return rows
 
     def _add(self, found: Rows, keys: Values | None) -> None:
@@ -359,6 +362,20 @@ def sorting_order(keys: Values, *, is_descending: bool) -> Rows:
     else:
         order = np.argsort(chosen, kind="stable")
     return np.concatenate([places[order], np.flatnonzero(~is_number)])
+
+
+def _parts(rows: Rows, lengths: Rows) -> list[Rows]:
+    """Split rows into parts whose texts have at most _TEXT_BYTES together, or are one text."""
+    numbers = np.cumsum(lengths) // _TEXT_BYTES
+    return np.split(rows, np.flatnonzero(np.diff(numbers)) + 1)
+
+
+def _with_words(
+    dataset: shardio.ShardDataset, name: str, words: tuple[str, ...], rows: Rows
+) -> Rows:
+    """Return the rows whose texts contain all words."""
+    texts = (str(text or "").casefold() for text in dataset.column(name, rows))
+    return rows[[all(word in text for word in words) for text in texts]]
 
 
 def _too_many_to_sort(n: int | None) -> str:

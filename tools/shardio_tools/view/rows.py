@@ -14,6 +14,8 @@ from shardio_tools.view.samples import thumbnail_fields
 
 _ERRORS: Final = (shardio.ShardioError, OSError)
 _MAX_TEXT: Final = 200
+_MAX_READ: Final = 1 << 20
+"""The maximum size of a text of which the beginning is shown, in bytes."""
 _TITLES: Final = (
     *("title", "name", "source", "path", "file", "file_name", "filename", "key", "__key__", "id"),
 )
@@ -102,7 +104,11 @@ def _of_shard(
 
 def _read(reader: shardio.ShardReader, name: str, local: npt.NDArray[np.int64]) -> list[Any]:
     if name not in reader.schema.columns:
-        return [reader.sample(row, [name])[name] for row in local.tolist()]
+        lengths = reader.lengths(name, local).tolist()
+        return [
+            reader.sample(row, [name])[name] if n <= _MAX_READ else f"{n:,} bytes of text"
+            for row, n in zip(local.tolist(), lengths, strict=True)
+        ]
     values = reader.column(name, local).tolist()
     is_there = reader.present(name, local).tolist()
     return [value if there else None for value, there in zip(values, is_there, strict=True)]

@@ -21,7 +21,7 @@ _ACCESS: Final = "pread"
 """Files are read, not mapped: a truncated file does not kill the server then, and shards that were
 visited take no memory.
 """
-_N_SUBSETS: Final = 100
+_N_SUBSETS: Final = 20
 """The maximum number of subsets in which rows are looked up."""
 
 
