@@ -158,6 +158,15 @@ def test_converted_clips_have_a_report_and_a_timeline(visits: Visits, clips_link
         page.get_by_role("slider", name="Time").focus()
         page.keyboard.press("End")
         page.wait_for_selector(".frame >> text=frame 8 / 8")
+        page.keyboard.press(" ")  # at the end, from the start
+        until(page, "document.querySelector('video').currentTime < 0.3")
+        until(page, "document.querySelector('video').ended")
+        page.get_by_role("button", name="Loop the clip").click()
+        page.get_by_role("slider", name="Time").focus()
+        page.keyboard.press(" ")
+        for frame in (3, 0, 3, 0):
+            until(page, f"document.querySelector('.frame').textContent === 'frame {frame} / 8'")
+        assert not page.evaluate("document.querySelector('video').paused")
 
 
 # --- the grid ---------------------------------------------------------------------------------

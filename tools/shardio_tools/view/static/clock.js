@@ -141,12 +141,13 @@ export class ElementMedium {
     this.element = element;
     this.offset = offset;
     this.wanted = null;
-    element.addEventListener('seeked', () => this.settle());
+    this.isPlaying = false;
+    element.addEventListener('seeked', () => { this.settle(); this.resume(); });
     element.addEventListener('loadedmetadata', () => this.settle());
   }
 
-  get time() { return this.element.currentTime + this.offset; }
-  get ended() { return this.element.ended; }
+  get time() { return (this.wanted ?? this.element.currentTime) + this.offset; }
+  get ended() { return this.element.ended && !this.element.seeking && this.wanted === null; }
   get isReady() { return this.element.readyState >= 2; }
   get duration() { return this.element.duration; }
 
@@ -163,8 +164,21 @@ export class ElementMedium {
     if (Math.abs(this.element.currentTime - seconds) > 1e-4) this.element.currentTime = seconds;
   }
 
-  play() { this.element.play().catch(() => { /* the element says why by an error event */ }); }
-  pause() { this.element.pause(); }
+  /** Play on after a seek away from the end, where the browser has paused. */
+  resume() {
+    if (this.isPlaying && this.element.paused && !this.ended) this.play();
+  }
+
+  play() {
+    this.isPlaying = true;
+    this.element.play().catch(() => { /* the element says why by an error event */ });
+  }
+
+  pause() {
+    this.isPlaying = false;
+    this.element.pause();
+  }
+
   rate(value) { this.element.playbackRate = value; }
 
   close() {
