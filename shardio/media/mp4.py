@@ -36,6 +36,8 @@ _CODECS: Final = frozenset({"h264", "hevc", "av1", "vp9", "aac", "opus", "flac",
 """The codecs that browsers play in MP4; each browser plays some of them."""
 _MAX_U32: Final = (1 << 32) - 1
 _MAX_I32: Final = (1 << 31) - 1
+_MAX_TIME: Final = 1 << 61
+"""The maximum length of a stream in units of its track, with which no sum overflows."""
 _MATRIX: Final = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 _TKHD_TAIL: Final = 60
 """The size of the part of a track header that FFmpeg's is used for: volume, matrix and size."""
@@ -208,13 +210,16 @@ class _Track:
         self.is_video = "rate" not in stream.parameters
         unit = stream.time_base.numerator
         pts = stream.packets["pts"].astype(np.int64)
+        last = int(stream.packets["duration"][-1])
+        if (int(pts.max()) - int(pts.min()) + last) * unit > _MAX_TIME:
+            raise MediaError(f"MP4 cannot store its times, in ticks of {stream.time_base} s")
         decoded = np.sort(pts)
         decoded -= max(0, int((decoded - pts).max()))
         self._origin, self._unit = int(decoded[0]), unit
         self._decoded: _Numbers = (decoded - self._origin) * unit
         self._offsets: _Numbers = (pts - decoded) * unit
-        last = int(stream.packets["duration"][-1]) * unit
-        self._durations: _Numbers = np.diff(self._decoded, append=self._decoded[-1] + last)
+        end = self._decoded[-1] + last * unit
+        self._durations: _Numbers = np.diff(self._decoded, append=end)
         largest = max(int(self._durations.max()), int(self._offsets.max()), self.timescale)
         if largest > _MAX_I32 or int(self._durations.min()) < 0:
             raise MediaError(f"MP4 cannot store its times, in ticks of {stream.time_base} s")

@@ -146,7 +146,8 @@ def write_file(stream: EncodedStream, form: str, shift: int = 0) -> bytes:
                 container.mux_one(packet)
     except (av.FFmpegError, ValueError) as error:
         raise FormatRejected(getattr(error, "strerror", None) or error) from error
-    except (ArithmeticError, LookupError, TypeError) as error:  # parameters come from files
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        # Parameters come from files: the codec may be of another kind.
         raise FormatRejected(f"a parameter of the stream is missing or invalid: {error}") from error
     return content.getvalue()
 

@@ -221,6 +221,16 @@ def _endless(video: EncodedStream) -> EncodedStream:
     return replace(video, duration=(1 << 64) - 1, time_base=Fraction(9, 25))
 
 
+def _far(video: EncodedStream) -> EncodedStream:
+    packets = video.packets.copy()
+    packets["pts"][-1] = (1 << 63) - 1
+    return replace(video, packets=packets)
+
+
+def _another_kind(video: EncodedStream) -> EncodedStream:
+    return replace(video, parameters={**video.parameters, "codec": "flac"})
+
+
 def _nameless(video: EncodedStream) -> EncodedStream:
     return replace(video, parameters={"codec": "h264"})
 
@@ -232,6 +242,8 @@ def _nameless(video: EncodedStream) -> EncodedStream:
         (_empty, "a video without a frame"),
         (_without_frame, "a video without a frame"),
         (_slow, "MP4 cannot store its times"),
+        (_far, "MP4 cannot store its times"),
+        (_another_kind, "MP4 cannot store its packets: a parameter of the stream"),
         (_endless, "MP4 cannot store its times"),
         (_nameless, "MP4 cannot store its packets: a parameter of the stream"),
         (lambda v: replace(v, time_base=Fraction(1, (1 << 32) - 1)), "MP4 cannot store its times"),
