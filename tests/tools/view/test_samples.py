@@ -314,6 +314,18 @@ def test_a_value_that_is_too_large_to_download_is_an_error(
             original(dataset, 0, "m")
 
 
+def test_a_long_video_is_downloaded_as_it_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(originals, "_MAX_MUXED", 100)
+    with shardio.open(_videos(tmp_path, store="packets")) as dataset:
+        found = _fields(describe_sample(dataset, 0))
+        with pytest.raises(InvalidArgument, match="up to 100 can be downloaded: shardio export"):
+            original(dataset, 0, "frames")
+    assert found["frames"]["original"] == "/media/0/frames"
+    assert found["audio"]["original"] == "/media/0/audio"
+
+
 def test_kinds_are_known_from_the_schema_alone() -> None:
     arrays = {
         "tokens": (Array("uint16", (None,)), "tokens"),

@@ -15,7 +15,9 @@ from shardio_tools.view.mp4 import IMAGE_TYPES
 from shardio_tools.view.stored import StoredArray, as_numbers, field_of, present_value, stored_value
 
 MAX_ORIGINAL: Final = 64 << 20
-"""The maximum size of a file to download, in bytes."""
+_MAX_MUXED: Final = 16 << 20
+"""The maximum sizes of a file to download, and of a stream of packets, of which several copies are
+in memory while its file is made."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -25,6 +27,11 @@ class Original(NamedTuple):
     data: bytes
     media_type: str
     file_name: str
+
+
+def max_bytes(field: Any) -> int:
+    """Return the maximum size of values of a field that can be downloaded."""
+    return _MAX_MUXED if field.is_streamed else MAX_ORIGINAL
 
 
 def original(dataset: Any, row: int, field: str) -> Original:
@@ -41,7 +48,7 @@ def original(dataset: Any, row: int, field: str) -> Original:
     stem = f"{_UNSAFE.sub('_', field)}-{row}"
     if kind.array is not None and kind.array.shape:
         array = StoredArray.of(dataset, row, field)
-        _check_size(array.n_bytes, row, field)
+        _check_size(kind, array.n_bytes, row, field)
         return Original(
             _npy(array.part(0, array.shape[0])), "application/octet-stream", f"{stem}.npy"
         )
@@ -50,7 +57,7 @@ def original(dataset: Any, row: int, field: str) -> Original:
         text = str(as_numbers(np.asarray(value), kind.array)[()])
         return Original(f"{text}\n".encode(), "text/plain; charset=utf-8", f"{stem}.txt")
     if kind.is_streamed:
-        _check_size(len(value.data), row, field)
+        _check_size(kind, len(value.data), row, field)
         muxed = mux(value)
         return Original(muxed.data, "application/octet-stream", stem + muxed.suffix)
     if kind.is_json:
@@ -62,16 +69,16 @@ def original(dataset: Any, row: int, field: str) -> Original:
         media_type, suffix = _type_of(value)
         return Original(bytes(value), media_type, stem + suffix)
     arrays = {f"{i:06d}": as_numbers(each, kind.item) for i, each in enumerate(value)}
-    _check_size(sum(each.nbytes for each in arrays.values()), row, field)
+    _check_size(kind, sum(each.nbytes for each in arrays.values()), row, field)
     out = io.BytesIO()
     np.savez(out, **arrays)  # type: ignore[arg-type]
     return Original(out.getvalue(), "application/octet-stream", f"{stem}.npz")
 
 
-def _check_size(n_bytes: int, row: int, field: str) -> None:
-    if n_bytes > MAX_ORIGINAL:
+def _check_size(kind: Any, n_bytes: int, row: int, field: str) -> None:
+    if n_bytes > (most := max_bytes(kind)):
         raise shardio.InvalidArgument(
-            f"sample {row:,}: the field {field!r} has {n_bytes:,} bytes; up to {MAX_ORIGINAL:,} "
+            f"sample {row:,}: the field {field!r} has {n_bytes:,} bytes; up to {most:,} "
             "can be downloaded: shardio export writes files of any size"
         )
 

@@ -16,7 +16,7 @@ from shardio._base.progress import counted
 from shardio.errors import UnsupportedEnvironment
 from shardio.media import can_be_mp4, has_image_signature, keyframes_of, times_of
 from shardio_tools.view.mp4 import media_type, sound_field
-from shardio_tools.view.originals import MAX_ORIGINAL
+from shardio_tools.view.originals import max_bytes
 from shardio_tools.view.stored import (
     ERRORS,
     StoredArray,
@@ -172,7 +172,7 @@ def _describe_field(dataset: Any, row: int, name: str, tokenizer: Any) -> Json:
         made |= _DESCRIBERS[kind](stored)
     except ERRORS as error:
         return made | {"damaged": str(error), "n_bytes": None, "original": None}
-    if made["n_bytes"] > MAX_ORIGINAL:
+    if made["n_bytes"] > max_bytes(field):
         is_played = made.get("src") and kind in ("video", "audio")
         made["original"] = made["src"] if is_played else None
     return made
