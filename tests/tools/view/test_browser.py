@@ -24,8 +24,9 @@ from tests.tools.view.browsing import CHECKS, NARROW, TIMEOUT_S, WIDE, Visits, s
 pytestmark = [pytest.mark.external, pytest.mark.process, pytest.mark.slow]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def visits() -> Iterator[Visits]:
+    """Run a browser for this module only: while it runs, this thread has an event loop."""
     with visiting() as made:
         yield made
 
@@ -37,30 +38,30 @@ def _quiet(visits: Visits) -> Iterator[None]:
     visits.check()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("browser")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pictures(folder: Path, visits: Visits) -> Path:
     return made_sets.make_pictures(folder / "pictures", 60, height=60, hostile_row=5)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pictures_link(pictures: Path) -> Iterator[str]:
     with serving(pictures) as link:
         yield link
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def episodes_link(folder: Path, visits: Visits) -> Iterator[str]:
     made = made_sets.make_episodes(folder / "episodes", folder / "v", 2, n_frames=45, width=128)
     with serving(made) as link:
         yield link
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def mixture_link(folder: Path, visits: Visits) -> Iterator[str]:
     hevc = made_sets.write_hevc(folder / "hevc.mp4", n_frames=12)
     tone = made_sets.write_tone(folder / "tone.m4a")
@@ -131,7 +132,7 @@ def test_overview_has_fields_classes_histograms_and_history(
         assert hash_of(page).startswith("#/grid?class=1")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def clips_link(videos: Path, folder: Path, visits: Visits) -> Iterator[str]:
     """Serve clips of four frames, converted with inputs that failed."""
     out = folder / "clips"
@@ -546,7 +547,7 @@ def test_exported_site_needs_only_a_file_server(
     assert export_site(str(pictures), folder / "site", n_samples=20) == 20
     with _file_server(folder / "site") as link, visits.page(link) as page:
         page.wait_for_selector(".histogram >> text=brightness")
-        assert page.locator("nav a").count() == 3
+        assert page.locator("nav a").count() == 2
         page.keyboard.press("g")
         page.wait_for_selector(".results-bar .n >> text=20 samples")
         until(page, "[...document.querySelectorAll('.tile img')].some(i => i.naturalWidth)")
@@ -563,6 +564,18 @@ def test_exported_site_needs_only_a_file_server(
         assert {text.split("-")[0] for text in texts(page, ".tile .title")} == {"rings"}
         go(page, "#/sample/1")
         page.wait_for_selector("text=not among the exported")
+
+
+def test_exported_videos_are_sought_without_ranges(
+    visits: Visits, clips_link: str, folder: Path
+) -> None:
+    export_site(str(folder / "clips"), folder / "films", n_samples=2)
+    with _file_server(folder / "films") as link, visits.page(link, "#/sample/0") as page:
+        page.wait_for_selector("video[src^=blob]")
+        until(page, "document.querySelector('video').readyState >= 2")
+        for frame in (1, 2):
+            page.keyboard.press(".")
+            until(page, f"frames(25)[0] === {frame}")
 
 
 # --- how it looks -----------------------------------------------------------------------------

@@ -38,8 +38,8 @@ _MODE: Final = b'<meta name="shardio-mode" content="server">'
 _STATIC_MODE: Final = (
     b'<meta name="shardio-mode" content="static">\n'
     b'<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-    b"script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
-    b"base-uri 'none'; form-action 'none'\">"
+    b"script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self' blob:; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'\">"
 )
 _PIECE_BYTES: Final = 1 << 20
 _MAX_ORIGINAL: Final = 1 << 20

@@ -58,6 +58,8 @@ const server = {
   mark: (row, marked, note) => post('api/marks', { row, marked, note }),
   saveMarks: (name, overwrite) => post('api/marks/save', { name, overwrite }),
   thumbnail: (row, size) => row.thumb ?? (row.image === null ? null : `thumbnail/${row.row}/${encodeURIComponent(row.image)}?size=${size}`),
+  /** Return a URL of a whole file in memory, which can be sought where a server has no ranges. */
+  whole: async (url, signal) => URL.createObjectURL(await (await request(url, { signal })).blob()),
   series: (url, points, signal) => json(withParam(url, 'points', points), { signal }),
   /** Return a picture as a bitmap, and the range of the values that it shows. */
   heatmap: async (url, signal) => {
@@ -142,7 +144,7 @@ if (isStatic) {
       return json(`api/sample/${row}.json`, { signal });
     },
     epoch: readOnly,
-    verification: () => json('api/verification.json').catch(() => ({ state: 'none', progress: 0, n_checked: 0, findings: [], n_findings: 0 })),
+    verification: readOnly,
     startVerification: readOnly,
     marks: async () => ({ marks: [], n: 0 }),
     mark: readOnly,

@@ -21,7 +21,7 @@ let lastGrid = '#/grid';
 const tabs = new Map();
 
 function makeBar() {
-  const sections = SECTIONS.filter(([page]) => !(isStatic && ['loader', 'marks'].includes(page)));
+  const sections = SECTIONS.filter(([page]) => !(isStatic && ['loader', 'damage', 'marks'].includes(page)));
   const nav = h('nav', { class: 'tabs', 'aria-label': 'Sections' }, sections.map(([page, name, key]) => {
     const tab = h('a', { href: link(page), title: `${name} (${key})`, 'aria-keyshortcuts': key }, name);
     if (page === 'grid') tab.addEventListener('click', (event) => { event.preventDefault(); go(lastGrid); });

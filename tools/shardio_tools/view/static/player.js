@@ -1,6 +1,7 @@
 /** Videos and sound of a sample on one clock, with a timeline on which the clip is marked. */
 
-import { h, fill, about, iconButton, setIcon, clockText, count, bytes } from './dom.js';
+import { h, fill, about, iconButton, setIcon, clockText, count, bytes, toast } from './dom.js';
+import { api, isStatic } from './api.js';
 import { Clock, ElementMedium, FrameMedium } from './clock.js';
 import { download } from './fields.js';
 import { drawn, colour, scrub, timeTicks } from './canvas.js';
@@ -66,6 +67,7 @@ class Player {
     this.clock.add(medium, field.seconds + offset);
     video.dataset.hasSound = field.audio ? '1' : '';
     this.elements.push(video);
+    if (isStatic) video.addEventListener('loadedmetadata', () => this.makeSeekable(field, video), { once: true });
     video.addEventListener('click', () => this.clock.toggle());
     video.addEventListener('dblclick', () => { if (document.fullscreenElement) document.exitFullscreen(); else stage.requestFullscreen?.(); });
     video.addEventListener('seeked', () => { video.dataset.at = String(video.currentTime); });
@@ -79,6 +81,17 @@ class Player {
       this.addSounds();
     }, { once: true });
     fill(stage, video);
+  }
+
+  /** Load the whole video where the server of an exported site has no ranges. */
+  async makeSeekable(field, video) {
+    if (video.seekable.length && video.seekable.end(video.seekable.length - 1) > 0) return;
+    try {
+      const url = await api.whole(field.src, this.signal);
+      video.src = url;
+      video.addEventListener('loadedmetadata', () => this.clock.seek(this.clock.time), { once: true });
+      this.signal.addEventListener('abort', () => URL.revokeObjectURL(url));
+    } catch (error) { if (error.name !== 'AbortError') toast(error.message, true); }
   }
 
   drawFrames(field, stage, reason) {
