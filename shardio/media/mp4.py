@@ -248,7 +248,7 @@ class _Track:
         if self.is_video:
             ends = pts + stream.packets["duration"].astype(np.int64)
             first, last = int(pts[is_shown].min()), int(ends[is_shown].max())
-            length = stream.duration or last - first
+            length = stream.duration or (last - first) or 1  # one frame without a duration
         else:
             first, length = round(begin / stream.time_base), stream.n_frames
             early = max(0, math.ceil((zero - begin) / stream.time_base))

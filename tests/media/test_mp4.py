@@ -112,6 +112,15 @@ def test_frames_at_uneven_times_keep_them(tmp_path: Path) -> None:
     assert sorted(_seconds(demux(str(path)))) == [Fraction(each, 30) for each in times]
 
 
+def test_a_single_frame_without_a_duration_is_shown(tmp_path: Path) -> None:
+    video = encode(enumerate(scene(1)), 96, 64, Fraction(1, 25))
+    packets = video.packets.copy()
+    packets["duration"] = 0
+    path, _ = _file(tmp_path, replace(video, packets=packets, duration=0))
+    with av.open(str(path)) as container:
+        assert [frame.pts for frame in container.decode(video=0)] == [0]
+
+
 def test_frames_that_an_edit_hides_stay_hidden(tmp_path: Path) -> None:
     video = demux(str(write_cut(tmp_path / "a.mkv", scene(30), 7)))
     packets = video.packets.copy()
