@@ -337,3 +337,64 @@ def test_a_seek_in_a_long_video_reads_only_the_packets_in_the_range(tmp_path: Pa
     head = made.read(0, made.n_head_bytes)
     assert head[-16:-8] == b"\0\0\0\1mdat"
     assert int.from_bytes(head[-8:]) == made.size - made.n_head_bytes + 16
+
+
+_HOSTILE = (0, 1, -1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 62) + 1, (1 << 63) - 1)
+_VALUES: tuple[Any, ...] = (
+    None,
+    0,
+    -1,
+    "x",
+    [1] * 9,
+    1 << 40,
+    "1:0",
+    {},
+    "av1",
+    "flac",
+    "hevc",
+    "opus",
+)
+
+
+def _hostile(stream: EncodedStream, rng: np.random.Generator) -> EncodedStream:
+    """Return a stream with a change that a damaged or crafted table can have."""
+    packets, i = stream.packets.copy(), int(rng.integers(len(stream.packets)))
+    number = _HOSTILE[rng.integers(len(_HOSTILE))]
+    kind = rng.integers(6)
+    if kind == 0:
+        packets["pts"][i] = number
+    elif kind == 1:
+        packets["duration"][i] = abs(number)
+    elif kind == 2:
+        packets["stored"][i] ^= np.uint64(int(rng.integers(8)) << 48)
+    elif kind == 3:
+        base = [max(1, abs(_HOSTILE[each]) & 0xFFFFFFFF) for each in rng.integers(9, size=2)]
+        return replace(stream, time_base=Fraction(*base))
+    elif kind == 4:
+        return replace(stream, duration=abs(number))
+    else:
+        names = [*stream.parameters, "begin", "skip", "samples", "display"]
+        name, value = names[rng.integers(len(names))], _VALUES[rng.integers(len(_VALUES))]
+        return replace(stream, parameters={**stream.parameters, name: value})
+    return replace(stream, packets=packets)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_damage_of_the_tables_is_an_error_or_a_file(tmp_path: Path, seed: int) -> None:
+    source, rng = str(write_flash(tmp_path / "a.mp4", codec="aac")), np.random.default_rng(seed)
+    videos = demux(source), encode(enumerate(scene(9)), 96, 64, Fraction(1, 25))
+    sound = sound_of(source)
+    n_made = n_refused = 0
+    for n in range(100):
+        video, beside = videos[n % 2], sound if n % 3 else None
+        if beside is not None and n % 4:
+            beside = _hostile(beside, rng)
+        else:
+            video = _hostile(video, rng)
+        try:
+            made = Mp4File(None if n % 7 == 5 and beside else video, beside)
+            assert len(made.read(0, made.size)) == made.size and made.media_type
+            n_made += 1
+        except MediaError:
+            n_refused += 1
+    assert n_made > 10 and n_refused > 10
