@@ -42,6 +42,14 @@ function faint() {
   return found;
 }
 
+/** Return what has the focus, and whether that can be seen. */
+function focusStop() {
+  const node = document.activeElement;
+  const { outlineStyle, outlineWidth } = getComputedStyle(node);
+  const shadow = getComputedStyle(node.querySelector('.picture') ?? node).boxShadow;
+  return [node.outerHTML.slice(0, 200), (outlineStyle !== 'none' && outlineWidth !== '0px') || shadow !== 'none'];
+}
+
 /** Return the frames that the videos show, at a frame rate. */
 function frames(rate) {
   return [...document.querySelectorAll('video')].map((video) => Math.floor(video.currentTime * rate + 1e-3));

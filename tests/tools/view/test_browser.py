@@ -182,12 +182,13 @@ def test_grid_filters_are_in_the_link_and_history(visits: Visits, pictures_link:
         page.get_by_label("Text field to search").select_option("caption")
         until(page, "location.hash.includes('text=caption')")
         page.wait_for_selector(".results-bar .n >> text=of 60")
+        page.wait_for_selector(".tile .title")
         found = texts(page, ".tile .title")
         assert found and all(text.startswith("waves-") for text in found)
         page.get_by_label("Sort by").select_option("brightness")
         until(page, "location.hash.includes('sort=brightness')")
         page.get_by_label("Ascending: sort descending").click()
-        until(page, "location.hash.includes('desc=1')")
+        page.wait_for_selector(".chip >> text=by brightness, descending")
         until(page, f"document.querySelectorAll('.tile .title').length === {len(found)}")
         state, order = hash_of(page), texts(page, ".tile .title")
         assert sorted(order) == sorted(found)
@@ -247,6 +248,31 @@ def test_grid_by_keys_alone(visits: Visits, pictures_link: str) -> None:
         until(page, "document.activeElement.dataset.position === '7'")
         page.keyboard.press("o")
         page.wait_for_selector("h1 >> text=pictures")
+
+
+def test_tab_reaches_the_controls_and_shows_where_it_is(visits: Visits, pictures_link: str) -> None:
+    with visits.page(pictures_link, "#/grid") as page:
+        page.wait_for_selector(".tile .title")
+        page.locator(".skip").focus()
+        stops = [""]
+        while 'class="tile' not in stops[-1]:
+            page.keyboard.press("Tab")
+            stop, is_shown = result(page, "focusStop()")
+            assert is_shown, f"no sign of the focus: {stop}"
+            stops.append(stop)
+            assert len(stops) < 60, stops
+        assert len(stops) == len(set(stops)) > 15
+        for expected in ("brand", "jump", "Sort by", "Words to find", "List"):
+            assert any(expected in stop for stop in stops), expected
+
+
+def test_policy_refuses_other_servers(visits: Visits, pictures_link: str) -> None:
+    with visits.page(pictures_link) as page:
+        fetched = "fetch('http://127.0.0.2:1/').then(() => 'sent', () => 'refused')"
+        assert page.evaluate(fetched) == "refused"
+    assert visits.n_foreign == 0
+    refused, visits.errors = visits.errors, []
+    assert refused and all("Content Security Policy" in each for each in refused)
 
 
 def test_page_without_its_token_says_what_to_do(visits: Visits, pictures_link: str) -> None:
@@ -561,6 +587,7 @@ def test_exported_site_needs_only_a_file_server(
         assert hash_of(page).startswith(f"#/sample/{rows[3]}")
         go(page, "#/grid?text=caption:rings&sort=brightness&desc=1")
         page.wait_for_selector(".results-bar .n >> text=of 20 samples")
+        page.wait_for_selector(".tile .title")
         assert {text.split("-")[0] for text in texts(page, ".tile .title")} == {"rings"}
         go(page, "#/sample/1")
         page.wait_for_selector("text=not among the exported")
