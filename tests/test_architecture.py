@@ -112,7 +112,7 @@ HOMES_OF_PACKAGES = {
     "zmq": {"shardio._workers.tasks.zeromq"},
     "anyio": {"shardio_tools.view"},
     # Only to name the extra that is missing.
-    "starlette": {"shardio_tools.view", "shardio.samples.viewer"},
+    "starlette": {"shardio_tools.view", "shardio.samples.preview"},
     "uvicorn": {"shardio_tools.view"},
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}

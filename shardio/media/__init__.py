@@ -20,16 +20,18 @@ from shardio.media.image import (
     decode_crop,
     decode_image,
     encode_jpeg,
+    fit,
     has_image_signature,
     has_image_suffix,
     probe,
+    to_jpeg,
+    to_png,
 )
 from shardio.media.media_files import VideoFile, library_versions, load_clip, load_image
 from shardio.media.mp4 import Mp4File, can_be_mp4
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.pixels import Pixels
-from shardio.media.previews import fit, to_jpeg, to_png
 from shardio.media.timestamps import MonotonicTimestamps
 from shardio.media.values import StoredImage, StoredVideo, preview_pixels
 

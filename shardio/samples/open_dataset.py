@@ -24,7 +24,7 @@ from shardio.samples.token_view import TokenView
 from shardio.samples.view import DATASET_ADVICE, refuse_sum
 
 if TYPE_CHECKING:
-    from shardio.samples.viewer import Viewer
+    from shardio.samples.preview import Viewer
 
 Selection = (
     Callable[[dict[str, npt.NDArray[Any]]], Any]
@@ -244,7 +244,7 @@ class OpenDataset(Dataset):
             InvalidArgument: this is a mixture; show one of its `sources`.
             UnsupportedEnvironment: the extra `view` is missing, or the server cannot start.
         """
-        from shardio.samples.viewer import show  # what it imports takes 5 ms
+        from shardio.samples.preview import show  # what it imports takes 5 ms
 
         return show(self.current_path)
 

@@ -14,7 +14,7 @@ import pytest
 
 import shardio
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.samples import viewer
+from shardio.samples import preview
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.process
@@ -61,7 +61,7 @@ def test_a_notebook_shows_a_frame_of_the_same_site_and_opens_no_window(
     dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda link: pytest.fail("opened"))
-    monkeypatch.setattr(viewer, "display_kind", lambda file: "notebook")
+    monkeypatch.setattr(preview, "display_kind", lambda file: "notebook")
     with shardio.open(dataset) as found, found.show() as shown:
         html = shown._repr_html_()
         link = shown.link.replace("127.0.0.1", "localhost")
@@ -72,7 +72,7 @@ def test_a_notebook_shows_a_frame_of_the_same_site_and_opens_no_window(
 def test_the_viewer_ends_with_a_process_that_is_killed(dataset: str) -> None:
     program = f"""
 import shardio, sys
-from shardio.samples.viewer import Viewer
+from shardio.samples.preview import Viewer
 shown = Viewer({dataset!r})
 print(shown.link, flush=True)
 sys.stdin.read()
@@ -91,7 +91,7 @@ def test_a_viewer_that_cannot_start_says_how_to_see_why(
     dataset: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UnsupportedEnvironment, match="run it to see why: shardio view "):
-        viewer.Viewer(str(tmp_path / "nowhere"))
+        preview.Viewer(str(tmp_path / "nowhere"))
     assert "there is no such folder" in capfd.readouterr().err
 
 
