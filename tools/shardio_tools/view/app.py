@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
@@ -94,86 +94,6 @@ class Viewer:
 Work = Callable[[Viewer, Request], Any]
 Posted = Callable[[Viewer, Any], Any]
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-def make_app(viewer: Viewer) -> Starlette:
-    """Return the ASGI application of a viewer, without the checks of `Security`."""
-    limiter = anyio.CapacityLimiter(_N_THREADS)
-
-    async def in_thread(work: Callable[[], Any]) -> Any:
-        return await anyio.to_thread.run_sync(work, limiter=limiter)
-
-    def posted(work: Posted) -> Handler:
-        """Return a handler of a POST, whose body is JSON."""
-
-        async def handle(request: Request) -> Response:
-            try:
-                content = json.loads(await request.body() or b"{}")
-            except (ValueError, RecursionError):
-                return error_answer(400, "the body must be JSON")
-            return await _guarded(lambda: in_thread(partial(work, viewer, content)))
-
-        return handle
-
-    def answered(work: Work) -> Handler:
-        """Return a handler that answers with the result of `work`, or with its error."""
-
-        async def handle(request: Request) -> Response:
-            return await _guarded(lambda: in_thread(partial(work, viewer, request)))
-
-        return handle
-
-    async def media(request: Request) -> Response:
-        row, field = _row(request), request.path_params["field"]
-
-        async def read(start: int, stop: int) -> bytes:
-            found: bytes = await in_thread(partial(_read_media, viewer, row, field, start, stop))
-            return found
-
-        async def answer() -> Response:
-            facts = await in_thread(partial(_media_facts, viewer, row, field))
-            return ranged_answer(request, **facts, read=read)
-
-        return await _guarded(answer)
-
-    async def page(request: Request) -> Response:
-        return static_answer(viewer.static.get("index.html"), request)
-
-    async def static(request: Request) -> Response:
-        return static_answer(viewer.static.get(request.path_params["name"]), request)
-
-    routes = [
-        Route("/", page),
-        Route("/static/{name}", static),
-        Route("/api/dataset", answered(_dataset)),
-        Route("/api/epoch", answered(_epoch)),
-        Route("/epoch/{epoch}/{batch}/{item}/{field}", answered(_epoch_picture)),
-        Route("/api/statistics", answered(lambda viewer, _: viewer.overview.statistics())),
-        Route("/api/statistics", posted(_count), methods=["POST"]),
-        Route("/api/rows", answered(_rows)),
-        Route("/api/position", answered(_position)),
-        Route("/api/verification", answered(lambda viewer, _: viewer.verification.as_json())),
-        Route("/api/verification", posted(_verify), methods=["POST"]),
-        Route("/api/marks", answered(lambda viewer, _: viewer.marks.as_json())),
-        Route(
-            "/api/marks",
-            posted(lambda viewer, content: viewer.marks.set(content)),
-            methods=["POST"],
-        ),
-        Route(
-            "/api/marks/save",
-            posted(lambda viewer, content: viewer.marks.save(content)),
-            methods=["POST"],
-        ),
-        Route("/api/sample/{row}", answered(_sample)),
-        Route("/thumbnail/{row}/{field}", answered(_thumbnail)),
-        Route("/frame/{row}/{field}/{number}", answered(_frame)),
-        Route("/media/{row}/{field}", media),
-        Route("/original/{row}/{field}", answered(_original)),
-        Route("/series/{row}/{field}", answered(_series)),
-        Route("/heatmap/{row}/{field}", answered(_heatmap)),
-    ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -384,3 +304,80 @@ def _epoch_picture(viewer: Viewer, request: Request) -> Response:
             dataset, epoch, batch, item, given["field"], request.query_params
         )
     return Response(found.data, 200, {"cache-control": "no-store"}, found.media_type)
+
+
+_ANSWERS: Final[Mapping[str, Work]] = {
+    "/api/dataset": _dataset,
+    "/api/epoch": _epoch,
+    "/api/marks": lambda viewer, _: viewer.marks.as_json(),
+    "/api/position": _position,
+    "/api/rows": _rows,
+    "/api/sample/{row}": _sample,
+    "/api/statistics": lambda viewer, _: viewer.overview.statistics(),
+    "/api/verification": lambda viewer, _: viewer.verification.as_json(),
+    "/epoch/{epoch}/{batch}/{item}/{field}": _epoch_picture,
+    "/frame/{row}/{field}/{number}": _frame,
+    "/heatmap/{row}/{field}": _heatmap,
+    "/original/{row}/{field}": _original,
+    "/series/{row}/{field}": _series,
+    "/thumbnail/{row}/{field}": _thumbnail,
+}
+_POSTS: Final[Mapping[str, Posted]] = {
+    "/api/marks": lambda viewer, content: viewer.marks.set(content),
+    "/api/marks/save": lambda viewer, content: viewer.marks.save(content),
+    "/api/statistics": _count,
+    "/api/verification": _verify,
+}
+
+
+def make_app(viewer: Viewer) -> Starlette:
+    """Return the ASGI application of a viewer, without the checks of `Security`."""
+    limiter = anyio.CapacityLimiter(_N_THREADS)
+
+    async def in_thread(work: Callable[[], Any]) -> Any:
+        return await anyio.to_thread.run_sync(work, limiter=limiter)
+
+    def posted(work: Posted) -> Handler:
+        """Return a handler of a POST, whose body is JSON."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                content = json.loads(await request.body() or b"{}")
+            except (ValueError, RecursionError):
+                return error_answer(400, "the body must be JSON")
+            return await _guarded(lambda: in_thread(partial(work, viewer, content)))
+
+        return handle
+
+    def answered(work: Work) -> Handler:
+        """Return a handler that answers with the result of `work`, or with its error."""
+
+        async def handle(request: Request) -> Response:
+            return await _guarded(lambda: in_thread(partial(work, viewer, request)))
+
+        return handle
+
+    async def media(request: Request) -> Response:
+        row, field = _row(request), request.path_params["field"]
+
+        async def read(start: int, stop: int) -> bytes:
+            found: bytes = await in_thread(partial(_read_media, viewer, row, field, start, stop))
+            return found
+
+        async def answer() -> Response:
+            facts = await in_thread(partial(_media_facts, viewer, row, field))
+            return ranged_answer(request, **facts, read=read)
+
+        return await _guarded(answer)
+
+    async def page(request: Request) -> Response:
+        return static_answer(viewer.static.get("index.html"), request)
+
+    async def static(request: Request) -> Response:
+        return static_answer(viewer.static.get(request.path_params["name"]), request)
+
+    pages = {"/": page, "/static/{name}": static, "/media/{row}/{field}": media}
+    pages |= {path: answered(work) for path, work in _ANSWERS.items()}
+    routes = [Route(path, handler) for path, handler in pages.items()]
+    routes += [Route(path, posted(work), methods=["POST"]) for path, work in _POSTS.items()]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
