@@ -36,7 +36,7 @@ from shardio.errors import InvalidArgument, ShardioError
 from shardio.format.schema import Schema
 from shardio.order.ranks import Tail
 from shardio.order.sampling import Sampler, Shuffle
-from shardio.outputs import Output, create_adapter
+from shardio.outputs import Output, TorchDevice, create_adapter
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import DatasetSource, dataset_path
 from shardio.samples.view import SampleView
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from shardio.outputs.jax import Array as JaxArray
     from shardio.outputs.tinygrad import Tensor
     from shardio.outputs.torch import Tensor as TorchTensor
-    from shardio.outputs.torch import device as TorchDevice
 
 Source = str | os.PathLike[str] | OpenDataset | SampleView
 

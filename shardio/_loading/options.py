@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, get_args
+from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from shardio.order.sampling import (
     check_sampler,
     check_shuffle,
 )
-from shardio.outputs import Output, check_device, resolve_output
+from shardio.outputs import Output, TorchDevice, check_device, resolve_output
 from shardio.outputs.torch import OnTensors, as_transform, refuse_batch_transform
 from shardio.samples.clip_view import ClipView, default_clip
 from shardio.samples.clips import Clip
@@ -38,9 +38,6 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset, known_fields
 from shardio.samples.packing import Pack
 from shardio.samples.view import RowView, SampleView
-
-if TYPE_CHECKING:
-    from shardio.outputs.torch import device as TorchDevice
 
 OnError = Literal["raise", "skip"]
 Layout = Literal["HWC", "CHW"]

@@ -41,6 +41,15 @@ class Uploads(Protocol):
         """
 
 
+class TorchDevice(Protocol):
+    """A `torch.device`, for type hints that are valid without torch."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def index(self) -> int | None: ...
+
+
 class TensorAdapter(Protocol):
     """A converter to tensors, from arrays that are views of a batch's block.
 

@@ -23,7 +23,6 @@ from shardio.format.types.array_values import is_bfloat16_bits, is_of
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
-    from torch import device as device
 
 Ndarray = npt.NDArray[Any]
 

@@ -27,6 +27,7 @@ from shardio.order.sampling import check_count
 from shardio.outputs import (
     Output,
     TensorAdapter,
+    TorchDevice,
     check_device,
     create_adapter,
     resolve_output,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from shardio.outputs.jax import Array as JaxArray
     from shardio.outputs.tinygrad import Tensor
     from shardio.outputs.torch import Tensor as TorchTensor
-    from shardio.outputs.torch import device as TorchDevice
 
 _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
