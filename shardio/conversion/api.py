@@ -158,10 +158,10 @@ def convert(
 ) -> ConversionReport:
     """Convert a folder of files, or Python samples or items, into a dataset at `out`.
 
-    Every file below the folder `src`, or matching the pattern `src`, is read and reported. A broken
-    file gives no samples; with `keep_partial`, it gives the samples before the damage. With
-    `on_error="stop"`, the conversion ends at the first broken file in name order, and the samples
-    of all earlier files are published.
+    Every file below the folder `src`, or matching the pattern `src`, is read and reported. Hidden
+    files and folders are ignored, and named in the report. A broken file gives no samples; with
+    `keep_partial`, it gives the samples before the damage. With `on_error="stop"`, the conversion
+    ends at the first broken file in name order, and the samples of all earlier files are published.
 
     The bytes of the dataset depend neither on the number of processes nor on the speed of the
     machine. If the conversion is interrupted, the shards of finished units (groups of consecutive

@@ -1,8 +1,8 @@
 """Convert a folder of videos, images, tables or other files.
 
-Every file below SRC is read and reported. A file's folder is its class. Exit code 1 means that some
-files are broken, or have changed since they were converted: these files are listed, and all others
-are converted. The exit code is also 1 if there is no sample.
+Every file below SRC that is not hidden is read and reported. A file's folder is its class. Exit
+code 1 means that some files are broken, or have changed since they were converted: these files are
+listed, and all others are converted. The exit code is also 1 if there is no sample.
 
 Examples:
     shardio convert videos/ out/                  # one folder of videos per class
