@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
@@ -93,7 +93,7 @@ class Viewer:
 
 Work = Callable[[Viewer, Request], Any]
 Posted = Callable[[Viewer, Any], Any]
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -376,7 +376,7 @@ def make_app(viewer: Viewer) -> Starlette:
     async def static(request: Request) -> Response:
         return static_answer(viewer.static.get(request.path_params["name"]), request)
 
-    pages = {"/": page, "/static/{name}": static, "/media/{row}/{field}": media}
+    pages: dict[str, Handler] = {"/": page, "/static/{name}": static, "/media/{row}/{field}": media}
     pages |= {path: answered(work) for path, work in _ANSWERS.items()}
     routes = [Route(path, handler) for path, handler in pages.items()]
     routes += [Route(path, posted(work), methods=["POST"]) for path, work in _POSTS.items()]
