@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import platform
 import subprocess
 import sys
 from collections import Counter
@@ -131,6 +132,7 @@ class Durations:
 
 def register(config: pytest.Config) -> None:
     """Add this module to the plugins of a run of tests."""
+    platform.processor()  # runs `uname -p` once in a process; h5py asks for it when it is imported
     sys.addaudithook(_note)
     config.pluginmanager.register(sys.modules[__name__], __name__)
     config.pluginmanager.register(Durations(), f"{__name__}.durations")
