@@ -4,7 +4,7 @@ import { h, fill, bytes, count, counted, number, shapeText, when, errorBox, prog
 import { api, isStatic } from './api.js';
 import { bars, histogram } from './bars.js';
 import { link } from './route.js';
-import { store, loadDataset } from './store.js';
+import { store, loadDataset, withoutPath } from './store.js';
 
 const POLL_MS = 700;
 
@@ -166,7 +166,7 @@ function statisticsOf(found, start) {
     }
     if (each.lengths?.counts?.length) plots.push(histogram({ title: `length of ${name}`, edges: each.lengths.edges, counts: each.lengths.counts, stats: each.lengths.mean ? `mean ${number(each.lengths.mean, 3)}` : '', unit: 'sample' }));
   }
-  if (plots.length) shown.push(h('div', { class: 'histograms' }, plots));
+  if (plots.length) shown.push(h('div', { class: 'histograms' }, plots), found.state === 'done' && found.text && h('p', { class: 'muted extent' }, withoutPath(found.text)));
   else if (found.state === 'kept' || found.state === 'done') shown.push(h('p', { class: 'muted' }, 'No field has numbers or lengths to show.'));
   return shown;
 }
