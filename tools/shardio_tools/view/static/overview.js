@@ -7,6 +7,7 @@ import { link } from './route.js';
 import { store, loadDataset, withoutPath } from './store.js';
 
 const POLL_MS = 700;
+const PROGRESS = /^[\d,]+ of [\d,]+ \w+$/; // "2 of 2 shards": nothing is missing
 
 export function show(root, route, signal) {
   const data = store.dataset;
@@ -166,7 +167,7 @@ function statisticsOf(found, start) {
     }
     if (each.lengths?.counts?.length) plots.push(histogram({ title: `length of ${name}`, edges: each.lengths.edges, counts: each.lengths.counts, stats: each.lengths.mean ? `mean ${number(each.lengths.mean, 3)}` : '', unit: 'sample' }));
   }
-  if (plots.length) shown.push(h('div', { class: 'histograms' }, plots), found.state === 'done' && found.text && h('p', { class: 'muted extent' }, withoutPath(found.text)));
+  if (plots.length) shown.push(h('div', { class: 'histograms' }, plots), found.state === 'done' && found.text && !PROGRESS.test(found.text) && h('p', { class: 'muted extent' }, withoutPath(found.text)));
   else if (found.state === 'kept' || found.state === 'done') shown.push(h('p', { class: 'muted' }, 'No field has numbers or lengths to show.'));
   return shown;
 }
