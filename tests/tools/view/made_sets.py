@@ -52,7 +52,8 @@ def picture(kind: int, seed: int, width: int = 320, height: int = 240, at: float
     low = np.minimum(place.astype(int), len(stops) - 2)
     share = (place - low)[..., None]
     drawn = stops[low] * (1 - share) + stops[low + 1] * share
-    return drawn.round().clip(0, 255).astype(np.uint8)
+    pixels: Picture = drawn.round().clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def _jpeg(pixels: Picture) -> bytes:
