@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from shardio_tools.view.app import Viewer, make_app
+from shardio_tools.view.app import ViewerState, make_app
 from shardio_tools.view.security import Security
 from shardio_tools.view.server import ViewServer
 
@@ -49,7 +49,7 @@ def browsing() -> Iterator[Any]:
 def serving(path: Path, **options: Any) -> Iterator[str]:
     """Serve a dataset as `shardio view` does, and yield the link with the token."""
     server = ViewServer("127.0.0.1", 0)
-    with Viewer(str(path), **options) as viewer:
+    with ViewerState(str(path), **options) as viewer:
         is_writable = bool(options.get("is_writable"))
         guarded = Security(
             make_app(viewer), _TOKEN, "127.0.0.1", server.port, is_writable=is_writable

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 import shardio
 from shardio import Array, Schema, Text
-from shardio_tools.view.app import Viewer, make_app
+from shardio_tools.view.app import ViewerState, make_app
 from shardio_tools.view.security import Security
 from tests.loading import write_dataset
 
@@ -63,7 +63,7 @@ def make_dataset(folder: Path, n: int = N, n_shards: int = N_SHARDS) -> Path:
 @contextlib.contextmanager
 def viewing(path: str | Path, **options: Any) -> Iterator[TestClient]:
     """Return a client of a viewer, with its cookie; the attribute `viewer` is the viewer."""
-    with Viewer(str(path), **options) as viewer:
+    with ViewerState(str(path), **options) as viewer:
         guarded = Security(
             make_app(viewer),
             TOKEN,

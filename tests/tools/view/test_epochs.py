@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 import shardio
 from shardio import Array, Image, InvalidArgument, Video
 from shardio.media import demux, to_png
-from shardio_tools.view.epochs import Epochs
+from shardio_tools.view.epochs import EpochBatches
 from tests.media_made import scene, write_video
 from tests.shards import flip
 
@@ -51,7 +51,7 @@ def test_the_order_is_that_of_a_loader(dataset: shardio.ShardDataset, shuffle: A
     chosen = False if shuffle == "none" else shuffle
     with shardio.ShardLoader(dataset.path, 4, shuffle=chosen, **options) as loader:
         expected = [[batch.indices.tolist() for batch in loader] for _ in range(3)]
-    epochs = Epochs(dataset.path)
+    epochs = EpochBatches(dataset.path)
     for epoch, batch in ((2, 3), (0, 0), (2, 5), (1, 2)):
         given = _params(epoch=epoch, batch=batch, batch_size=4, shuffle=shuffle, seed=5)
         found = epochs.describe(dataset, given)
@@ -64,7 +64,7 @@ def test_the_order_is_that_of_a_loader(dataset: shardio.ShardDataset, shuffle: A
 def test_a_batch_without_a_loader_has_the_pictures_of_the_dataset(
     dataset: shardio.ShardDataset,
 ) -> None:
-    epochs = Epochs(dataset.path)
+    epochs = EpochBatches(dataset.path)
     found = epochs.describe(dataset, {})
     assert (found["batch_size"], found["fixed"], found["transform"]) == (32, False, None)
     sample = found["samples"][4]
@@ -83,11 +83,11 @@ def test_weights_of_very_many_samples_are_not_read(
 ) -> None:
     monkeypatch.setattr("shardio_tools.view.epochs._MAX_WEIGHTS", 22)
     with pytest.raises(InvalidArgument, match="up to 22 samples are read here.* has 23: use --lo"):
-        Epochs(dataset.path).describe(dataset, _params(weights="score"))
+        EpochBatches(dataset.path).describe(dataset, _params(weights="score"))
 
 
 def test_weights_draw_samples(dataset: shardio.ShardDataset) -> None:
-    epochs = Epochs(dataset.path)
+    epochs = EpochBatches(dataset.path)
     found = epochs.describe(dataset, _params(weights="score", batch_size=23))
     rows = [each["row"] for each in found["samples"]]
     assert 0 not in rows and len(set(rows)) < 23 and found["weights"] == "score"
@@ -114,7 +114,7 @@ def test_weights_draw_samples(dataset: shardio.ShardDataset) -> None:
 def test_invalid_options_are_errors(
     dataset: shardio.ShardDataset, params: dict[str, str], expected: str
 ) -> None:
-    epochs = Epochs(dataset.path)
+    epochs = EpochBatches(dataset.path)
     with pytest.raises(InvalidArgument, match=expected):
         epochs.describe(dataset, params)
     epochs.close()
@@ -125,7 +125,7 @@ def test_clips_are_shown_by_their_first_frames(tmp_path: Path) -> None:
         write_video(tmp_path / "videos" / "x" / f"{name}.mp4", scene(n))
     shardio.convert(tmp_path / "videos", tmp_path / "set", workers=0, size=16, frames=4)
     with shardio.open(tmp_path / "set") as dataset:
-        epochs = Epochs(dataset.path)
+        epochs = EpochBatches(dataset.path)
         samples = epochs.describe(dataset, {})["samples"]
         epochs.close()
     shown = [(each["row"], each["thumb"]) for each in samples]
@@ -140,7 +140,7 @@ def test_videos_without_clips_are_samples_as_a_whole(tmp_path: Path) -> None:
     with shardio.DatasetWriter(tmp_path / "set", schema) as writer:
         writer.append({"left": video, "right": video})
     with shardio.open(tmp_path / "set") as dataset:
-        epochs = Epochs(dataset.path)
+        epochs = EpochBatches(dataset.path)
         (sample,) = epochs.describe(dataset, {})["samples"]
         epochs.close()
     assert (sample["row"], sample["thumb"]) == (0, "/thumbnail/0/left?size=256")
@@ -163,7 +163,7 @@ def test_a_loader_is_shown_with_its_transform_and_what_it_skips(
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 1}
     options["transform"] = _brighter
-    epochs = Epochs(dataset.path, options)
+    epochs = EpochBatches(dataset.path, options)
     with shardio.ShardLoader(
         dataset.path, num_workers=0, output="numpy", on_error="skip", max_skips=99, **options
     ) as loader:
@@ -200,7 +200,7 @@ def test_pictures_of_a_batch_do_not_load_it_again(dataset: shardio.ShardDataset)
         calls.append(sample["label"])
         return sample
 
-    epochs = Epochs(dataset.path, {"batch_size": 4, "transform": counted})
+    epochs = EpochBatches(dataset.path, {"batch_size": 4, "transform": counted})
     epochs.describe(dataset, {})
     n = len(calls)
     for i in range(4):
@@ -224,7 +224,7 @@ def test_a_loader_or_a_function_that_returns_one_is_shown_as_it_is(
 
     found = []
     for given in (make(), make, lambda: {"batch_size": 5, "shuffle": True}):
-        epochs = Epochs(dataset.path, given)
+        epochs = EpochBatches(dataset.path, given)
         found.append(epochs.describe(dataset, _params(epoch=2, batch=1))["samples"])
         epochs.close()
     assert found[0] == found[1] == found[2] and len(found[0]) == 5
@@ -233,7 +233,7 @@ def test_a_loader_or_a_function_that_returns_one_is_shown_as_it_is(
 @pytest.mark.cpu_device
 @pytest.mark.process
 def test_tensors_are_shown_as_arrays(dataset: shardio.ShardDataset) -> None:
-    epochs = Epochs(dataset.path, {"batch_size": 3, "output": "tinygrad", "num_workers": 0})
+    epochs = EpochBatches(dataset.path, {"batch_size": 3, "output": "tinygrad", "num_workers": 0})
     found = epochs.describe(dataset, {})
     assert found["samples"][1]["thumb"] == "/epoch/0/0/1/image"
     picture = epochs.picture(dataset, 0, 0, 1, "image", {})
@@ -245,7 +245,7 @@ def test_a_batch_that_fails_shows_its_samples_and_the_error(tmp_path: Path) -> N
     path = _write(tmp_path / "set")
     shard = sorted(path.rglob("*.shard"))[0]
     flip(shard, shard.read_bytes().index(b"\x89PNG") + 40)
-    epochs = Epochs(str(path), {"batch_size": 4, "on_error": "raise"})
+    epochs = EpochBatches(str(path), {"batch_size": 4, "on_error": "raise"})
     with shardio.open(path) as dataset:
         found = epochs.describe(dataset, {})
     epochs.close()
@@ -258,7 +258,7 @@ def test_samples_of_another_dataset_have_no_row(
     dataset: shardio.ShardDataset, tmp_path: Path
 ) -> None:
     other = _write(tmp_path / "other", 3)
-    epochs = Epochs(dataset.path, {"dataset": str(other), "batch_size": 2})
+    epochs = EpochBatches(dataset.path, {"dataset": str(other), "batch_size": 2})
     found = epochs.describe(dataset, {})
     epochs.close()
     assert [each["row"] for each in found["samples"]] == [None, None]
@@ -276,4 +276,4 @@ def test_other_objects_are_no_loaders(
     dataset: shardio.ShardDataset, given: Any, expected: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=expected):
-        Epochs(dataset.path, given).describe(dataset, {})
+        EpochBatches(dataset.path, given).describe(dataset, {})

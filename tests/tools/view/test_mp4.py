@@ -19,7 +19,7 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.types.streams import pack_packets, packet_flags, packet_sizes
 from shardio.media import AudioDecoder, ClipDecoder, Mp4File, demux, encode, sound_of
 from shardio_tools.view import mp4
-from shardio_tools.view.mp4 import Media, open_media, sound_field
+from shardio_tools.view.mp4 import MediaBytes, open_media, sound_field
 from tests.media.images_made import saved
 from tests.media_made import quadrants, scene, write_flash, write_video
 from tests.shards import flip
@@ -33,7 +33,7 @@ def _open(path: Path, fields: dict[str, Any], *samples: dict[str, Any]) -> shard
     return shardio.open(path)
 
 
-def _whole(media: Media, step: int = 1000) -> bytes:
+def _whole(media: MediaBytes, step: int = 1000) -> bytes:
     """Return the bytes of a file, read in pieces."""
     parts = range(0, media.size, step)
     data = b"".join(media.read(at, min(at + step, media.size)) for at in parts)

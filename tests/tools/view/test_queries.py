@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from shardio import DatasetWriter, Schema, Text
 from shardio.maintenance import add_subset, split
 from shardio_tools.view import queries
-from shardio_tools.view.app import Viewer
+from shardio_tools.view.app import ViewerState
 from tests.tools.view.served import N, listed, make_dataset, rows_of, sample, viewing
 
 SAMPLES = [sample(i) for i in range(N)]
@@ -224,7 +224,7 @@ def test_a_shard_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> No
 
 
 def test_only_a_few_lists_are_kept(folder: Path) -> None:
-    with Viewer(str(folder)) as viewer:
+    with ViewerState(str(folder)) as viewer:
         made = []
         for i in range(6):
             made.append(viewer.queries.get(queries.Filter(class_index=i)))
@@ -236,7 +236,7 @@ def test_only_a_few_lists_are_kept(folder: Path) -> None:
 
 def test_a_list_whose_search_was_stopped_is_searched_again(folder: Path) -> None:
     wanted = queries.Filter(class_index=1)
-    with Viewer(str(folder)) as viewer:
+    with ViewerState(str(folder)) as viewer:
         stopped = viewer.queries.get(wanted)
         assert isinstance(stopped, queries.Scan)
         stopped.cancel()

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from shardio_tools.view import security
-from shardio_tools.view.app import Viewer, make_app
+from shardio_tools.view.app import ViewerState, make_app
 from tests.tools.view.served import PORT, POST, SCRIPT, TOKEN, ask_raw, viewing
 
 ROUTES = (
@@ -109,7 +109,7 @@ def test_names_of_this_machine_are_its_own_through_any_port(client: TestClient, 
 def test_a_server_for_other_machines_has_the_names_that_it_was_given(
     folder: Path, bound: str, host: str, is_own: object
 ) -> None:
-    with Viewer(str(folder)) as viewer:
+    with ViewerState(str(folder)) as viewer:
         guarded = security.Security(make_app(viewer), TOKEN, bound, PORT, is_writable=False)
         assert guarded._is_own_host(host) is is_own
 

@@ -27,7 +27,7 @@ from shardio_tools.view.answers import (
     static_answer,
     static_files,
 )
-from shardio_tools.view.epochs import Epochs
+from shardio_tools.view.epochs import EpochBatches
 from shardio_tools.view.jobs import Jobs
 from shardio_tools.view.marks import Marks
 from shardio_tools.view.mp4 import open_media
@@ -48,7 +48,7 @@ _N_THREADS: Final = 8
 """The number of requests that are worked on at the same time; others wait."""
 
 
-class Viewer:
+class ViewerState:
     """The state of a running viewer: the dataset, caches, background jobs and marks.
 
     `loader` is the object that `--loader` names, and `loader_name` its name. `tokenizer` turns
@@ -73,7 +73,7 @@ class Viewer:
         self.verification = Verification(self.source, self.jobs)
         self.marks = Marks(self.source, is_writable=is_writable)
         self.thumbnails = Thumbnails()
-        self.epochs = Epochs(path, loader)
+        self.epochs = EpochBatches(path, loader)
         self.tokenizer = tokenizer
         self.static = static_files()
 
@@ -91,8 +91,8 @@ class Viewer:
         self.source.close()
 
 
-Work = Callable[[Viewer, Request], Any]
-Posted = Callable[[Viewer, Any], Any]
+Work = Callable[[ViewerState, Request], Any]
+Posted = Callable[[ViewerState, Any], Any]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -131,39 +131,39 @@ def _row(request: Request) -> int:
     return int(text)
 
 
-def _checked_row(viewer: Viewer, request: Request) -> int:
+def _checked_row(viewer: ViewerState, request: Request) -> int:
     row, n = _row(request), len(viewer.source.required())
     if row >= n:
         raise LookupError(f"there is no sample {row}; the dataset has {n}")
     return row
 
 
-def _field(viewer: Viewer, request: Request) -> str:
+def _field(viewer: ViewerState, request: Request) -> str:
     name: str = request.path_params["field"]
     if name not in viewer.source.required().schema:
         raise LookupError(f"there is no field {name!r:.80}")
     return name
 
 
-def _dataset(viewer: Viewer, request: Request) -> Any:
+def _dataset(viewer: ViewerState, request: Request) -> Any:
     return viewer.overview.describe()
 
 
-def _count(viewer: Viewer, content: Any) -> Any:
+def _count(viewer: ViewerState, content: Any) -> Any:
     viewer.overview.start_statistics()
     return viewer.overview.statistics()
 
 
-def _verify(viewer: Viewer, content: Any) -> Any:
+def _verify(viewer: ViewerState, content: Any) -> Any:
     viewer.verification.start()
     return viewer.verification.as_json()
 
 
-def _listing(viewer: Viewer, request: Request) -> Listing:
+def _listing(viewer: ViewerState, request: Request) -> Listing:
     return viewer.queries.get(parse_filter(request.query_params, viewer.source.required()))
 
 
-def _rows(viewer: Viewer, request: Request) -> Any:
+def _rows(viewer: ViewerState, request: Request) -> Any:
     start = number(request.query_params.get("start"), "start", 0, 1 << 48, 0)
     count = number(request.query_params.get("count"), "count", 1, _MAX_ROWS, 100)
     found = _listing(viewer, request)
@@ -186,7 +186,10 @@ def _rows(viewer: Viewer, request: Request) -> Any:
 
 
 def _describe_rows(
-    viewer: Viewer, dataset: shardio.ShardDataset, chosen: Sequence[int], positions: Sequence[int]
+    viewer: ViewerState,
+    dataset: shardio.ShardDataset,
+    chosen: Sequence[int],
+    positions: Sequence[int],
 ) -> list[dict[str, Any]]:
     """Return facts about rows, with the damage and the marks that are known."""
     found = rows.describe_rows(dataset, chosen, positions)
@@ -198,7 +201,7 @@ def _describe_rows(
     return found
 
 
-def _position(viewer: Viewer, request: Request) -> Any:
+def _position(viewer: ViewerState, request: Request) -> Any:
     n = len(viewer.source.required())
     row = number(request.query_params.get("row"), "row", 0, max(0, n - 1))
     found = _listing(viewer, request)
@@ -207,7 +210,7 @@ def _position(viewer: Viewer, request: Request) -> Any:
     return {"position": found.position(row), "complete": is_complete}
 
 
-def _sample(viewer: Viewer, request: Request) -> Any:
+def _sample(viewer: ViewerState, request: Request) -> Any:
     row = _checked_row(viewer, request)
     with viewer.source.borrow() as dataset:
         (facts,) = _describe_rows(viewer, dataset, [row], [row])
@@ -221,7 +224,7 @@ def _sample(viewer: Viewer, request: Request) -> Any:
 
 
 def _picture(
-    viewer: Viewer, request: Request, make: Callable[[shardio.ShardDataset], tuple[bytes, str]]
+    viewer: ViewerState, request: Request, make: Callable[[shardio.ShardDataset], tuple[bytes, str]]
 ) -> Response:
     """Return a picture; 304 if the browser has it from this generation of this dataset."""
     shown = viewer.source.required()
@@ -234,7 +237,7 @@ def _picture(
     return Response(data, 200, headers, media_type)
 
 
-def _thumbnail(viewer: Viewer, request: Request) -> Response:
+def _thumbnail(viewer: ViewerState, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     size = number(request.query_params.get("size"), "size", 64, 512, 256)
     return _picture(
@@ -242,7 +245,7 @@ def _thumbnail(viewer: Viewer, request: Request) -> Response:
     )
 
 
-def _frame(viewer: Viewer, request: Request) -> Response:
+def _frame(viewer: ViewerState, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     frame = number(request.path_params["number"], "the number of the frame", 0, 1 << 48)
     size = number(request.query_params.get("size"), "size", 64, 4096, 1024)
@@ -251,7 +254,7 @@ def _frame(viewer: Viewer, request: Request) -> Response:
     )
 
 
-def _media_facts(viewer: Viewer, row: int, field: str) -> dict[str, Any]:
+def _media_facts(viewer: ViewerState, row: int, field: str) -> dict[str, Any]:
     if row >= len(viewer.source.required()) or field not in viewer.source.required().schema:
         raise LookupError(f"there is no sample {row} with a field {field!r:.80}")
     with viewer.source.borrow() as dataset:
@@ -259,12 +262,12 @@ def _media_facts(viewer: Viewer, row: int, field: str) -> dict[str, Any]:
         return {"size": found.size, "etag": found.etag, "media_type": found.media_type}
 
 
-def _read_media(viewer: Viewer, row: int, field: str, start: int, stop: int) -> bytes:
+def _read_media(viewer: ViewerState, row: int, field: str, start: int, stop: int) -> bytes:
     with viewer.source.borrow() as dataset:
         return bytes(open_media(dataset, row, field).read(start, stop))
 
 
-def _original(viewer: Viewer, request: Request) -> Response:
+def _original(viewer: ViewerState, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     with viewer.source.borrow() as dataset:
         found = original(dataset, row, field)
@@ -275,14 +278,14 @@ def _original(viewer: Viewer, request: Request) -> Response:
     return Response(found.data, 200, headers, "application/octet-stream")
 
 
-def _series(viewer: Viewer, request: Request) -> Any:
+def _series(viewer: ViewerState, request: Request) -> Any:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     points = number(request.query_params.get("points"), "points", 1, 4000, 1000)
     with viewer.source.borrow() as dataset:
         return series(dataset, row, field, points)
 
 
-def _heatmap(viewer: Viewer, request: Request) -> Response:
+def _heatmap(viewer: ViewerState, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     with viewer.source.borrow() as dataset:
         found = heatmap(dataset, row, field)
@@ -290,12 +293,12 @@ def _heatmap(viewer: Viewer, request: Request) -> Response:
     return Response(found.data, 200, headers, "image/png")
 
 
-def _epoch(viewer: Viewer, request: Request) -> Any:
+def _epoch(viewer: ViewerState, request: Request) -> Any:
     with viewer.source.borrow() as dataset:
         return viewer.epochs.describe(dataset, request.query_params)
 
 
-def _epoch_picture(viewer: Viewer, request: Request) -> Response:
+def _epoch_picture(viewer: ViewerState, request: Request) -> Response:
     given = request.path_params
     names = ("epoch", "batch", "item")
     epoch, batch, item = (number(given[name], name, 0, 1 << 48) for name in names)
@@ -330,7 +333,7 @@ _POSTS: Final[Mapping[str, Posted]] = {
 }
 
 
-def make_app(viewer: Viewer) -> Starlette:
+def make_app(viewer: ViewerState) -> Starlette:
     """Return the ASGI application of a viewer, without the checks of `Security`."""
     limiter = anyio.CapacityLimiter(_N_THREADS)
 

@@ -69,14 +69,14 @@ def run(options: argparse.Namespace) -> int:
     import_extra("shardio view needs Starlette and uvicorn", "view", "starlette", "uvicorn")
     if options.export is not None:
         return _export(options)
-    from shardio_tools.view.app import Viewer, make_app
+    from shardio_tools.view.app import ViewerState, make_app
     from shardio_tools.view.loader_file import load_named
     from shardio_tools.view.samples import load_tokenizer
     from shardio_tools.view.security import Security
     from shardio_tools.view.server import ViewServer
 
     loader = None if options.loader is None else load_named(options.loader)
-    with Viewer(
+    with ViewerState(
         options.path,
         is_writable=options.writable,
         loader=loader,

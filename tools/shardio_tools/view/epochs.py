@@ -42,7 +42,7 @@ _ADVICE: Final = (
 )
 
 
-class Epochs:
+class EpochBatches:
     """The batches of one dataset, for a loader of the user or with the options of a request.
 
     `loader` is a ShardLoader, a dict of its options, a function that returns either, or None.

@@ -20,7 +20,7 @@ import shardio
 from shardio_tools.output import escaped
 from shardio_tools.view.answers import static_files, to_json
 from shardio_tools.view.jobs import Jobs
-from shardio_tools.view.mp4 import Media, open_media
+from shardio_tools.view.mp4 import MediaBytes, open_media
 from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import number_fields
@@ -268,7 +268,7 @@ class _Site:
                 file.write(each)
 
 
-def _pieces(media: Media) -> Iterable[bytes]:
+def _pieces(media: MediaBytes) -> Iterable[bytes]:
     for start in range(0, media.size, _PIECE_BYTES):
         yield media.read(start, min(start + _PIECE_BYTES, media.size))
 

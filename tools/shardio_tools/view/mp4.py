@@ -54,7 +54,7 @@ IMAGE_TYPES: Final = {
 
 
 @dataclass(frozen=True)
-class Media:
+class MediaBytes:
     """A file with the media of one field of a sample; `read(start, stop)` returns a range of it."""
 
     size: int
@@ -92,7 +92,7 @@ class _Tables:
 _TABLES: Final = _Tables()
 
 
-def open_media(dataset: Any, row: int, field: str) -> Media:
+def open_media(dataset: Any, row: int, field: str) -> MediaBytes:
     """Return the media of a field of a sample as a file. It borrows the dataset.
 
     Raises:
@@ -126,7 +126,7 @@ def _etag(dataset: Any, row: int, field: str) -> str:
     return f'"{dataset.reader(shard, field).id}-{local}-{number}-{_VERSION}"'
 
 
-def _mp4_media(etag: str, video: Any, sound: Any = None) -> Media:
+def _mp4_media(etag: str, video: Any, sound: Any = None) -> MediaBytes:
     """Return an MP4 file; without the sound, if a file with it cannot be made."""
     tables = _TABLES.get(etag)
     if tables is None:
@@ -139,7 +139,7 @@ def _mp4_media(etag: str, video: Any, sound: Any = None) -> Media:
         _TABLES.add(etag, made)
     else:
         made = tables.bound(video, sound if tables.n_tracks > (video is not None) else None)
-    return Media(made.size, etag, made.media_type, made.read)
+    return MediaBytes(made.size, etag, made.media_type, made.read)
 
 
 def media_type(dataset: Any, row: int, field: str) -> str | None:
@@ -183,15 +183,15 @@ def _sound_beside(dataset: Any, row: int, video: str) -> Any:
     return sound if sound is not None and can_be_mp4(sound) else None
 
 
-def _image_media(value: bytes, etag: str) -> Media:
+def _image_media(value: bytes, etag: str) -> MediaBytes:
     facts = probe(value)
     known = IMAGE_TYPES.get(facts.format)
     shown = value if known is not None else to_jpeg(decode_image(value))
     kind = "image/jpeg" if known is None else known[0]
-    return Media(len(shown), etag, kind, lambda start, stop: shown[start:stop])
+    return MediaBytes(len(shown), etag, kind, lambda start, stop: shown[start:stop])
 
 
-def _wav_media(sound: Any, etag: str) -> Media:
+def _wav_media(sound: Any, etag: str) -> MediaBytes:
     """Return a sound as a WAV file of 16-bit samples; `read` decodes the samples of a range."""
     (rate, n_channels), n_samples = sound_format(sound), sound.n_frames
     sample_bytes = 2 * n_channels
@@ -212,4 +212,4 @@ def _wav_media(sound: Any, etag: str) -> Media:
         found: bytes = values.astype("<i2").tobytes()[low - first * sample_bytes :]
         return head[start:stop] + found[: high - low]
 
-    return Media(_WAV_HEAD + n_bytes, etag, "audio/wav", read)
+    return MediaBytes(_WAV_HEAD + n_bytes, etag, "audio/wav", read)

@@ -135,7 +135,7 @@ def _words(text: str | None, dataset: shardio.ShardDataset) -> tuple[str, tuple[
     return (name, tuple(words.casefold().split())) if words.split() else None
 
 
-class RowList:
+class MatchedRows:
     """A complete list of rows: all of a dataset (`found` is None), or those of a subset."""
 
     text = ""
@@ -395,7 +395,7 @@ def _numbers(dataset: shardio.ShardDataset, shard: int, name: str, local: Rows) 
     return found
 
 
-Listing = RowList | Scan
+Listing = MatchedRows | Scan
 
 
 class Queries:
@@ -416,7 +416,7 @@ class Queries:
         if not wanted.needs_scan:
             subset = wanted.subset
             found = None if subset is None else self._source.subset_rows(subset)
-            return RowList(len(dataset), found)
+            return MatchedRows(len(dataset), found)
         key = dataset.generation, wanted
         with self._lock:
             if (known := self._kept.get(key)) is None or known.is_cancelled:
