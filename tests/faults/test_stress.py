@@ -44,6 +44,13 @@ def test_a_slice_of_the_soak_finds_nothing() -> None:
     assert re.search(r"\d  samples\n", done.stdout)
 
 
+def test_random_clicks_in_the_viewer_find_no_error() -> None:
+    pytest.importorskip("starlette", reason="Starlette is not installed")
+    done = run_stress("view", "--clicks", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^12 clicks: .* thumbnail; the server took at most \d+ MB$", done.stdout)
+
+
 def test_the_table_of_peers_shows_what_shardio_does_with_each_fault() -> None:
     done = run_stress("peers")
     assert done.returncode == 0, done.stdout + done.stderr

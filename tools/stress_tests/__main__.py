@@ -25,6 +25,7 @@ PROGRAMS: Final = {
     "damage": "damage_inputs",
     "many-files": "convert_many",
     "soak": "soak",
+    "view": "click_viewer",
     "peers": "peer_faults",
 }
 
