@@ -5,7 +5,7 @@
 Each click requests what the page requests then: rows of a filter at a random position and their
 thumbnails, a sample with ranges of its videos and sound, its curves and heat maps, a batch of a
 random epoch, marks. No answer may be an error, and the server may not take more than 300 MB. The
-default dataset has 24 videos, arrays and texts.
+default dataset has 6 videos, arrays and texts.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def viewing(path: Path) -> Iterator[tuple[str, int]]:
 
 def write(folder: Path) -> Path:
     """Write the default dataset."""
-    write_clips(folder / "videos", n_clips=24)
+    write_clips(folder / "videos", n_clips=6)
     rng = np.random.default_rng(0)
     paths = sorted((folder / "videos").rglob("*.mp4"))
     samples = (
@@ -154,7 +154,7 @@ def write(folder: Path) -> Path:
 
 
 def run(path: Path, minutes: float | None, n_clicks: int, seed: int) -> None:
-    """Click until the time is over, or `n_clicks` times; print what was requested, and the memory of the server."""
+    """Click until the time is over, or `n_clicks` times; print the counts and the memory."""
     deadline, most = Deadline(minutes), 0
     with viewing(path) as (link, pid):
         clicker = Clicker(link, seed)
