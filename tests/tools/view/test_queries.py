@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,64 @@ def test_a_list_whose_search_was_stopped_is_searched_again(folder: Path) -> None
         again = viewer.queries.get(wanted)
         again.wait(N + 1, 60)
         assert (again.n, again.is_complete, again.has_failed) == (20, True, False)
+
+
+def test_few_searches_run_at_a_time_and_a_stopped_one_ends_within_its_shard(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go, searched = threading.Event(), []
+
+    def search(dataset: Any, name: str, words: Any, rows: Any) -> Any:
+        searched.append(words)
+        assert may_go.wait(60)
+        return rows
+
+    monkeypatch.setattr(queries, "_with_words", search)
+    monkeypatch.setattr(queries, "_TEXT_BYTES", 100)
+    with Viewer(str(folder)) as viewer:
+        wanted = [queries.Filter(words=("caption", (f"{i}",))) for i in range(30)]
+        scans = [viewer.queries.get(each) for each in wanted]
+        while len(searched) < 2:
+            threading.Event().wait(0.01)
+        for scan in scans[:-4]:
+            assert isinstance(scan, queries.Scan) and scan.is_cancelled
+            assert not scan.is_complete and not scan.has_failed
+        assert len(searched) == 2
+        may_go.set()
+        for scan in scans[-4:]:
+            scan.wait(N + 1, 60)
+            assert (scan.n, scan.is_complete) == (N, True)
+        for words in searched[:2]:
+            assert searched.count(words) == 1, "a stopped search ends with the part it reads"
+
+
+def test_searches_that_pages_ask_for_are_all_completed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "_FORGOTTEN_S", 1e9)
+    with Viewer(str(folder)) as viewer:
+        wanted = [queries.Filter(class_index=i) for i in range(3)]
+        scans = [viewer.queries.get(each) for each in wanted * 20]
+        assert len({id(each) for each in scans}) == 3
+        for scan in scans:
+            scan.wait(N + 1, 60)
+            assert (scan.n, scan.is_complete) == (20, True)
+
+
+def test_a_search_that_no_page_asks_for_is_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "_FORGOTTEN_S", -1.0)
+    may_go = threading.Event()
+
+    def search(dataset: Any, name: str, words: Any, rows: Any) -> Any:
+        assert may_go.wait(60)
+        return rows
+
+    monkeypatch.setattr(queries, "_with_words", search)
+    with Viewer(str(folder)) as viewer:
+        first = viewer.queries.get(queries.Filter(words=("caption", ("red",))))
+        assert isinstance(first, queries.Scan) and not first.is_cancelled
+        viewer.queries.get(queries.Filter(class_index=1))
+        assert first.is_cancelled
+        may_go.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,10 +27,16 @@ MAX_MATCHES: Final = 5_000_000
 _MAX_WORDS: Final = 200
 """The maximum length of a text to search for, in characters."""
 _ROWS_AT_ONCE: Final = 1 << 16
-_TEXT_BYTES: Final = 32 << 20
+_TEXT_BYTES: Final = 4 << 20
 """The size of the texts that are searched at a time, unless one text is larger."""
 _N_KEPT: Final = 4
 _N_RUNNING: Final = 2
+"""The maximum numbers of lists that are kept, and of scans that run; others wait."""
+_FORGOTTEN_S: Final = 2.0
+"""The time after which a scan is stopped that no page asks for any more, when a page asks for
+another list."""
+_SLOT_S: Final = 0.05
+"""The time after which a scan that waits looks whether it has been cancelled."""
 _ERRORS: Final = (shardio.ShardioError, OSError)
 
 
@@ -184,8 +191,10 @@ class Scan:
     could not be read.
     """
 
-    def __init__(self, source: Source, wanted: Filter) -> None:
-        self._source, self._filter = source, wanted
+    def __init__(self, source: Source, wanted: Filter, slots: threading.Semaphore) -> None:
+        self._source, self._filter, self._slots = source, wanted, slots
+        self.asked = time.monotonic()
+        """The time at which a page asked for the list last."""
         dataset = source.required()
         self._n_total = len(dataset)
         self._labels = class_field(dataset)
@@ -221,18 +230,18 @@ class Scan:
 
     @property
     def is_complete(self) -> bool:
-        """True if no row will be added."""
-        return self._job.state != "running"
+        """True if no row will be added; False for a scan that was stopped: it is to be repeated."""
+        return self._job.state != "running" and not self.is_cancelled
 
     @property
     def has_failed(self) -> bool:
         """True if the rows could not be found; `text` says why."""
-        return self._job.state == "failed"
+        return self._job.state == "failed" and not self.is_cancelled
 
     @property
     def text(self) -> str:
         """A text on rows that the list lacks, or ""; for a failed scan, the reason."""
-        if self._job.state == "failed":
+        if self.has_failed:
             return self._job.text
         parts = []
         if self._is_cut:
@@ -275,12 +284,20 @@ class Scan:
         self._job.join(timeout_s)
 
     def _run(self, job: Job) -> None:
+        while not self._slots.acquire(timeout=_SLOT_S):
+            job.report(0.0)
+        try:
+            self._find(job)
+        finally:
+            self._slots.release()
+
+    def _find(self, job: Job) -> None:
         with self._source.opened() as dataset:
             for shard in range(len(dataset.shards)):
                 try:
-                    for found, keys in self._search(dataset, shard):
+                    for end, found, keys in self._search(dataset, shard):
                         self._add(found, keys)
-                        job.report(float(dataset.shard_starts[shard]) / max(1, self._n_total))
+                        job.report(end / max(1, self._n_total))
                 except _ERRORS as error:
                     self._n_lost += 1
                     self._lost = self._lost or decode_names(str(error))
@@ -292,18 +309,22 @@ class Scan:
 
     def _search(
         self, dataset: shardio.ShardDataset, shard: int
-    ) -> Iterator[tuple[Rows, Values | None]]:
-        """Yield the matching rows of a shard, with their keys for sorting."""
+    ) -> Iterator[tuple[int, Rows, Values | None]]:
+        """Yield the matching rows of parts of a shard, with their keys for sorting.
+
+        The first value is the row up to which the shard has been searched.
+        """
         first, end = (int(n) for n in dataset.shard_starts[shard : shard + 2])
         for start in range(first, end, _ROWS_AT_ONCE):
-            rows = self._in_subset(np.arange(start, min(end, start + _ROWS_AT_ONCE)))
-            rows = self._matching(dataset, shard, rows, first)
-            if not len(rows):
-                continue
-            keys = None
-            if self._filter.sort is not None:
-                keys = _numbers(dataset, shard, self._filter.sort, rows - first)
-            yield rows, keys
+            stop = min(end, start + _ROWS_AT_ONCE)
+            rows = self._with_numbers(dataset, shard, self._in_subset(np.arange(start, stop)))
+            for part in self._parts(dataset, shard, rows):
+                found, keys = part, None
+                if self._filter.words is not None:
+                    found = _with_words(dataset, *self._filter.words, part)
+                if self._filter.sort is not None and len(found):
+                    keys = _numbers(dataset, shard, self._filter.sort, found - first)
+                yield int(part[-1]) + 1 if len(part) else stop, found, keys
 
     def _in_subset(self, rows: Rows) -> Rows:
         if self._subset is None:
@@ -311,8 +332,9 @@ class Scan:
         is_in = self._subset.n_below(rows + 1) > self._subset.n_below(rows)
         return rows[np.asarray(is_in, np.bool_)]
 
-    def _matching(self, dataset: shardio.ShardDataset, shard: int, rows: Rows, first: int) -> Rows:
-        wanted = self._filter
+    def _with_numbers(self, dataset: shardio.ShardDataset, shard: int, rows: Rows) -> Rows:
+        """Return the rows of a class, with a number in the range that is wanted."""
+        wanted, first = self._filter, int(dataset.shard_starts[shard])
         if wanted.class_index is not None and self._labels is not None and len(rows):
             labels = _numbers(dataset, shard, self._labels, rows - first)
             rows = rows[labels == wanted.class_index]
@@ -321,12 +343,15 @@ class Scan:
             numbers = _numbers(dataset, shard, name, rows - first)
             with np.errstate(invalid="ignore"):
                 rows = rows[(numbers >= low) & (numbers <= high)]
-        if wanted.words is not None and len(rows):
-            name, words = wanted.words
-            lengths = dataset.reader(shard, name).lengths(name, rows - first)
-            parts = (_with_words(dataset, name, words, part) for part in _parts(rows, lengths))
-            rows = np.concatenate([*parts])
         return rows
+
+    def _parts(self, dataset: shardio.ShardDataset, shard: int, rows: Rows) -> list[Rows]:
+        """Split rows into parts whose texts have at most _TEXT_BYTES together, or are one text."""
+        if self._filter.words is None or not len(rows):
+            return [rows]
+        name, local = self._filter.words[0], rows - int(dataset.shard_starts[shard])
+        numbers = np.cumsum(dataset.reader(shard, name).lengths(name, local)) // _TEXT_BYTES
+        return np.split(rows, np.flatnonzero(np.diff(numbers)) + 1)
 
     def _add(self, found: Rows, keys: Values | None) -> None:
         with self._lock:
@@ -339,7 +364,7 @@ class Scan:
                 self._rows = np.resize(self._rows, max(end, min(2 * end, MAX_MATCHES)))
             self._rows[self._n_found : end] = found
             self._n_found = end
-            if keys is not None:
+            if keys is not None and len(found):
                 self._keys.append(keys[: len(found)])
 
     def _sort(self) -> None:
@@ -364,18 +389,12 @@ def sorting_order(keys: Values, *, is_descending: bool) -> Rows:
     return np.concatenate([places[order], np.flatnonzero(~is_number)])
 
 
-def _parts(rows: Rows, lengths: Rows) -> list[Rows]:
-    """Split rows into parts whose texts have at most _TEXT_BYTES together, or are one text."""
-    numbers = np.cumsum(lengths) // _TEXT_BYTES
-    return np.split(rows, np.flatnonzero(np.diff(numbers)) + 1)
-
-
 def _with_words(
     dataset: shardio.ShardDataset, name: str, words: tuple[str, ...], rows: Rows
 ) -> Rows:
     """Return the rows whose texts contain all words."""
     texts = (str(text or "").casefold() for text in dataset.column(name, rows))
-    return rows[[all(word in text for word in words) for text in texts]]
+    return rows[np.fromiter((all(word in text for word in words) for text in texts), np.bool_)]
 
 
 def _too_many_to_sort(n: int | None) -> str:
@@ -404,6 +423,7 @@ class Queries:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._kept: OrderedDict[tuple[int, Filter], Scan] = OrderedDict()
+        self._slots = threading.Semaphore(_N_RUNNING)
         self._lock = threading.Lock()
 
     def get(self, wanted: Filter) -> Listing:
@@ -419,12 +439,13 @@ class Queries:
             return MatchedRows(len(dataset), found)
         key = dataset.generation, wanted
         with self._lock:
-            if (known := self._kept.get(key)) is None or known.is_cancelled:
-                running = [each for each in self._kept.values() if not each.is_complete]
-                for each in running[: len(running) + 1 - _N_RUNNING]:
+            for other, each in self._kept.items():
+                if other != key and time.monotonic() - each.asked > _FORGOTTEN_S:
                     each.cancel()
-                self._kept[key] = Scan(self._source, wanted)
+            if (known := self._kept.get(key)) is None or known.is_cancelled:
+                self._kept[key] = Scan(self._source, wanted, self._slots)
             scan = self._kept[key]
+            scan.asked = time.monotonic()
             self._kept.move_to_end(key)
             while len(self._kept) > _N_KEPT:
                 self._kept.popitem(last=False)[1].cancel()
