@@ -56,6 +56,16 @@ def test_nothing_is_answered_without_the_token(
     }
 
 
+@pytest.mark.parametrize(
+    "other", ['{"a": "b c"}', "a=b c", "a[0]=1", "\u00e9", f"shardio-view-{PORT}=old"]
+)
+def test_cookies_of_other_servers_of_this_machine_do_not_matter(
+    stranger: TestClient, other: str
+) -> None:
+    cookies = f"x={other}; {other}; shardio-view-{PORT}={TOKEN}; y={other}".encode("latin-1")
+    assert stranger.get("/api/marks", headers={"Cookie": cookies}).status_code == 200
+
+
 @pytest.mark.parametrize("link", ["/?token=", "/?token=wrong", "/?token=%00", "/?token=%ff&token="])
 def test_a_wrong_token_in_the_link_sets_no_cookie(stranger: TestClient, link: str) -> None:
     answer = stranger.get(link)
