@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,8 @@ def test_samples_of_another_dataset_have_no_row(
         (7, "a function that returns either; found int"),
         ({"batch_sise": 4}, "batch_sise"),
         ({"shuffle": "some"}, "shuffle"),
+        (lambda: 1 / 0, "--loader: the function raised ZeroDivisionError: division by zero"),
+        (lambda: sys.exit(4), "--loader: the function raised SystemExit: 4"),
     ],
 )
 def test_other_objects_are_no_loaders(

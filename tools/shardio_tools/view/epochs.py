@@ -249,7 +249,14 @@ def _plain_loader(dataset: Any, size: int, seed: int, shuffle: str, weights: str
 def _loader_of(given: Any, path: str) -> Any:
     """Return the loader that the object named by --loader stands for."""
     if callable(given) and not isinstance(given, shardio.ShardLoader | Mapping):
-        given = given()
+        try:
+            given = given()
+        except shardio.ShardioError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise shardio.InvalidArgument(
+                f"--loader: the function raised {type(error).__name__}: {error}"
+            ) from error
     if isinstance(given, shardio.ShardLoader):
         return given
     if not isinstance(given, Mapping):

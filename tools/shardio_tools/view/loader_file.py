@@ -28,7 +28,10 @@ def load_named(text: str) -> Any:
     if not hasattr(module, name):
         hint = suggestion(name, vars(module))
         raise InvalidArgument(f"--loader: {escaped(path)} has no {name!r}{hint}")
-    return getattr(module, name)
+    found = getattr(module, name)
+    if found is None:
+        raise InvalidArgument(f"--loader: {name} in {escaped(path)} is None")
+    return found
 
 
 def _executed(path: str, shown: str) -> Any:
@@ -45,7 +48,7 @@ def _executed(path: str, shown: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
         frames = [
             each for each in traceback.extract_tb(error.__traceback__) if each.filename == path
