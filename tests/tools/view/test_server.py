@@ -22,6 +22,7 @@ from tests.tools.view.served import (
     POST,
     SCRIPT,
     N,
+    ask_raw,
     finished,
     listed,
     make_dataset,
@@ -472,3 +473,37 @@ def test_a_dataset_that_is_removed_while_it_is_shown_is_an_error_and_no_crash(
         assert client.get("/api/dataset").status_code == 200
         assert client.get("/api/rows").status_code == 404
         assert client.get("/api/sample/0").status_code == 404
+
+
+def test_names_of_fields_may_be_anything_that_a_schema_allows(tmp_path: Path) -> None:
+    names = ["a/b", "a%2Fb", "a?b#c", "0/1", "q\"'<b>", "{n}", "__proto__", "عربي 日本", "a:b"]
+    frames = {"f/0": shardio.Array("uint8", (None, 8, 8, 3))}
+    with shardio.DatasetWriter(
+        tmp_path / "set", shardio.Schema({name: shardio.Text() for name in names} | frames)
+    ) as writer:
+        writer.append(
+            {name: f"of {name}" for name in names} | {"f/0": np.zeros((2, 8, 8, 3), np.uint8)}
+        )
+    with viewing(tmp_path / "set") as client:
+        fields = {each["name"]: each for each in client.get("/api/sample/0").json()["fields"]}
+        for name in names:
+            status, headers = ask_raw(client, fields[name]["original"])
+            assert (status, headers["content-length"]) == (200, str(len(f"of {name}".encode())))
+            found = client.get("/api/rows", params={"text": f"{name}:of"}).json()
+            assert found["rows"] or not found["complete"]
+        assert client.get(fields["f/0"]["frames"].replace("{n}", "1")).status_code == 200
+        assert client.get("/thumbnail/0/f%2F0").status_code == 200
+
+
+def test_another_dataset_at_the_path_is_not_mixed_with_the_one_that_is_shown(
+    tmp_path: Path,
+) -> None:
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder) as client:
+        assert client.get("/api/dataset").json()["n_samples"] == 60
+        shutil.rmtree(folder)
+        make_dataset(folder, 8, 1)
+        client.get("/api/statistics")
+        answer = client.get("/api/sample/0")
+        assert answer.status_code == 409 and "another dataset" in answer.json()["error"]
+        assert answer.json()["hint"] == "start shardio view again"

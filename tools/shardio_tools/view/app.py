@@ -318,12 +318,12 @@ _ANSWERS: Final[Mapping[str, Work]] = {
     "/api/sample/{row}": _sample,
     "/api/statistics": lambda viewer, _: viewer.overview.statistics(),
     "/api/verification": lambda viewer, _: viewer.verification.as_json(),
-    "/epoch/{epoch}/{batch}/{item}/{field}": _epoch_picture,
-    "/frame/{row}/{field}/{number}": _frame,
-    "/heatmap/{row}/{field}": _heatmap,
-    "/original/{row}/{field}": _original,
-    "/series/{row}/{field}": _series,
-    "/thumbnail/{row}/{field}": _thumbnail,
+    "/epoch/{epoch}/{batch}/{item}/{field:path}": _epoch_picture,
+    "/frame/{row}/{field:path}/{number}": _frame,
+    "/heatmap/{row}/{field:path}": _heatmap,
+    "/original/{row}/{field:path}": _original,
+    "/series/{row}/{field:path}": _series,
+    "/thumbnail/{row}/{field:path}": _thumbnail,
 }
 _POSTS: Final[Mapping[str, Posted]] = {
     "/api/marks": lambda viewer, content: viewer.marks.set(content),
@@ -379,7 +379,11 @@ def make_app(viewer: ViewerState) -> Starlette:
     async def static(request: Request) -> Response:
         return static_answer(viewer.static.get(request.path_params["name"]), request)
 
-    pages: dict[str, Handler] = {"/": page, "/static/{name}": static, "/media/{row}/{field}": media}
+    pages: dict[str, Handler] = {
+        "/": page,
+        "/static/{name}": static,
+        "/media/{row}/{field:path}": media,
+    }
     pages |= {path: answered(work) for path, work in _ANSWERS.items()}
     routes = [Route(path, handler) for path, handler in pages.items()]
     routes += [Route(path, posted(work), methods=["POST"]) for path, work in _POSTS.items()]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 import shardio
-from shardio.errors import ClosedError, DatasetCorrupt, ShardUnsupported
+from shardio.errors import ClosedError, DatasetConflict, DatasetCorrupt, ShardUnsupported
 from shardio_tools.arguments import is_url
 from shardio_tools.output import decode_names
 
@@ -106,8 +106,12 @@ class Source:
         return self._copy()
 
     def _copy(self) -> shardio.ShardDataset:
-        number = self.required().generation
-        return shardio.open(self.path, generation=number, access=_ACCESS)
+        shown = self.required()
+        copy = shardio.open(self.path, generation=shown.generation, access=_ACCESS)
+        if copy.lineage == shown.lineage:
+            return copy
+        copy.close()
+        raise DatasetConflict(f"{self.path}: another dataset was written here")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[shardio.ShardDataset]:
