@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,38 @@ def test_it_prints_its_link_serves_and_ends_well_on_a_signal(folder: Path, numbe
 
 
 @pytest.mark.slow
+def test_a_transform_that_never_returns_holds_up_neither_the_page_nor_the_end(
+    folder: Path, tmp_path: Path
+) -> None:
+    began = tmp_path / "began"
+    hanging = f"""
+import pathlib, threading
+def hang(sample):
+    pathlib.Path({str(began)!r}).touch()
+    threading.Event().wait()
+loader = {{"transform": hang}}
+"""
+    with command(str(folder), "--loader", f"{written(tmp_path, hanging)}:loader") as (
+        process,
+        link,
+    ):
+        browser = Browser(link)
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                held = stack.enter_context(socket.create_connection(browser.address))
+                request = "GET /api/epoch HTTP/1.1\r\nHost: localhost\r\nCookie: "
+                held.sendall(f"{request}{browser.cookie}\r\n\r\n".encode())
+            while not began.exists():
+                time.sleep(0.01)
+            for path in ("/api/sample/0", "/api/rows", "/thumbnail/0/frames"):
+                assert browser.get(path)[0].status == 200
+            answer, content = browser.get("/api/epoch")
+            assert answer.status == 503 and b"still works on another batch" in content
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
 def test_a_thousand_idle_connections_do_no_harm(folder: Path) -> None:
     with command(str(folder), n_files=256) as (process, link):
         browser, idle = Browser(link), []

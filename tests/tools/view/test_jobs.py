@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio import InvalidArgument
-from shardio_tools.view.jobs import Job, Jobs
+from shardio_tools.view.jobs import Job, Jobs, in_own_thread
 from shardio_tools.view.statistics import Histogram
 
 PATIENCE_S = 60.0
@@ -113,3 +114,15 @@ def test_bins_of_integers_are_whole_numbers_and_moments_are_exact(values: list[i
     assert facts["mean"] == pytest.approx(np.mean(values))
     assert facts["std"] == pytest.approx(np.std(values), abs=1e-9)
     assert type(facts["min"]) is int
+
+
+def test_what_a_function_raises_in_its_own_thread_is_an_ordinary_error() -> None:
+    def fail(error: BaseException) -> None:
+        raise error
+
+    assert asyncio.run(in_own_thread(lambda: 5)) == 5
+    with pytest.raises(KeyError, match="a"):
+        asyncio.run(in_own_thread(lambda: fail(KeyError("a"))))
+    for error in (SystemExit(2), KeyboardInterrupt(), StopIteration()):
+        with pytest.raises(RuntimeError, match=type(error).__name__):
+            asyncio.run(in_own_thread(lambda error=error: fail(error)))  # type: ignore[misc]

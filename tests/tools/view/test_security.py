@@ -63,7 +63,7 @@ def test_cookies_of_other_servers_of_this_machine_do_not_matter(
     stranger: TestClient, other: str
 ) -> None:
     cookies = f"x={other}; {other}; shardio-view-{PORT}={TOKEN}; y={other}".encode("latin-1")
-    assert stranger.get("/api/marks", headers={"Cookie": cookies}).status_code == 200
+    assert stranger.get("/api/marks", headers={b"Cookie": cookies}).status_code == 200
 
 
 @pytest.mark.parametrize("link", ["/?token=", "/?token=wrong", "/?token=%00", "/?token=%ff&token="])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import traceback
@@ -28,7 +29,7 @@ from shardio_tools.view.answers import (
     static_files,
 )
 from shardio_tools.view.epochs import EpochBatches
-from shardio_tools.view.jobs import Jobs
+from shardio_tools.view.jobs import Jobs, in_own_thread
 from shardio_tools.view.marks import Marks
 from shardio_tools.view.mp4 import open_media
 from shardio_tools.view.originals import original
@@ -46,6 +47,8 @@ _MAX_ROWS: Final = 500
 """The maximum number of rows of one answer."""
 _N_THREADS: Final = 8
 """The number of requests that are worked on at the same time; others wait."""
+_TURN_S: Final = 5.0
+"""The time that a request waits for the loader, which works on one batch at a time."""
 
 
 class ViewerState:
@@ -76,6 +79,8 @@ class ViewerState:
         self.epochs = EpochBatches(path, loader)
         self.tokenizer = tokenizer
         self.static = static_files()
+        self.is_busy = False
+        """True if code of the user was still running when the viewer was closed."""
 
     def __enter__(self) -> Self:
         return self
@@ -87,12 +92,13 @@ class ViewerState:
         """Stop background jobs and close the dataset."""
         self.queries.close()
         self.jobs.close()
-        self.epochs.close()
+        self.is_busy = not self.epochs.close()
         self.source.close()
 
 
 Work = Callable[[ViewerState, Request], Any]
 Posted = Callable[[ViewerState, Any], Any]
+Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -311,20 +317,23 @@ def _epoch_picture(viewer: ViewerState, request: Request) -> Response:
 
 _ANSWERS: Final[Mapping[str, Work]] = {
     "/api/dataset": _dataset,
-    "/api/epoch": _epoch,
     "/api/marks": lambda viewer, _: viewer.marks.as_json(),
     "/api/position": _position,
     "/api/rows": _rows,
     "/api/sample/{row}": _sample,
     "/api/statistics": lambda viewer, _: viewer.overview.statistics(),
     "/api/verification": lambda viewer, _: viewer.verification.as_json(),
-    "/epoch/{epoch}/{batch}/{item}/{field:path}": _epoch_picture,
     "/frame/{row}/{field:path}/{number}": _frame,
     "/heatmap/{row}/{field:path}": _heatmap,
     "/original/{row}/{field:path}": _original,
     "/series/{row}/{field:path}": _series,
     "/thumbnail/{row}/{field:path}": _thumbnail,
 }
+_LOADER_ANSWERS: Final[Mapping[str, Work]] = {
+    "/api/epoch": _epoch,
+    "/epoch/{epoch}/{batch}/{item}/{field:path}": _epoch_picture,
+}
+"""Answers that may execute code of the user, which may take for ever: one at a time."""
 _POSTS: Final[Mapping[str, Posted]] = {
     "/api/marks": lambda viewer, content: viewer.marks.set(content),
     "/api/marks/save": lambda viewer, content: viewer.marks.save(content),
@@ -335,10 +344,22 @@ _POSTS: Final[Mapping[str, Posted]] = {
 
 def make_app(viewer: ViewerState) -> Starlette:
     """Return the ASGI application of a viewer, without the checks of `Security`."""
-    limiter = anyio.CapacityLimiter(_N_THREADS)
+    limiter, turn = anyio.CapacityLimiter(_N_THREADS), asyncio.Semaphore(1)
 
     async def in_thread(work: Callable[[], Any]) -> Any:
         return await anyio.to_thread.run_sync(work, limiter=limiter)
+
+    async def in_turn(work: Callable[[], Any]) -> Any:
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await turn.acquire()
+        except TimeoutError:
+            error = "the loader still works on another batch"
+            return error_answer(503, error, "wait, or see whether its transform ever returns")
+        try:
+            return await in_own_thread(work)
+        finally:
+            turn.release()
 
     def posted(work: Posted) -> Handler:
         """Return a handler of a POST, whose body is JSON."""
@@ -352,11 +373,11 @@ def make_app(viewer: ViewerState) -> Starlette:
 
         return handle
 
-    def answered(work: Work) -> Handler:
+    def answered(work: Work, call: Caller = in_thread) -> Handler:
         """Return a handler that answers with the result of `work`, or with its error."""
 
         async def handle(request: Request) -> Response:
-            return await _guarded(lambda: in_thread(partial(work, viewer, request)))
+            return await _guarded(lambda: call(partial(work, viewer, request)))
 
         return handle
 
@@ -385,6 +406,7 @@ def make_app(viewer: ViewerState) -> Starlette:
         "/media/{row}/{field:path}": media,
     }
     pages |= {path: answered(work) for path, work in _ANSWERS.items()}
+    pages |= {path: answered(work, in_turn) for path, work in _LOADER_ANSWERS.items()}
     routes = [Route(path, handler) for path, handler in pages.items()]
     routes += [Route(path, posted(work), methods=["POST"]) for path, work in _POSTS.items()]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})

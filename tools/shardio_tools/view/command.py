@@ -15,8 +15,10 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import threading
+import time
 import webbrowser
 
 from shardio import InvalidArgument
@@ -33,6 +35,7 @@ from shardio_tools.output import (
 from shardio_tools.screen import Done
 
 _HOST = "127.0.0.1"
+_END_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +94,16 @@ def run(options: argparse.Namespace) -> int:
         with server.stopped_by_signals():
             _show_link(options, server.port, token)
             server.run(guarded)
+    if viewer.is_busy:
+        flush()
+        threading.Thread(target=_end_later, daemon=True).start()
     return 0
+
+
+def _end_later() -> None:
+    """End the process if code of the user keeps it from ending."""
+    time.sleep(_END_S)
+    os._exit(0)
 
 
 def _show_link(options: argparse.Namespace, port: int, token: str) -> None:

@@ -37,6 +37,7 @@ _MAX_COUNT: Final = 1 << 62
 _MAX_TEXT: Final = 200
 _MAX_FIELDS: Final = 8
 _THUMBNAIL: Final = 256
+_CLOSE_S: Final = 0.3
 _ADVICE: Final = (
     "--loader names a ShardLoader, a dict of its options, or a function that returns either"
 )
@@ -124,13 +125,21 @@ class EpochBatches:
             raise shardio.InvalidArgument(f"the field {field!r} has no picture")
         return Picture(to_jpeg(fit(np.asarray(pixels), _THUMBNAIL)), "image/jpeg")
 
-    def close(self) -> None:
-        """Close the loader. A loader that the user has created is closed, too."""
-        with self._lock:
+    def close(self) -> bool:
+        """Close the loader. A loader that the user has created is closed, too.
+
+        Return False if it is left to a thread in which it is still busy, maybe for ever.
+        """
+        if not self._lock.acquire(timeout=_CLOSE_S):
+            return False
+        try:
             self._batches.clear()
             if self._loader is not None:
                 self._loader.close()
             self._loader, self._options = None, None
+        finally:
+            self._lock.release()
+        return True
 
     def _loader_for(self, dataset: Any, params: Mapping[str, str]) -> Any:
         if self.is_fixed:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import shardio
 
+T = TypeVar("T")
 State = Literal["none", "running", "done", "failed"]
 _JOIN_S: Final = 0.3
 """The time that all jobs together get to stop at the end; what runs on ends with the process."""
@@ -122,3 +125,29 @@ class Jobs:
         end = time.monotonic() + _JOIN_S
         for job in jobs:
             job.join(max(0.0, end - time.monotonic()))
+
+
+async def in_own_thread(work: Callable[[], T]) -> T:
+    """Return what a function returns that may never do so: its thread does not outlive the program.
+
+    Raises:
+        Exception: the function raised it. SystemExit and the like become a RuntimeError.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(set_: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = future.set_result, work()
+        except BaseException as error:  # noqa: BLE001  # of a user's code: the server goes on
+            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            outcome = future.set_exception, error if is_plain else RuntimeError(repr(error))
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
