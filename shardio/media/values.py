@@ -298,7 +298,7 @@ def preview_pixels(value: Any, side: int = _THUMBNAIL_SIDE) -> Pixels | None:
     if isinstance(value, EncodedStream):
         is_sound = "rate" in value.parameters
         return None if is_sound or not value.n_frames else _middle_keyframe(value, side)
-    if not isinstance(value, np.ndarray) or not 2 <= value.ndim <= 4:
+    if not isinstance(value, np.ndarray) or not 2 <= value.ndim <= 4 or not value.size:
         return None
     is_float = value.dtype.kind == "f"
     if value.ndim < 2 + is_float or not (is_float or value.dtype == np.uint8):

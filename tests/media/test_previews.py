@@ -64,3 +64,9 @@ def test_a_video_is_shown_by_its_middle_keyframe_at_the_size_asked_for(tmp_path:
     assert whole is not None and whole.shape == (64, 96, 3)
     expected = scene(30)[10]  # keyframes are 0, 10 and 20; 10 is the first of the nearest
     assert np.abs(whole.astype(int) - expected).mean() < 12
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 64, 3), (4, 0, 64, 3), (0, 64), (64, 0, 3)])
+def test_no_pixels_have_no_preview(shape: tuple[int, ...]) -> None:
+    for dtype in (np.uint8, np.float32):
+        assert preview_pixels(np.zeros(shape, dtype)) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from shardio import DatasetWriter, Schema, Text
+from shardio import Array, DatasetWriter, Schema, Text
 from shardio.maintenance import add_subset, split
 from shardio_tools.view import queries
 from shardio_tools.view.app import ViewerState
@@ -306,3 +307,13 @@ def test_a_search_that_no_page_asks_for_is_stopped(
         viewer.queries.get(queries.Filter(class_index=1))
         assert first.is_cancelled
         may_go.set()
+
+
+def test_a_range_may_be_wider_than_the_type_of_the_numbers(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "set", Schema({"x": Array("float16")})) as writer:
+        for i in range(4):
+            writer.append({"x": float(i)})
+    with viewing(tmp_path / "set") as client, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rows_of(client, range="x:1:1e9") == [1, 2, 3]
+        assert rows_of(client, range="x:-1e300:2") == [0, 1, 2]

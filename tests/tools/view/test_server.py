@@ -370,6 +370,12 @@ def test_marks_are_kept_with_notes_and_shown_with_their_rows(folder: Path) -> No
         }
         assert client.get("/api/sample/7").json()["mark"] == {"note": SCRIPT}
         assert [row["row"] for row in listed(client)["rows"] if row["marked"]] == [3, 7]
+        kind, half = (
+            POST | {"Content-Type": "application/json"},
+            rb'{"row": 3, "note": "half \ud83d"}',
+        )
+        assert client.post("/api/marks", headers=kind, content=half).json() == {"n": 2}
+        assert client.get("/api/sample/3").json()["mark"] == {"note": "half ?"}
         assert mark(row=7, marked=False) == {"n": 1}
         assert client.get("/api/sample/7").json()["mark"] is None
 

@@ -46,6 +46,9 @@ class Marks:
             note = ""
         if not isinstance(note, str) or len(note) > _MAX_NOTE:
             raise shardio.InvalidArgument(f"note must be a text of at most {_MAX_NOTE} characters")
+        note = note.encode(
+            errors="replace"
+        ).decode()  # half of a pair of surrogates cannot be saved
         with self._lock:
             if marked and sum(map(len, self._notes.values())) + len(note) > _MAX_NOTES:
                 raise shardio.InvalidArgument("the notes are too long together: save them first")

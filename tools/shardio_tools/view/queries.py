@@ -341,7 +341,7 @@ class Scan:
         if wanted.values is not None and len(rows):
             name, low, high = wanted.values
             numbers = _numbers(dataset, shard, name, rows - first)
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):
                 rows = rows[(numbers >= low) & (numbers <= high)]
         return rows
 

@@ -99,6 +99,10 @@ class Player {
     const how = h('p', { class: 'how' }, reason);
     fill(stage, canvas);
     stage.after(how);
+    if (!field.n_frames) {
+      how.textContent = 'There are no frames.';
+      return;
+    }
     if (!field.frames) {
       how.textContent = 'This browser does not play the codec, and an exported page has no decoder.';
       how.classList.add('bad');
