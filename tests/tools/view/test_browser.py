@@ -649,3 +649,13 @@ def test_pages_fit_and_are_legible(
                 page.wait_for_selector("#filters.open")
                 assert result(page, "overflow()") == {"isWide": False, "cut": []}
                 page.get_by_label("Close the filters").click()
+
+
+def test_the_page_is_not_wider_than_the_narrowest_screens(
+    visits: Visits, pictures_link: str
+) -> None:
+    with visits.page(pictures_link, size=(320, 500)) as page:
+        for place in ("#/", "#/grid", "#/sample/1", "#/loader", "#/damage", "#/marks"):
+            page.evaluate("place => { location.hash = place; }", place)
+            page.wait_for_selector("main h1, main .results-bar, main form", state="attached")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 320, place
