@@ -26,6 +26,7 @@ from tests.tools.view.served import (
     finished,
     listed,
     make_dataset,
+    rows_of,
     sample,
     viewing,
 )
@@ -446,6 +447,17 @@ def test_marks_of_a_dataset_that_has_changed_are_not_saved(tmp_path: Path) -> No
         publish_next(folder, load(folder), classes=[])
         answer = save(client, name="keep")
         assert answer.status_code == 409 and answer.json()["hint"] == "start shardio view again"
+
+
+def test_two_viewers_save_their_marks_one_after_the_other(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder, is_writable=True) as one, viewing(folder, is_writable=True) as two:
+        for row, client in enumerate((one, two)):
+            client.post("/api/marks", headers=POST, json={"row": row})
+        assert save(one, name="first").json() == {"name": "first", "n": 1, "generation": 3}
+        assert "there is a subset" in save(two, name="first").json()["error"]
+        assert save(two, name="second").json() == {"name": "second", "n": 1, "generation": 4}
+        assert rows_of(two, subset="first") == [0] and rows_of(two, subset="second") == [1]
 
 
 # --- numbers, names ---------------------------------------------------------------------------

@@ -69,13 +69,23 @@ class Marks:
             listed = [{"row": row, "note": self._notes[row]} for row in rows[:_N_LISTED]]
         return {"marks": listed, "n": len(rows)}
 
+    def _generation(self) -> int:
+        """Return the published generation if its rows are those that are shown; else the shown one.
+
+        Another viewer may have saved its marks.
+        """
+        shown = self._source.required()
+        with shardio.open(self._source.path) as published:
+            is_same = _rows_of(published) == _rows_of(shown)
+            return published.generation if is_same else shown.generation
+
     def save(self, content: Any) -> dict[str, Any]:
         """Publish the marked rows as a named subset, and show the new generation.
 
         Raises:
             PermissionError: the viewer was started without --writable.
             InvalidArgument: the name is invalid, or taken, or no row is marked.
-            DatasetConflict: another generation was published since the viewer opened the dataset.
+            DatasetConflict: other rows were published since the viewer opened the dataset.
         """
         if not self._is_writable:
             raise PermissionError("this viewer does not write: start it with --writable")
@@ -87,13 +97,20 @@ class Marks:
             rows = sorted(self._notes)
             if not rows:
                 raise shardio.InvalidArgument("no sample is marked")
+            notes = {row: note for row, note in self._notes.items() if note}
             report = add_subset(
                 self._source.path,
                 name,
                 rows,
                 overwrite=overwrite,
-                notes={row: note for row, note in self._notes.items() if note},
-                generation=self._source.required().generation,
+                notes=notes,
+                generation=self._generation(),
             )
             self._source.reload()
         return {"name": name, "n": len(rows), "generation": report.generation}
+
+
+def _rows_of(dataset: shardio.ShardDataset) -> tuple[Any, ...]:
+    """Return what two generations with the same rows, and only subsets of their own, share."""
+    names = [*dataset.shards.names()]
+    return dataset.lineage, names, dataset.shard_starts.tolist(), dataset.schema, dataset.classes
