@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ import shardio
 import shardio.media
 from shardio.dataset.manifest import load, publish_next
 from shardio.maintenance import add_subset, compute_stats, split
+from shardio_tools.view import app
 from tests.shards import flip
 from tests.tools.view.served import (
     CLASSES,
@@ -525,3 +527,52 @@ def test_another_dataset_at_the_path_is_not_mixed_with_the_one_that_is_shown(
         answer = client.get("/api/sample/0")
         assert answer.status_code == 409 and "another dataset" in answer.json()["error"]
         assert answer.json()["hint"] == "start shardio view again"
+
+
+def test_few_downloads_are_in_memory_however_slowly_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_TURN_S", 0.05)
+    schema = shardio.Schema({"blob": shardio.Bytes()})
+    with shardio.DatasetWriter(tmp_path / "set", schema) as writer:
+        writer.append({"blob": bytes(3 << 20)})
+    statuses: list[int] = []
+    sizes: list[int] = []
+
+    async def download(viewer: Any, asgi: Any, reads: asyncio.Event) -> None:
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            else:
+                sizes.append(len(message.get("body", b"")))
+                await reads.wait()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "GET", "path": "/original/0/blob", "headers": []}
+        await asgi(scope | {"query_string": b""}, receive, send)
+
+    async def run() -> None:
+        reads, at_once = asyncio.Event(), asyncio.Event()
+        at_once.set()
+        with app.Viewer(str(tmp_path / "set")) as viewer:
+            asgi = app.make_app(viewer)
+            slow = [asyncio.create_task(download(viewer, asgi, reads)) for _ in range(4)]
+            while len(sizes) < 4:
+                await asyncio.sleep(0.01)
+            await download(viewer, asgi, at_once)
+            assert statuses == [200] * 4 + [503] and sizes[:4] == [1 << 20] * 4
+            reads.set()
+            await asyncio.gather(*slow)
+            await download(viewer, asgi, at_once)
+            assert statuses[5:] == [200]
+            assert sum(sizes) >= 5 * (3 << 20)
+
+    asyncio.run(run())
+
+
+def test_a_download_that_fails_leaves_room_for_others(client: TestClient) -> None:
+    for _ in range(10):
+        assert client.get("/original/999/label").status_code == 404
+    assert client.get("/original/1/label").content == b"1\n"

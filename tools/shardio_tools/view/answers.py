@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 import shardio
 from shardio.errors import (
@@ -168,6 +169,27 @@ def ranged_answer(
     if request.method == "HEAD":
         return Response(None, status, headers, media_type)
     return StreamingResponse(_pieces(read, start, end), status, headers, media_type)
+
+
+class Download(Response):
+    """A file that is sent in pieces as the client reads them; `done` is called at the end."""
+
+    def __init__(self, data: bytes, headers: Mapping[str, str], done: Callable[[], None]) -> None:
+        super().__init__(data, 200, headers, "application/octet-stream")
+        self._done = done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer: the server waits before each piece until the client has read enough."""
+        kind, body = "http.response.body", memoryview(self.body)
+        try:
+            start = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **start})
+            for at in range(0, len(body), PIECE_BYTES):
+                piece = bytes(body[at : at + PIECE_BYTES])
+                await send({"type": kind, "body": piece, "more_body": True})
+            await send({"type": kind, "body": b""})
+        finally:
+            self._done()
 
 
 async def _pieces(

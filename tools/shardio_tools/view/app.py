@@ -21,6 +21,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio_tools.view import rows
 from shardio_tools.view.answers import (
+    Download,
     answer_of,
     error_answer,
     json_answer,
@@ -48,7 +49,10 @@ _MAX_ROWS: Final = 500
 _N_THREADS: Final = 8
 """The number of requests that are worked on at the same time; others wait."""
 _TURN_S: Final = 5.0
-"""The time that a request waits for the loader, which works on one batch at a time."""
+"""The time that a request waits for the loader, which works on one batch at a time, or for another
+download to end."""
+_N_DOWNLOADS: Final = 4
+"""The number of downloads that are in memory at the same time, each of at most 64 MiB."""
 
 
 class ViewerState:
@@ -273,7 +277,7 @@ def _read_media(viewer: ViewerState, row: int, field: str, start: int, stop: int
         return bytes(open_media(dataset, row, field).read(start, stop))
 
 
-def _original(viewer: ViewerState, request: Request) -> Response:
+def _original(viewer: ViewerState, request: Request) -> tuple[bytes, dict[str, str]]:
     row, field = _checked_row(viewer, request), _field(viewer, request)
     with viewer.source.borrow() as dataset:
         found = original(dataset, row, field)
@@ -281,7 +285,7 @@ def _original(viewer: ViewerState, request: Request) -> Response:
         c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in found.file_name
     )
     headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
-    return Response(found.data, 200, headers, "application/octet-stream")
+    return found.data, headers
 
 
 def _series(viewer: ViewerState, request: Request) -> Any:
@@ -325,7 +329,6 @@ _ANSWERS: Final[Mapping[str, Work]] = {
     "/api/verification": lambda viewer, _: viewer.verification.as_json(),
     "/frame/{row}/{field:path}/{number}": _frame,
     "/heatmap/{row}/{field:path}": _heatmap,
-    "/original/{row}/{field:path}": _original,
     "/series/{row}/{field:path}": _series,
     "/thumbnail/{row}/{field:path}": _thumbnail,
 }
@@ -345,6 +348,7 @@ _POSTS: Final[Mapping[str, Posted]] = {
 def make_app(viewer: ViewerState) -> Starlette:
     """Return the ASGI application of a viewer, without the checks of `Security`."""
     limiter, turn = anyio.CapacityLimiter(_N_THREADS), asyncio.Semaphore(1)
+    downloads = asyncio.Semaphore(_N_DOWNLOADS)
 
     async def in_thread(work: Callable[[], Any]) -> Any:
         return await anyio.to_thread.run_sync(work, limiter=limiter)
@@ -394,6 +398,26 @@ def make_app(viewer: ViewerState) -> Starlette:
 
         return await _guarded(answer)
 
+    async def download(request: Request) -> Response:
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await downloads.acquire()
+        except TimeoutError:
+            return error_answer(503, "other downloads are not complete", "wait for one of them")
+        answer: Response | None = None
+
+        async def make() -> Response:
+            nonlocal answer
+            data, headers = await in_thread(partial(_original, viewer, request))
+            answer = Download(data, headers, downloads.release)
+            return answer
+
+        try:
+            return await _guarded(make)
+        finally:
+            if answer is None:
+                downloads.release()
+
     async def page(request: Request) -> Response:
         return static_answer(viewer.static.get("index.html"), request)
 
@@ -405,6 +429,7 @@ def make_app(viewer: ViewerState) -> Starlette:
         "/static/{name}": static,
         "/media/{row}/{field:path}": media,
     }
+    pages["/original/{row}/{field:path}"] = download
     pages |= {path: answered(work) for path, work in _ANSWERS.items()}
     pages |= {path: answered(work, in_turn) for path, work in _LOADER_ANSWERS.items()}
     routes = [Route(path, handler) for path, handler in pages.items()]
