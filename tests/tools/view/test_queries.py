@@ -260,7 +260,7 @@ def test_few_searches_run_at_a_time_and_a_stopped_one_ends_within_its_shard(
 
     monkeypatch.setattr(queries, "_with_words", search)
     monkeypatch.setattr(queries, "_TEXT_BYTES", 100)
-    with Viewer(str(folder)) as viewer:
+    with ViewerState(str(folder)) as viewer:
         wanted = [queries.Filter(words=("caption", (f"{i}",))) for i in range(30)]
         scans = [viewer.queries.get(each) for each in wanted]
         while len(searched) < 2:
@@ -281,7 +281,7 @@ def test_searches_that_pages_ask_for_are_all_completed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "_FORGOTTEN_S", 1e9)
-    with Viewer(str(folder)) as viewer:
+    with ViewerState(str(folder)) as viewer:
         wanted = [queries.Filter(class_index=i) for i in range(3)]
         scans = [viewer.queries.get(each) for each in wanted * 20]
         assert len({id(each) for each in scans}) == 3
@@ -301,7 +301,7 @@ def test_a_search_that_no_page_asks_for_is_stopped(
         return rows
 
     monkeypatch.setattr(queries, "_with_words", search)
-    with Viewer(str(folder)) as viewer:
+    with ViewerState(str(folder)) as viewer:
         first = viewer.queries.get(queries.Filter(words=("caption", ("red",))))
         assert isinstance(first, queries.Scan) and not first.is_cancelled
         viewer.queries.get(queries.Filter(class_index=1))

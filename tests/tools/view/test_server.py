@@ -556,7 +556,7 @@ def test_few_downloads_are_in_memory_however_slowly_they_are_read(
     async def run() -> None:
         reads, at_once = asyncio.Event(), asyncio.Event()
         at_once.set()
-        with app.Viewer(str(tmp_path / "set")) as viewer:
+        with app.ViewerState(str(tmp_path / "set")) as viewer:
             asgi = app.make_app(viewer)
             slow = [asyncio.create_task(download(viewer, asgi, reads)) for _ in range(4)]
             while len(sizes) < 4:
