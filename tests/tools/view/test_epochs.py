@@ -75,7 +75,7 @@ def test_a_batch_without_a_loader_has_the_pictures_of_the_dataset(
     assert sample["thumb"] == "/thumbnail/4/image?size=256" and sample["skipped"] is None
     assert found["samples"][2]["label"] == "2"
     with pytest.raises(InvalidArgument, match="pictures of their own with --loader"):
-        epochs.picture(dataset, 0, 0, 0, "image", {})
+        epochs.picture(0, 0, 0, "image")
     epochs.close()
 
 
@@ -188,7 +188,7 @@ def test_a_loader_is_shown_with_its_transform_and_what_it_skips(
                 continue
             assert sample["row"] == int(right.indices[i])
             assert sample["thumb"] == f"/epoch/{epoch}/{batch}/{i}/image"
-            picture = epochs.picture(dataset, epoch, batch, i, "image", {})
+            picture = epochs.picture(epoch, batch, i, "image")
             assert abs(_color(picture.data) - 10 * sample["row"]) <= 3
     assert failures == 1
     epochs.close()
@@ -205,7 +205,7 @@ def test_pictures_of_a_batch_do_not_load_it_again(dataset: shardio.ShardDataset)
     epochs.describe(dataset, {})
     n = len(calls)
     for i in range(4):
-        epochs.picture(dataset, 0, 0, i, "image", {})
+        epochs.picture(0, 0, i, "image")
     assert len(calls) == n
     for field, item, expected in (
         ("image", 4, "4 rows"),
@@ -213,7 +213,7 @@ def test_pictures_of_a_batch_do_not_load_it_again(dataset: shardio.ShardDataset)
         ("label", 0, "no pic"),
     ):
         with pytest.raises(InvalidArgument, match=expected):
-            epochs.picture(dataset, 0, 0, item, field, {})
+            epochs.picture(0, 0, item, field)
     epochs.close()
 
 
@@ -237,7 +237,7 @@ def test_tensors_are_shown_as_arrays(dataset: shardio.ShardDataset) -> None:
     epochs = EpochBatches(dataset.path, {"batch_size": 3, "output": "tinygrad", "num_workers": 0})
     found = epochs.describe(dataset, {})
     assert found["samples"][1]["thumb"] == "/epoch/0/0/1/image"
-    picture = epochs.picture(dataset, 0, 0, 1, "image", {})
+    picture = epochs.picture(0, 0, 1, "image")
     epochs.close()
     assert abs(_color(picture.data) - 10) <= 3
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio import InvalidArgument
+from shardio.errors import ClosedError
 from shardio_tools.view.jobs import Job, Jobs, in_own_thread
 from shardio_tools.view.statistics import Histogram
 
@@ -76,6 +77,8 @@ def test_after_the_end_no_job_starts_again() -> None:
     job.wait(PATIENCE_S)
     jobs.close()
     assert jobs.start("a", lambda job: None) is job
+    with pytest.raises(ClosedError, match="the viewer is closed"):
+        jobs.start("b", lambda job: None)
 
 
 numbers = st.one_of(

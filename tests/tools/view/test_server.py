@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from starlette.testclient import TestClient
 import shardio
 import shardio.media
 from shardio.dataset.manifest import load, publish_next
+from shardio.errors import StoreAccessDenied, StoreUnavailable
 from shardio.maintenance import add_subset, compute_stats, split
-from shardio_tools.view import app
+from shardio_tools.view import app, overview
+from shardio_tools.view.epochs import EpochBatches
+from shardio_tools.view.marks import Marks
 from tests.shards import flip
 from tests.tools.view.served import (
     CLASSES,
@@ -86,6 +91,26 @@ def test_the_conversion_is_told_with_inputs_that_failed_and_why(dataset: Path) -
         *("cats/notes.txt", "fish/short.mp4", "fish/song.wav")
     }
     assert all(failed.values())
+
+
+def test_the_history_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, may_end = overview._read_history, threading.Event()
+    n_read = 0
+
+    def slow(*given: Any) -> Json:
+        nonlocal n_read
+        n_read += 1
+        may_end.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(overview, "_WAIT_S", 0.01)
+    monkeypatch.setattr(overview, "_read_history", slow)
+    with viewing(folder) as client:
+        assert client.get("/api/dataset").json()["pending"]
+        may_end.set()
+        for _ in range(3):
+            assert [each["number"] for each in dataset_facts(client)["generations"]] == [2, 1]
+    assert n_read == 1
 
 
 def test_statistics_of_a_small_dataset_are_counted_in_the_background(client: TestClient) -> None:
@@ -169,6 +194,60 @@ def test_a_thumbnail_is_made_once_and_then_the_browser_keeps_it(client: TestClie
     assert client.get("/thumbnail/3/caption").status_code == 400
 
 
+def test_a_field_whose_name_has_a_slash_has_media_and_downloads(tmp_path: Path) -> None:
+    from shardio import Array, Image, Schema
+    from shardio.media import to_png
+
+    fields = Schema({"a/b/image": Image(), "x/y": Array("int16", (4, 40))})
+    picture, matrix = to_png(np.zeros((8, 8, 3), np.uint8)), np.zeros((4, 40), np.int16)
+    with shardio.DatasetWriter(tmp_path / "set", fields) as writer:
+        writer.append({"a/b/image": picture, "x/y": matrix})
+    with viewing(tmp_path / "set") as client:
+        image, array = client.get("/api/sample/0").json()["fields"]
+        assert client.get(image["src"]).content == picture
+        assert client.get(image["original"]).content == picture
+        for path in (array["series"], array["heatmap"], array["original"]):
+            assert client.get(path).status_code == 200, path
+        assert client.get("/thumbnail/0/a%2Fb%2Fimage").status_code == 200
+        assert client.get("/frame/0/a%2Fb%2Fimage/0").status_code == 200
+
+
+@pytest.mark.parametrize("row", ["abc", "-1", "9" * 19, "1.0"])
+def test_media_of_no_number_are_not_found(client: TestClient, row: str) -> None:
+    answer = client.get(f"/media/{row}/frames")
+    assert answer.status_code == 404 and "is not the number of a sample" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyError("x"), 500, "its terminal shows the error"),
+        (IndexError("x"), 500, "its terminal shows the error"),
+        (OSError(28, "No space left on device"), 500, "No space left on device"),
+        (FileNotFoundError(2, "gone"), 404, "gone"),
+        (StoreUnavailable("the store is down"), 503, "the store is down"),
+        (StoreAccessDenied("no access"), 403, "no access"),
+    ],
+    ids=repr,
+)
+def test_errors_have_statuses_of_their_own_and_bugs_are_shown_on_the_terminal(
+    folder: Path,
+    error: Exception,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with viewing(folder) as client:
+        monkeypatch.setattr(Marks, "as_json", fail)
+        answer = client.get("/api/marks")
+    assert answer.status_code == status and said in answer.json()["error"]
+    assert ("Traceback" in capsys.readouterr().err) is ("terminal" in said)
+
+
 def test_a_curve_and_a_heat_map_are_bounded(client: TestClient) -> None:
     found = client.get("/series/4/points?points=2").json()
     assert found["n"] == 4 and len(found["columns"][0]["min"]) == 2
@@ -193,6 +272,48 @@ def test_a_batch_of_an_epoch_is_that_of_a_loader(client: TestClient, folder: Pat
 
 def _broken(sample: Json) -> Json:
     raise ValueError("a transform of the user")
+
+
+def test_a_batch_that_is_loaded_slowly_blocks_nothing_else(folder: Path) -> None:
+    started, may_end = threading.Event(), threading.Event()
+
+    def slow(sample: Json) -> Json:
+        started.set()
+        may_end.wait(60)
+        return sample
+
+    options = {"batch_size": 4, "fields": ["frames"], "num_workers": 0, "transform": slow}
+    with viewing(folder, loader=options) as client:
+        paths = [f"/epoch/0/0/{i % 4}/frames" for i in range(12)]
+        with ThreadPoolExecutor(len(paths)) as pool:
+            answers = [pool.submit(client.get, path) for path in paths]
+            try:
+                assert started.wait(60)
+                for path in ("/api/rows", "/api/sample/3", "/thumbnail/3/frames"):
+                    assert client.get(path).status_code == 200
+            finally:
+                may_end.set()
+        assert [each.result().status_code for each in answers] == [200] * len(paths)
+
+
+def test_batches_close_though_one_is_being_loaded(folder: Path) -> None:
+    started, may_end = threading.Event(), threading.Event()
+
+    def slow(sample: Json) -> Json:
+        started.set()
+        may_end.wait(60)
+        return sample
+
+    options = {"batch_size": 4, "fields": ["frames"], "num_workers": 0, "transform": slow}
+    epochs = EpochBatches(str(folder), options)
+    with ThreadPoolExecutor(1) as pool, shardio.open(folder) as dataset:
+        found = pool.submit(epochs.describe, dataset, {})
+        assert started.wait(60)
+        epochs.close()
+        assert not found.done()
+        may_end.set()
+        assert len(found.result()["samples"]) == 4
+    epochs.close()
 
 
 def test_pixels_of_a_batch_are_those_after_the_transforms_of_a_given_loader(folder: Path) -> None:

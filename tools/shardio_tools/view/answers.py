@@ -25,6 +25,11 @@ from shardio.errors import (
 )
 from shardio_tools.output import decode_names
 
+
+class NotFound(Exception):
+    """A request names something that does not exist."""
+
+
 PIECE_BYTES: Final = 1 << 20
 """The number of bytes of media that are read at a time."""
 _TYPES: Final = {
@@ -35,6 +40,11 @@ _TYPES: Final = {
     "png": "image/png",
     "svg": "image/svg+xml",
 }
+_MISSING: Final = (
+    *(shardio.ShardioError, NotFound),
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+)
+"""Errors about data that do not exist, or cannot be read."""
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -71,7 +81,9 @@ def answer_of(error: Exception) -> Response | None:
     if isinstance(error, ClosedError):
         return error_answer(503, str(error), "start shardio view again")
     if isinstance(error, StoreAccessDenied | StoreUnavailable):
-        return error_answer(404, str(error), "check the credentials and the network, then reload")
+        status = 403 if isinstance(error, StoreAccessDenied) else 503
+        hint = "check the credentials and the network, then reload"
+        return error_answer(status, str(error), hint)
     if isinstance(error, PermissionError):
         return error_answer(403, str(error))
     if isinstance(error, DatasetConflict):
@@ -83,10 +95,10 @@ def answer_of(error: Exception) -> Response | None:
         return error_answer(413, str(error) or "there is too little memory for this value")
     if isinstance(error, shardio.InvalidArgument | TransformError):
         return error_answer(400, str(error))
-    if isinstance(error, shardio.ShardioError | OSError):
+    if isinstance(error, _MISSING):
         return error_answer(404, str(error))
-    if isinstance(error, LookupError):
-        return error_answer(404, str(error.args[0]) if error.args else "there is no such thing")
+    if isinstance(error, OSError):
+        return error_answer(500, str(error))
     return None
 
 
@@ -127,7 +139,7 @@ def requested_range(given: str | None, size: int) -> tuple[int, int] | None:
     None stands for the whole file, which also answers several ranges.
 
     Raises:
-        LookupError: the range is not in the file.
+        NotFound: the range is not in the file.
     """
     found = _RANGE.fullmatch((given or "").replace(" ", ""))
     if found is None or found.group(1) == found.group(2) == "":
@@ -138,7 +150,7 @@ def requested_range(given: str | None, size: int) -> tuple[int, int] | None:
         start = int(found.group(1))
         end = min(size, int(found.group(2) or size) + 1)
     if start >= end:
-        raise LookupError(f"the range is not in the file, which has {size} bytes")
+        raise NotFound(f"the range is not in the file, which has {size} bytes")
     return start, end
 
 
@@ -157,7 +169,7 @@ def ranged_answer(
     is_current = request.headers.get("if-range", etag) == etag
     try:
         part = requested_range(request.headers.get("range") if is_current else None, size)
-    except LookupError as error:
+    except NotFound as error:
         found = error_answer(416, str(error))
         found.headers["content-range"] = f"bytes */{size}"
         return found

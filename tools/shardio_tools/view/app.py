@@ -22,6 +22,7 @@ from shardio import InvalidArgument
 from shardio_tools.view import rows
 from shardio_tools.view.answers import (
     Download,
+    NotFound,
     answer_of,
     error_answer,
     json_answer,
@@ -137,21 +138,21 @@ def number(text: str | None, what: str, low: int, high: int, default: int | None
 def _row(request: Request) -> int:
     text = request.path_params["row"]
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise LookupError(f"{text!r:.40} is not the number of a sample")
+        raise NotFound(f"{text!r:.40} is not the number of a sample")
     return int(text)
 
 
 def _checked_row(viewer: ViewerState, request: Request) -> int:
     row, n = _row(request), len(viewer.source.required())
     if row >= n:
-        raise LookupError(f"there is no sample {row}; the dataset has {n}")
+        raise NotFound(f"there is no sample {row}; the dataset has {n}")
     return row
 
 
 def _field(viewer: ViewerState, request: Request) -> str:
     name: str = request.path_params["field"]
     if name not in viewer.source.required().schema:
-        raise LookupError(f"there is no field {name!r:.80}")
+        raise NotFound(f"there is no field {name!r:.80}")
     return name
 
 
@@ -266,7 +267,7 @@ def _frame(viewer: ViewerState, request: Request) -> Response:
 
 def _media_facts(viewer: ViewerState, row: int, field: str) -> dict[str, Any]:
     if row >= len(viewer.source.required()) or field not in viewer.source.required().schema:
-        raise LookupError(f"there is no sample {row} with a field {field!r:.80}")
+        raise NotFound(f"there is no sample {row} with a field {field!r:.80}")
     with viewer.source.borrow() as dataset:
         found = open_media(dataset, row, field)
         return {"size": found.size, "etag": found.etag, "media_type": found.media_type}
@@ -304,6 +305,8 @@ def _heatmap(viewer: ViewerState, request: Request) -> Response:
 
 
 def _epoch(viewer: ViewerState, request: Request) -> Any:
+    if viewer.epochs.is_fixed:  # loading a batch may take long: nothing is borrowed meanwhile
+        return viewer.epochs.describe(viewer.source.required(), request.query_params)
     with viewer.source.borrow() as dataset:
         return viewer.epochs.describe(dataset, request.query_params)
 
@@ -312,10 +315,7 @@ def _epoch_picture(viewer: ViewerState, request: Request) -> Response:
     given = request.path_params
     names = ("epoch", "batch", "item")
     epoch, batch, item = (number(given[name], name, 0, 1 << 48) for name in names)
-    with viewer.source.borrow() as dataset:
-        found = viewer.epochs.picture(
-            dataset, epoch, batch, item, given["field"], request.query_params
-        )
+    found = viewer.epochs.picture(epoch, batch, item, given["field"])
     return Response(found.data, 200, {"cache-control": "no-store"}, found.media_type)
 
 
@@ -386,13 +386,14 @@ def make_app(viewer: ViewerState) -> Starlette:
         return handle
 
     async def media(request: Request) -> Response:
-        row, field = _row(request), request.path_params["field"]
-
-        async def read(start: int, stop: int) -> bytes:
-            found: bytes = await in_thread(partial(_read_media, viewer, row, field, start, stop))
-            return found
-
         async def answer() -> Response:
+            row, field = _row(request), request.path_params["field"]
+
+            async def read(start: int, stop: int) -> bytes:
+                part = partial(_read_media, viewer, row, field, start, stop)
+                found: bytes = await in_thread(part)
+                return found
+
             facts = await in_thread(partial(_media_facts, viewer, row, field))
             return ranged_answer(request, **facts, read=read)
 

@@ -38,6 +38,7 @@ _MAX_TEXT: Final = 200
 _MAX_FIELDS: Final = 8
 _THUMBNAIL: Final = 256
 _CLOSE_S: Final = 0.3
+"""The time that `close` waits for a batch."""
 _ADVICE: Final = (
     "--loader names a ShardLoader, a dict of its options, or a function that returns either"
 )
@@ -52,7 +53,7 @@ class EpochBatches:
 
     def __init__(self, dataset_path: str, loader: Any = None) -> None:
         self._path, self._given = dataset_path, loader
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._loader: Any = None
         self._options: tuple[Any, ...] | None = None
         self._batches: OrderedDict[tuple[int, int], _Loaded] = OrderedDict()
@@ -102,9 +103,7 @@ class EpochBatches:
             "weights": used["weights"],
         }
 
-    def picture(
-        self, dataset: Any, epoch: int, batch: int, item: int, field: str, params: Mapping[str, str]
-    ) -> Picture:
+    def picture(self, epoch: int, batch: int, item: int, field: str) -> Picture:
         """Return a picture of a value of a batch: pixels as the user's loader delivers them.
 
         Raises:
@@ -114,7 +113,7 @@ class EpochBatches:
         with self._lock:
             if not self.is_fixed:
                 raise shardio.InvalidArgument("batches have pictures of their own with --loader")
-            loaded = self._load(self._loader_for(dataset, params), epoch, batch)
+            loaded = self._load(self._users_loader(), epoch, batch)
         if field not in loaded.values or not 0 <= item < loaded.n_rows:
             raise shardio.InvalidArgument(
                 f"batch {batch} of epoch {epoch} has {counted(loaded.n_rows, 'rows')}, and the "
@@ -133,19 +132,25 @@ class EpochBatches:
         if not self._lock.acquire(timeout=_CLOSE_S):
             return False
         try:
-            self._batches.clear()
-            if self._loader is not None:
-                self._loader.close()
-            self._loader, self._options = None, None
+            self._forget_loader()
         finally:
             self._lock.release()
         return True
 
+    def _forget_loader(self) -> None:
+        self._batches.clear()
+        if self._loader is not None:
+            self._loader.close()
+        self._loader, self._options = None, None
+
+    def _users_loader(self) -> Any:
+        if self._loader is None:
+            self._loader = _loader_of(self._given, self._path)
+        return self._loader
+
     def _loader_for(self, dataset: Any, params: Mapping[str, str]) -> Any:
         if self.is_fixed:
-            if self._loader is None:
-                self._loader = _loader_of(self._given, self._path)
-            return self._loader
+            return self._users_loader()
         size = _count(params, "batch_size", 1, _DEFAULT_BATCH, _MAX_BATCH)
         seed = _count(params, "seed", 0, 0)
         shuffle, weights = params.get("shuffle") or "none", params.get("weights") or None
@@ -155,7 +160,7 @@ class EpochBatches:
             )
         options = dataset.generation, size, seed, shuffle, weights
         if options != self._options:
-            self.close()
+            self._forget_loader()
             self._loader, self._options = _plain_loader(dataset, *options[1:]), options
         return self._loader
 

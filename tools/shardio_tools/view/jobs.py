@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeVar
 
 import shardio
+from shardio.errors import ClosedError
 
 T = TypeVar("T")
 State = Literal["none", "running", "done", "failed"]
@@ -91,7 +92,6 @@ class Jobs:
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
-        self._others: list[Job] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -100,26 +100,26 @@ class Jobs:
         return self._jobs.get(kind)
 
     def start(self, kind: str, work: Callable[[Job], Any]) -> Job:
-        """Start a job, unless one of its kind runs; return the job that runs."""
+        """Start a job, unless one of its kind runs; return the job that runs.
+
+        A finished job is started again.
+
+        Raises:
+            ClosedError: the jobs are closed, and there was none of this kind.
+        """
         with self._lock:
             job = self._jobs.get(kind)
+            if self._is_closed and job is None:
+                raise ClosedError("the viewer is closed")
             if job is None or (job.state != "running" and not self._is_closed):
                 job = self._jobs[kind] = Job(work)
             return job
-
-    def forget(self, kind: str) -> None:
-        """Cancel the job of a kind, and forget its result."""
-        with self._lock:
-            if (job := self._jobs.pop(kind, None)) is not None:
-                job.cancel()
-                self._others = [each for each in self._others if each.state == "running"]
-                self._others.append(job)
 
     def close(self) -> None:
         """Cancel all jobs, and wait for them for a moment."""
         with self._lock:
             self._is_closed = True
-            jobs = [*self._jobs.values(), *self._others]
+            jobs = [*self._jobs.values()]
         for job in jobs:
             job.cancel()
         end = time.monotonic() + _JOIN_S

@@ -81,7 +81,9 @@ class Overview:
     def _history(self, dataset: shardio.ShardDataset) -> dict[str, Any]:
         """Return generations and the conversion; `pending` is True while they are being read."""
         kind = f"history of {dataset.generation}"
-        job = self._jobs.start(kind, lambda job: _read_history(self._source, dataset))
+        job = self._jobs.get(kind) or self._jobs.start(
+            kind, lambda job: _read_history(self._source, dataset)
+        )
         job.wait(_WAIT_S)
         found: dict[str, Any] = {"generations": [], "conversion": None}
         return found | {"pending": job.state == "running"} | (job.result or {})

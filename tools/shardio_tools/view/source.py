@@ -78,9 +78,9 @@ class Source:
 
     def required(self) -> shardio.ShardDataset:
         """Return `dataset`; raise DatasetCorrupt if there is none."""
-        if self.dataset is None:
+        if (dataset := self.dataset) is None:
             raise DatasetCorrupt(" ".join(self.problems))
-        return self.dataset
+        return dataset
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[shardio.ShardDataset]:
@@ -115,7 +115,14 @@ class Source:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[shardio.ShardDataset]:
-        """Open a copy of the dataset for a `with` block, beside the pool: for background jobs."""
+        """Open a copy of the dataset for a `with` block, beside the pool: for background jobs.
+
+        Raises:
+            DatasetCorrupt: no generation can be read.
+            ClosedError: the source is closed.
+        """
+        if self._is_closed:
+            raise ClosedError(f"{self.path}: the viewer is closed")
         with self._copy() as dataset:
             yield dataset
 
