@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import subprocess
 import sys
+import tempfile
 import weakref
 import webbrowser
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -177,6 +181,8 @@ from shardio_tools.entry import main
 raise SystemExit(main())
 """
 _HEIGHT: Final = 640
+_END_S: Final = 5.0
+"""The time that a server gets to end before it is killed."""
 
 
 class Viewer(Closing):
@@ -191,7 +197,8 @@ class Viewer(Closing):
         import_extra("showing a dataset needs Starlette and uvicorn", "view", "starlette")
         words = [sys.executable, "-c", _PROGRAM, "view", "--no-open", "--", path]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._end = weakref.finalize(self, _end, process)
+        self._pages: list[str] = []
+        self._end = weakref.finalize(self, _end, process, os.getpid(), self._pages)
         self.link = process.stdout.readline().strip() if process.stdout is not None else ""
         if not self.link:
             self.close()
@@ -202,6 +209,11 @@ class Viewer(Closing):
     def close(self) -> None:
         """End the server. Idempotent."""
         self._end()
+
+    def _open(self) -> None:
+        """Open the page in the browser."""
+        self._pages.append(page_of_link(self.link))
+        webbrowser.open(Path(self._pages[-1]).as_uri())
 
     def __repr__(self) -> str:
         return f"Viewer({self.link})"
@@ -216,16 +228,42 @@ class Viewer(Closing):
         )
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def page_of_link(link: str) -> str:
+    """Write a page that leads to a link with a token, for this user only; return its path.
+
+    The command line of a browser shows its address to all users of the machine. The page is in the
+    home folder, because some browsers are not allowed to read hidden and temporary folders.
+    """
+    home = os.path.expanduser("~")
+    folder = home if os.access(home, os.W_OK | os.X_OK) else None
+    descriptor, path = tempfile.mkstemp(".html", "shardio-view-", folder)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={escaped(link, 1000)}">\n')
+    return path
+
+
+def _end(process: subprocess.Popen[str], owner: int, pages: list[str]) -> None:
+    """End a server and remove its pages; a fork of the process that owns them leaves them alone."""
+    if os.getpid() != owner:
+        return
+    # A fork may hold a copy of the pipe, so that the server does not see its end.
+    process.terminate()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
-    process.wait()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for page in pages:
+        with contextlib.suppress(OSError):
+            os.unlink(page)
 
 
 def show(path: str) -> Viewer:
     """Start a viewer; outside of notebooks, open its page in the browser."""
     viewer = Viewer(path)
     if display_kind(sys.stdout) != "notebook":
-        webbrowser.open(viewer.link)
+        viewer._open()
     return viewer

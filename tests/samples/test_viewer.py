@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import subprocess
 import sys
 import time
@@ -46,15 +47,35 @@ def wait_for_end(link: str) -> None:
 
 
 def test_a_dataset_is_shown_in_the_browser_until_the_viewer_is_closed(
-    dataset: str, monkeypatch: pytest.MonkeyPatch
+    dataset: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setenv("HOME", str(tmp_path))
     with shardio.open(dataset) as found, found.show() as shown:
-        assert opened == [shown.link] and status(shown.link) == 303
+        (page,) = tmp_path.iterdir()  # other users see the address, and do not read the link in it
+        assert opened == [page.as_uri()] and page.stat().st_mode & 0o777 == 0o600
+        assert f"url={shown.link}" in page.read_text() and status(shown.link) == 303
         assert repr(shown) == f"Viewer({shown.link})"
-    assert status(shown.link) is None
+    assert status(shown.link) is None and not [*tmp_path.iterdir()]
     shown.close()
+
+
+def test_a_fork_that_lives_on_does_not_keep_the_server(dataset: str) -> None:
+    shown = preview.Viewer(dataset)
+    go_on, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # it owns copies of the pipes, and no server
+        os.close(end)
+        shown.close()
+        os.read(go_on, 1)
+        os._exit(0)
+    assert status(shown.link) == 303
+    shown.close()
+    assert status(shown.link) is None
+    os.close(end)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    os.close(go_on)
 
 
 def test_a_notebook_shows_a_frame_of_the_same_site_and_opens_no_window(

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,35 @@ def test_a_thousand_idle_connections_do_no_harm(folder: Path) -> None:
         assert (process.returncode, err) == (0, "")
 
 
+def test_the_browser_gets_a_file_that_only_this_user_reads(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    opened: list[str] = []
+    seen: list[tuple[str, int]] = []
+
+    def serve(server: ViewServer, app: Any) -> None:
+        server.socket.close()
+        (page,) = tmp_path.iterdir()
+        seen.append((page.read_text(), page.stat().st_mode & 0o777))
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(ViewServer, "run", serve)
+    assert cli.main(["view", str(folder)]) == 0
+    link = capsys.readouterr().out.strip()
+    assert f"url={link}" in seen[0][0] and seen[0][1] == 0o600
+    assert not [*tmp_path.iterdir()] and all("token" not in each for each in opened)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_link_to_all_addresses_names_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, host: str
+) -> None:
+    monkeypatch.setattr(ViewServer, "run", lambda server, app: server.socket.close())
+    assert cli.main(["view", str(folder), "--host", host, "--no-open"]) == 0
+    assert capsys.readouterr().out.startswith(f"http://{socket.gethostname()}:")
+
+
 def test_links_of_two_viewers_differ(folder: Path) -> None:
     with command(str(folder)) as (_, one), command(str(folder)) as (_, other):
         assert one.partition("token=")[2] != other.partition("token=")[2]
@@ -177,7 +207,7 @@ def test_the_extra_is_named_if_it_is_missing(
 
 def test_other_machines_are_served_only_on_demand_and_with_a_warning(folder: Path) -> None:
     with command(str(folder), "--host", "0.0.0.0") as (process, link):
-        assert link.startswith("http://0.0.0.0:")
+        assert link.startswith(f"http://{socket.gethostname()}:")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE_S)
         assert err.startswith("shardio: warning: other machines can reach 0.0.0.0, and the conn")

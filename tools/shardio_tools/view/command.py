@@ -15,11 +15,15 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
+import socket
 import threading
 import time
 import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
 
 from shardio import InvalidArgument
 from shardio.errors import import_extra
@@ -36,6 +40,7 @@ from shardio_tools.screen import Done
 
 _HOST = "127.0.0.1"
 _END_S = 2.0
+_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +97,9 @@ def run(options: argparse.Namespace) -> int:
             make_app(viewer), token, options.host, server.port, is_writable=options.writable
         )
         with server.stopped_by_signals():
-            _show_link(options, server.port, token)
-            server.run(guarded)
+            link = _show_link(options, server.port, token)
+            with contextlib.nullcontext() if options.no_open else _opened(link):
+                server.run(guarded)
     if viewer.is_busy:
         flush()
         threading.Thread(target=_end_later, daemon=True).start()
@@ -106,8 +112,8 @@ def _end_later() -> None:
     os._exit(0)
 
 
-def _show_link(options: argparse.Namespace, port: int, token: str) -> None:
-    """Print the link as a line of its own; open it in a browser unless told not to."""
+def _show_link(options: argparse.Namespace, port: int, token: str) -> str:
+    """Print the link as a line of its own, and return it."""
     from shardio_tools.view.security import is_local
 
     if not is_local(options.host):
@@ -116,13 +122,26 @@ def _show_link(options: argparse.Namespace, port: int, token: str) -> None:
             "encrypted: whoever sees the link can read the dataset",
             "warning",
         )
-    name = f"[{options.host}]" if ":" in options.host else options.host
+    host = socket.gethostname() if options.host in _ALL_ADDRESSES else options.host
+    name = f"[{host}]" if ":" in host else host
     link = f"http://{name}:{port}/?token={token}"
     print_out(link)
     flush()
-    if not options.no_open:
+    return link
+
+
+@contextlib.contextmanager
+def _opened(link: str) -> Iterator[None]:
+    """Open a link in the browser, through a file that is removed after the `with` block."""
+    from shardio.samples.preview import page_of_link
+
+    page = Path(page_of_link(link))
+    try:
         # The thread is not waited for: some browsers in terminals return only when they are closed.
-        threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
+        threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
+        yield
+    finally:
+        page.unlink(missing_ok=True)
 
 
 def _export(options: argparse.Namespace) -> int:
