@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.progress import format_sides
 from shardio.errors import InvalidArgument, MediaError, import_extra
 from shardio.media import pillow
 from shardio.media.pillow import resample
@@ -439,6 +440,7 @@ def _check(pixels: npt.NDArray[np.uint8], channels: tuple[int, ...] = (3,)) -> N
 
 def _encode(frame: VideoFrame, codec: str) -> bytes:
     from av import CodecContext
+    from av.error import FFmpegError
 
     encoder: Any = CodecContext.create(codec, "w")
     encoder.width, encoder.height, encoder.pix_fmt = frame.width, frame.height, frame.format.name
@@ -446,4 +448,9 @@ def _encode(frame: VideoFrame, codec: str) -> bytes:
     encoder.thread_count = 1
     if codec == "mjpeg":
         encoder.qmin = encoder.qmax = _QUANTIZER
-    return b"".join(map(bytes, [*encoder.encode(frame), *encoder.encode(None)]))
+    try:
+        return b"".join(map(bytes, [*encoder.encode(frame), *encoder.encode(None)]))
+    except FFmpegError as error:
+        raise MediaError(
+            f"cannot encode {format_sides(frame.height, frame.width)} pixels as {codec}: {error}"
+        ) from error

@@ -312,6 +312,12 @@ def test_quality_and_subsampling_decide_over_the_bytes() -> None:
         np.testing.assert_allclose(decode_image(data).astype(int), picture, atol=25)
 
 
+@pytest.mark.parametrize("shape", [(16, 70_000, 3), (70_000, 16, 3)])
+def test_pixels_that_a_jpeg_cannot_hold_are_an_error(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(MediaError, match=f"cannot encode {shape[0]} high × {shape[1]} wide pixels"):
+        image.to_jpeg(np.zeros(shape, np.uint8))
+
+
 def test_one_channel_becomes_a_grey_jpeg() -> None:
     data = encode_jpeg(smooth()[..., :1], quality=95)
     assert probe(data).channels == 1

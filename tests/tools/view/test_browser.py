@@ -526,6 +526,14 @@ def test_marks_are_saved_as_a_subset(visits: Visits, folder: Path) -> None:
         page.get_by_label("Save as the subset").fill("keep")
         page.keyboard.press("Enter")
         page.wait_for_selector("text=Saved 2 samples")
+        code = page.locator(".notice code").inner_text()
+        assert code == f'shardio.ShardLoader(shardio.open("{path}").subset("keep"), batch_size=32)'
+        page.get_by_label("Save as the subset").focus()
+        page.keyboard.press("Enter")  # the same name again
+        page.wait_for_selector("text=choose another name, or tick “replace”")
+        page.get_by_label("replace a subset of this name").check()
+        page.get_by_role("button", name="Save").click()
+        page.wait_for_selector("text=Saved 2 samples")
         page.get_by_role("link", name="keep").click()
         page.wait_for_selector(".results-bar .n >> text=2 of 12")
     with shardio.open(path) as dataset:

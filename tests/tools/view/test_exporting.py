@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
@@ -21,6 +22,7 @@ from shardio_tools.view.exporting import export_site
 from tests.shards import EVERY_FIELD, every_field_sample, flip
 from tests.tools.view import made_sets
 from tests.tools.view.browsing import Visits, visiting
+from tests.tools.view.served import FIELDS, rows_of, sample, viewing
 
 LINKS = ("src", "image", "series", "waveform", "heatmap", "original", "frames", "thumb")
 
@@ -186,21 +188,53 @@ def test_a_browser_shows_the_site_from_a_server_of_files(
     mixture: Path, tmp_path: Path, visits: Visits
 ) -> None:
     export_site(str(mixture), tmp_path / "site")
-    handler = functools.partial(_Handler, directory=str(tmp_path / "site"))
+    with _file_server(tmp_path / "site") as link:
+        with visits.page(link, "#/grid") as page:
+            page.wait_for_function("document.querySelectorAll('main img').length >= 3")
+        with visits.page(link, "#/sample/1") as page:
+            page.wait_for_selector("canvas")
+            page.wait_for_function("document.querySelector('main').innerText.includes('tokens')")
+        visits.errors = [each for each in visits.errors if "favicon" not in each]
+        visits.check()
+
+
+FILTERS = (
+    *({"sort": "score"}, {"sort": "score", "desc": "1"}, {"desc": "1"}, {"sort": "level"}),
+    *({"sort": "level", "desc": "1"}, {"text": "caption:thing RED"}, {"text": "caption:red thing"}),
+    *({"text": "caption:thing red blue"}, {"range": "score:1:4.5"}, {"range": "score::2"}),
+    *({"range": "level:3:", "sort": "score", "desc": "1"}, {"class": "2"}, {"text": "a:b:z"}),
+    *({"text": "a:b:"}, {"text": "note:NOTE 8"}),
+)
+
+
+@pytest.mark.external
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_site_filters_and_sorts_as_the_server_does(tmp_path: Path, visits: Visits) -> None:
+    fields = {**FIELDS, "a": Text(), "a:b": Text()}
+    with shardio.DatasetWriter(tmp_path / "set", shardio.Schema(fields)) as writer:
+        for i in range(30):
+            writer.append({**sample(i), "a": "b:z" if i % 3 else "", "a:b": "xyz"[i % 3]})
+    assert export_site(str(tmp_path / "set"), tmp_path / "site") == 30
+    with viewing(tmp_path / "set") as client:
+        expected = [rows_of(client, **each) for each in FILTERS]
+    with _file_server(tmp_path / "site") as link, visits.page(link) as page:
+        for filters, rows in zip(FILTERS, expected, strict=True):
+            program = """async (filters) => {
+                const { api } = await import(new URL("static/api.js", location.href));
+                return (await api.rows(0, 500, filters)).rows.map((each) => each.row);
+            }"""
+            assert page.evaluate(program, filters) == rows, filters
+
+
+@contextlib.contextmanager
+def _file_server(folder: Path) -> Iterator[str]:
+    handler = functools.partial(_Handler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            link = f"http://127.0.0.1:{server.server_port}/index.html"
-            with visits.page(link, "#/grid") as page:
-                page.wait_for_function("document.querySelectorAll('main img').length >= 3")
-            with visits.page(link, "#/sample/1") as page:
-                page.wait_for_selector("canvas")
-                page.wait_for_function(
-                    "document.querySelector('main').innerText.includes('tokens')"
-                )
-            visits.errors = [each for each in visits.errors if "favicon" not in each]
-            visits.check()
+            yield f"http://127.0.0.1:{server.server_port}/index.html"
         finally:
             server.shutdown()
             thread.join()

@@ -24,6 +24,7 @@ from tests.media.images_made import saved
 from tests.media_made import quadrants, scene, write_flash, write_video
 from tests.shards import flip
 from tests.tools.view.browsing import serving, visiting
+from tests.tools.view.served import viewing
 
 
 def _open(path: Path, fields: dict[str, Any], *samples: dict[str, Any]) -> shardio.ShardDataset:
@@ -147,6 +148,37 @@ def test_an_image_that_browsers_do_not_show_becomes_a_jpeg(tmp_path: Path) -> No
             made = open_media(dataset, 0, name)
             assert made.media_type == "image/jpeg"
             assert _whole(made, 100).startswith(b"\xff\xd8\xff")
+
+
+def test_an_image_is_read_once_for_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, n_read = saved(quadrants(400, 300), "BMP"), 0
+
+    def counted(*given: Any) -> MediaBytes:
+        nonlocal n_read
+        n_read += 1
+        return open_media(*given)
+
+    monkeypatch.setattr("shardio_tools.view.app.open_media", counted)
+    monkeypatch.setattr("shardio_tools.view.answers.PIECE_BYTES", 1000)
+    _open(tmp_path / "set", {"x": Image()}, {"x": data}).close()
+    with viewing(tmp_path / "set") as client:
+        assert client.get("/media/0/x").content == data
+    assert n_read == 1
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.stored.MAX_PIXELS", 40 * 30 - 1)
+    samples = {form: saved(quadrants(40, 30), form) for form in ("TIFF", "PNG")}
+    with _open(tmp_path / "set", dict.fromkeys(samples, Image()), samples) as dataset:
+        with pytest.raises(
+            InvalidArgument, match="30 high × 40 wide pixels: at most 1,199 are decoded"
+        ):
+            open_media(dataset, 0, "TIFF")
+        assert open_media(dataset, 0, "PNG").media_type == "image/png"
 
 
 def _repeated(source: EncodedStream, n: int) -> EncodedStream:

@@ -194,6 +194,52 @@ def test_tokens_have_their_text_if_there_is_a_tokenizer(tmp_path: Path) -> None:
     assert plain["value"] == list(range(2000)) and known["text"].startswith("w0 w1 w2 ")
 
 
+def test_tokens_that_a_tokenizer_refuses_are_shown_all_the_same(tmp_path: Path) -> None:
+    class Tokenizer:
+        def decode(self, tokens: list[int]) -> str:
+            raise OverflowError("out of range")
+
+    schema = shardio.Schema({"tokens": Array("int64", (None,))})
+    path = _write(tmp_path / "set", schema, [{"tokens": np.array([1, -1])}])
+    with shardio.open(path) as dataset:
+        found = _fields(describe_sample(dataset, 0, tokenizer=Tokenizer()))["tokens"]
+    assert found["value"] == [1, -1]
+    assert found["text"] == "the tokenizer cannot decode these tokens: out of range"
+
+
+def test_numbers_in_json_are_those_that_are_stored(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(stored_depth := 150):
+        deep = [deep]
+    samples = [
+        {"meta": {"id": 2**53 + 1, "ids": [1, -(2**60), True, None, 0.5, "x"]}},
+        {"meta": deep},
+    ]
+    with shardio.open(
+        _write(tmp_path / "set", shardio.Schema({"meta": Json()}), samples)
+    ) as dataset:
+        exact, nested = (_fields(describe_sample(dataset, i))["meta"] for i in range(2))
+    assert exact["value"] == {
+        "id": str(2**53 + 1),
+        "ids": [1, str(-(2**60)), True, None, 0.5, "x"],
+    }
+    assert nested["value"] == "[" * stored_depth + "1" + "]" * stored_depth
+
+
+def test_a_large_image_is_not_read_to_be_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = to_png(quadrants(40, 30))
+    path = _write(tmp_path / "set", shardio.Schema({"x": Image()}), [{"x": data}])
+    monkeypatch.setattr(originals, "MAX_ORIGINAL", len(data) - 1)
+    monkeypatch.setattr(originals, "present_value", lambda *_: pytest.fail("read"))
+    with (
+        shardio.open(path) as dataset,
+        pytest.raises(InvalidArgument, match="can be downloaded"),
+    ):
+        original(dataset, 0, "x")
+
+
 def test_a_tokenizer_is_loaded_from_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def from_file(path: str) -> str:
         if path != "tokenizer.json":

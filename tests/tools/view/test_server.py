@@ -523,6 +523,24 @@ def test_marks_that_cannot_be_are_refused(client: TestClient, content: Json, sai
     assert answer.status_code == 400 and said in answer.json()["error"]
 
 
+def test_notes_have_a_length_together_and_a_note_replaces_the_one_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.marks._MAX_NOTES", 10)
+    with viewing(folder) as client:
+
+        def mark(row: int, note: str) -> Any:
+            return client.post("/api/marks", headers=POST, json={"row": row, "note": note})
+
+        assert [mark(1, "x" * n).status_code for n in (8, 9, 10)] == [200] * 3
+        answer = mark(2, "y")
+        assert answer.status_code == 400
+        assert answer.json()["error"] == (
+            "all notes together have at most 10 characters: shorten or remove some"
+        )
+        assert mark(1, "").status_code == mark(2, "y").status_code == 200
+
+
 def save(client: TestClient, **content: Any) -> Any:
     return client.post("/api/marks/save", headers=POST, json=content)
 
@@ -552,6 +570,10 @@ def test_marks_become_a_named_subset_that_loaders_use(tmp_path: Path) -> None:
         client.post("/api/marks", headers=POST, json={"row": 2, "marked": False})
         assert save(client, name="keep", overwrite=True).json()["generation"] == 4
         assert [row["row"] for row in listed(client, subset="keep")["rows"]] == [17, 41]
+        said = save(client, name="keep").json()["error"]
+        assert said == "there is a subset 'keep': choose another name, or tick “replace”"
+        said = save(client, name="keep", overwrite=1).json()["error"]
+        assert said == "overwrite must be true or false; found 1"
         for name in ("", "a\n", "x" * 256, 3, None):
             assert save(client, name=name).status_code == 400
     with shardio.open(folder) as dataset:

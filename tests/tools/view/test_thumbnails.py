@@ -138,7 +138,7 @@ def test_large_frames_are_decoded_one_by_one(
 def test_an_image_of_very_many_pixels_is_not_decoded(
     dataset: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio_tools.view.thumbnails._MAX_PIXELS", 19_999)
+    monkeypatch.setattr("shardio_tools.view.stored.MAX_PIXELS", 19_999)
     for name in ("image", "file"):
         with pytest.raises(InvalidArgument, match="100 high × 200 wide pixels: at most 19,999"):
             Thumbnails().get(dataset, 0, name, 128)

@@ -50,13 +50,17 @@ class Marks:
             errors="replace"
         ).decode()  # half of a pair of surrogates cannot be saved
         with self._lock:
-            if marked and sum(map(len, self._notes.values())) + len(note) > _MAX_NOTES:
-                raise shardio.InvalidArgument("the notes are too long together: save them first")
+            length = sum(map(len, self._notes.values())) - len(self._notes.get(row, ""))
+            if marked and length + len(note) > _MAX_NOTES:
+                raise shardio.InvalidArgument(
+                    f"all notes together have at most {_MAX_NOTES:,} characters: shorten or remove "
+                    "some"
+                )
             if not marked:
                 self._notes.pop(row, None)
             elif row not in self._notes and len(self._notes) >= _MAX_MARKS:
                 raise shardio.InvalidArgument(
-                    f"there are {_MAX_MARKS} marks, which is the limit: save them as a subset"
+                    f"at most {_MAX_MARKS:,} samples can be marked: remove some marks"
                 )
             else:
                 self._notes[row] = note
@@ -91,13 +95,22 @@ class Marks:
             raise PermissionError("this viewer does not write: start it with --writable")
         entry = content if isinstance(content, dict) else {}
         name, overwrite = entry.get("name"), entry.get("overwrite", False)
-        if not isinstance(name, str) or type(overwrite) is not bool:
-            raise shardio.InvalidArgument("name must be the name of the subset")
+        if not isinstance(name, str):
+            raise shardio.InvalidArgument(f"name must be the subset's name; found {name!r:.80}")
+        if type(overwrite) is not bool:
+            raise shardio.InvalidArgument(
+                f"overwrite must be true or false; found {overwrite!r:.80}"
+            )
         with self._lock:
             rows = sorted(self._notes)
             if not rows:
                 raise shardio.InvalidArgument("no sample is marked")
             notes = {row: note for row, note in self._notes.items() if note}
+            dataset = self._source.required()
+            if name in dataset.subsets and not overwrite:
+                raise shardio.InvalidArgument(
+                    f"there is a subset {name!r}: choose another name, or tick “replace”"
+                )
             report = add_subset(
                 self._source.path,
                 name,

@@ -28,6 +28,7 @@ from shardio.media import (
 )
 from shardio_tools.view.stored import (
     ERRORS,
+    check_pixels,
     decode_sound,
     field_of,
     locate,
@@ -55,12 +56,16 @@ IMAGE_TYPES: Final = {
 
 @dataclass(frozen=True)
 class MediaBytes:
-    """A file with the media of one field of a sample; `read(start, stop)` returns a range of it."""
+    """A file with the media of one field of a sample; `read(start, stop)` returns a range of it.
+
+    `data` is the whole file, where it is in memory anyway: an image.
+    """
 
     size: int
     etag: str
     media_type: str
     read: Callable[[int, int], bytes]
+    data: bytes | None = None
 
 
 class _Tables:
@@ -186,9 +191,12 @@ def _sound_beside(dataset: Any, row: int, video: str) -> Any:
 def _image_media(value: bytes, etag: str) -> MediaBytes:
     facts = probe(value)
     known = IMAGE_TYPES.get(facts.format)
-    shown = value if known is not None else to_jpeg(decode_image(value))
-    kind = "image/jpeg" if known is None else known[0]
-    return MediaBytes(len(shown), etag, kind, lambda start, stop: shown[start:stop])
+    if known is None:
+        check_pixels(facts)
+        shown, kind = to_jpeg(decode_image(value)), "image/jpeg"
+    else:
+        shown, kind = value, known[0]
+    return MediaBytes(len(shown), etag, kind, lambda start, stop: shown[start:stop], shown)
 
 
 def _wav_media(sound: Any, etag: str) -> MediaBytes:

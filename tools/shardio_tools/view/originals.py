@@ -12,7 +12,14 @@ import numpy as np
 import shardio
 from shardio.media import has_image_signature, mux, probe
 from shardio_tools.view.mp4 import IMAGE_TYPES
-from shardio_tools.view.stored import StoredArray, as_numbers, field_of, present_value, stored_value
+from shardio_tools.view.stored import (
+    StoredArray,
+    as_numbers,
+    field_of,
+    locate,
+    present_value,
+    stored_value,
+)
 
 MAX_ORIGINAL: Final = 64 << 20
 _MAX_MUXED: Final = 16 << 20
@@ -52,6 +59,10 @@ def original(dataset: Any, row: int, field: str) -> Original:
         return Original(
             _npy(array.part(0, array.shape[0])), "application/octet-stream", f"{stem}.npy"
         )
+    if kind.medium == "image":
+        shard, local = locate(dataset, row)
+        n_bytes = int(dataset.reader(shard, field).lengths(field, [local])[0])
+        _check_size(kind, n_bytes, row, field)
     value = (stored_value if kind.is_json else present_value)(dataset, row, field)
     if kind.array is not None:
         text = str(as_numbers(np.asarray(value), kind.array)[()])

@@ -36,14 +36,16 @@ Json = dict[str, Any]
 
 MAX_TEXT: Final = 100_000
 MAX_JSON_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 100
 MAX_TOKENS: Final = 2_000
 MAX_HEX_BYTES: Final = 512
 MAX_PREVIEW: Final = 64
 MAX_ITEMS: Final = 50
 MAX_KEYFRAMES: Final = 2_000
 MAX_TIMES: Final = 20_000
-"""The maximum number of characters of a text, of bytes of JSON, of tokens, of bytes as hex, of
-numbers of an array, of items of a list, and of keyframes and times of frames in a sample."""
+"""The maximum number of characters of a text, of bytes and levels of JSON, of tokens, of bytes as
+hex, of numbers of an array, of items of a list, and of keyframes and times of frames in a sample.
+"""
 _MAX_STATISTICS_BYTES: Final = 16 << 20
 """The maximum size of an array whose least and greatest numbers are in a sample."""
 _RATE: Final = 25.0
@@ -206,7 +208,25 @@ def _json(stored: _Stored) -> Json:
     n_bytes = len(text.encode())
     if n_bytes > MAX_JSON_BYTES:
         return {"value": text[:MAX_TEXT], "truncated": True, "n_bytes": n_bytes}
-    return {"value": stored.value, "truncated": False, "n_bytes": n_bytes}
+    try:
+        value = _exact(stored.value)
+    except RecursionError:
+        return {"value": text[:MAX_TEXT], "truncated": True, "n_bytes": n_bytes}
+    return {"value": value, "truncated": False, "n_bytes": n_bytes}
+
+
+def _exact(value: Any, depth: int = 0) -> Any:
+    """Return a value of JSON with each number as JavaScript shows it exactly.
+
+    Raises RecursionError for values that are nested deeper than MAX_DEPTH.
+    """
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if isinstance(value, dict):
+        return {key: _exact(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_exact(each, depth + 1) for each in value]
+    return number(value) if isinstance(value, int | float) else value
 
 
 def _bytes(stored: _Stored) -> Json:
@@ -223,7 +243,7 @@ def _bytes(stored: _Stored) -> Json:
 def _tokens(stored: _Stored) -> Json:
     array = stored.value
     shown = array.first(MAX_TOKENS).tolist()
-    text = None if stored.tokenizer is None else str(stored.tokenizer.decode(shown))
+    text = None if stored.tokenizer is None else _decoded(stored.tokenizer, shown)
     n = array.shape[0]
     return {
         "value": shown,
@@ -232,6 +252,14 @@ def _tokens(stored: _Stored) -> Json:
         "n_bytes": array.n_bytes,
         "truncated": n > len(shown),
     }
+
+
+def _decoded(tokenizer: Any, tokens: list[int]) -> str:
+    """Return the text of tokens, or why there is none, such as a padding token of -1."""
+    try:
+        return str(tokenizer.decode(tokens))
+    except Exception as error:  # noqa: BLE001  # of the package, or of a user's tokenizer
+        return f"the tokenizer cannot decode these tokens: {error}"
 
 
 def _image(stored: _Stored) -> Json:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardio
+from shardio._base.progress import format_sides
 from shardio.errors import ShardioError
 from shardio.media import AudioDecoder
 from shardio_tools.inspect.frames import holds_pictures
@@ -25,6 +26,8 @@ MAX_READ_BYTES: Final = 64 << 20
 """The maximum size of an array that is read as a whole, and verified; of larger ones, parts are."""
 _MAX_JSON_BYTES: Final = 8 << 20
 """The maximum size of JSON that is parsed: its values take many times as much memory."""
+MAX_PIXELS: Final = 50_000_000
+"""The maximum number of pixels of an image that is decoded; a JPEG may have more."""
 MAX_COLUMNS: Final = 64
 """The maximum number of curves of an array."""
 _MAX_SAFE_INTEGER: Final = 1 << 53
@@ -82,6 +85,15 @@ def present_value(dataset: Any, row: int, name: str) -> Any:
     if found is None:
         raise shardio.InvalidArgument(f"sample {row:,}: the field {name!r} is missing")
     return found
+
+
+def check_pixels(facts: Any) -> None:
+    """Raise InvalidArgument if decoding an image, as `probe` found it, takes too much memory."""
+    if facts.format != "JPEG" and facts.height * facts.width > MAX_PIXELS:
+        raise shardio.InvalidArgument(
+            f"an image of {format_sides(facts.height, facts.width)} pixels: at most "
+            f"{MAX_PIXELS:,} are decoded, except for JPEG"
+        )
 
 
 def sound_format(sound: Any) -> tuple[int, int]:

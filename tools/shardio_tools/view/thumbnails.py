@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 import shardio
-from shardio._base.progress import format_sides
 from shardio.media import (
     ClipDecoder,
     Pixels,
@@ -28,6 +27,7 @@ from shardio_tools.inspect.frames import within
 from shardio_tools.view.series import heatmap, series
 from shardio_tools.view.stored import (
     StoredArray,
+    check_pixels,
     field_of,
     has_heatmap,
     has_series,
@@ -46,8 +46,6 @@ _FRAMES_AT_ONCE: Final = 8
 """The number of frames that are decoded together, as players ask for one after the other."""
 _MAX_FRAME_BYTES: Final = 32 << 20
 """The maximum size of the pixels of these frames, if there is more than one."""
-_MAX_PIXELS: Final = 50_000_000
-"""The maximum number of pixels of an image that is decoded; a JPEG may have more."""
 _CURVES: Final = 4
 _INK: Final = ((66, 133, 214), (214, 120, 44), (52, 156, 96), (160, 96, 190))
 """The colours of curves, which are legible on light and on dark."""
@@ -194,11 +192,7 @@ def _as_image(value: Any) -> Any:
         if not isinstance(value, bytes) or not has_image_signature(value[:64]):
             return value
     facts = probe(value)
-    if facts.format != "JPEG" and facts.height * facts.width > _MAX_PIXELS:
-        raise shardio.InvalidArgument(
-            f"an image of {format_sides(facts.height, facts.width)} pixels: at most "
-            f"{_MAX_PIXELS:,} are decoded, except for JPEG"
-        )
+    check_pixels(facts)
     return StoredImage(value, facts.height, facts.width, facts.channels)
 
 

@@ -78,32 +78,43 @@ function withParam(url, name, value) {
 let exported = null;
 
 async function exportedRows() {
-  exported ??= json('api/rows.json').then((found) => found.rows);
+  exported ??= json('api/rows.json').then((found) => found.rows).catch((error) => { exported = null; throw error; });
   return exported;
 }
 
-function keeps(filters, names) {
-  const [rangeField, low, high] = split(filters.range, 3);
-  const [textField, words] = split(filters.text, 2);
-  const needle = (words ?? '').toLowerCase();
+/** Return a number of a row; numbers that JSON cannot hold are texts, and missing ones NaN. */
+function numberOf(row, field) {
+  return Number(String(row.values?.[field] ?? 'nan').replace('inf', 'Infinity'));
+}
+
+function keeps(filters, names, fields) {
+  const [rangeField, low, high] = splitRange(filters.range);
+  const [textField, text] = splitText(filters.text, fields);
+  const words = (text ?? '').toLowerCase().split(/\s+/).filter(Boolean);
   return (row) => {
     if (filters.class && String(row.class ?? names.indexOf(row.label)) !== filters.class) return false;
     if (filters.subset && row.subset !== filters.subset) return false;
     if (rangeField) {
-      const value = row.values?.[rangeField];
-      if (typeof value !== 'number' || (low !== '' && value < Number(low)) || (high !== '' && value > Number(high))) return false;
+      const value = numberOf(row, rangeField);
+      if (Number.isNaN(value) || (low !== '' && value < Number(low)) || (high !== '' && value > Number(high))) return false;
     }
-    return !textField || String(row.values?.[textField] ?? row.text ?? '').toLowerCase().includes(needle);
+    if (!textField) return true;
+    const searched = String(row.values?.[textField] ?? '').toLowerCase();
+    return words.every((word) => searched.includes(word));
   };
 }
 
-/** Split "FIELD:REST" from the right if three parts are asked for: names of fields may have colons. */
-export function split(text, n) {
+/** Split "FIELD:WORDS", where FIELD is the longest name of a field that fits: names may have colons. */
+export function splitText(text, fields) {
   if (!text) return [];
-  if (n === 2) {
-    const at = text.indexOf(':');
-    return [text.slice(0, at), text.slice(at + 1)];
-  }
+  const known = fields.map((field) => field.name).filter((name) => text.startsWith(`${name}:`));
+  const name = known.sort((a, b) => b.length - a.length)[0] ?? text.slice(0, text.indexOf(':'));
+  return [name, text.slice(name.length + 1)];
+}
+
+/** Split "FIELD:LOW:HIGH" from the right. */
+export function splitRange(text) {
+  if (!text) return [];
   const parts = text.split(':');
   const high = parts.pop();
   const low = parts.pop();
@@ -111,14 +122,19 @@ export function split(text, n) {
 }
 
 async function filtered(filters) {
-  const names = ((await server.dataset()).classes ?? []).map((each) => each.name);
-  const rows = (await exportedRows()).filter(keeps(filters, names));
-  if (filters.sort) {
-    const key = (row) => row.values?.[filters.sort] ?? '';
-    rows.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : a.row - b.row));
-    if (filters.desc) rows.reverse();
-  } else if (filters.desc) rows.reverse();
+  const { classes = [], fields = [] } = await server.dataset();
+  const rows = (await exportedRows()).filter(keeps(filters, classes.map((each) => each.name), fields));
+  if (filters.sort) rows.sort(order(filters.sort, filters.desc ? -1 : 1));
   return rows;
+}
+
+/** Return how rows are sorted: missing values come last, and equal ones stay in their order. */
+function order(field, sign) {
+  return (a, b) => {
+    const [x, y] = [numberOf(a, field), numberOf(b, field)];
+    if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a.row - b.row;
+    return x < y ? -sign : x > y ? sign : a.row - b.row;
+  };
 }
 
 const readOnly = async () => { throw new ApiError('This is an exported page: it cannot be changed.', 'Open the dataset itself with `shardio view` to mark, verify or search it.'); };
@@ -127,7 +143,7 @@ if (isStatic) {
   const whole = { ...server };
   let dataset = null;
   Object.assign(server, {
-    dataset: () => (dataset ??= json('api/dataset.json')),
+    dataset: () => (dataset ??= json('api/dataset.json').catch((error) => { dataset = null; throw error; })),
     statistics: () => json('api/statistics.json').catch(() => ({ state: 'none', progress: 0, text: '', fields: {}, classes: [] })),
     startStatistics: readOnly,
     rows: async (start, n, filters) => {

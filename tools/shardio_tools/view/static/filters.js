@@ -1,7 +1,7 @@
 /** The panel with filters, and the chips of those in use. Each change goes to the URL. */
 
 import { h, fill, icon, iconButton, setIcon, count, counted, number } from './dom.js';
-import { api, split } from './api.js';
+import { api, splitRange, splitText } from './api.js';
 import { histogram } from './bars.js';
 import { store } from './store.js';
 
@@ -15,13 +15,12 @@ export function describe(filters) {
   if (filters.class) found.push({ key: 'class', text: store.dataset.classes[Number(filters.class)]?.name ?? `class ${filters.class}` });
   if (filters.subset) found.push({ key: 'subset', text: `subset ${filters.subset}` });
   if (filters.range) {
-    const [field, low, high] = split(filters.range, 3);
+    const [field, low, high] = splitRange(filters.range);
     const text = low === '' ? `${field} ≤ ${number(Number(high))}` : high === '' ? `${field} ≥ ${number(Number(low))}` : `${number(Number(low))} ≤ ${field} ≤ ${number(Number(high))}`;
     found.push({ key: 'range', text });
   }
-  if (filters.text) { const [field, words] = split(filters.text, 2); found.push({ key: 'text', text: `${field} has “${words}”` }); }
+  if (filters.text) { const [field, words] = splitText(filters.text, store.dataset.fields); found.push({ key: 'text', text: `${field} has “${words}”` }); }
   if (filters.sort) found.push({ key: 'sort', text: `by ${filters.sort}${filters.desc ? ', descending' : ''}` });
-  else if (filters.desc) found.push({ key: 'desc', text: 'from the last' });
   return found;
 }
 
@@ -93,7 +92,7 @@ export class FilterPanel {
     words.addEventListener('keydown', (event) => { if (event.key === 'Enter') apply(); });
     field.addEventListener('change', apply);
     this.parts.push((filters) => {
-      const [name, value] = split(filters.text, 2);
+      const [name, value] = splitText(filters.text, store.dataset.fields);
       if (name) field.value = name;
       if (document.activeElement !== words || filters.text) words.value = value ?? '';
     });
@@ -138,7 +137,7 @@ export class FilterPanel {
     };
     const draw = () => {
       const each = statistics?.fields?.[field.value]?.histogram;
-      const [name, from, to] = split(this.filters.range, 3);
+      const [name, from, to] = splitRange(this.filters.range);
       fill(plot, each?.counts?.length > 1 && histogram({ title: '', ...each, inside: name === field.value ? (a, b) => (from === '' || b > Number(from)) && (to === '' || a < Number(to)) : null }));
       for (const [i, bar] of [...plot.querySelectorAll('.bar-of')].entries()) {
         const set = () => { low.value = String(each.edges[i]); high.value = String(each.edges[i + 1]); apply(); };
@@ -153,7 +152,7 @@ export class FilterPanel {
     }
     field.addEventListener('change', () => { low.value = ''; high.value = ''; draw(); apply(); });
     this.parts.push((filters) => {
-      const [name, from, to] = split(filters.range, 3);
+      const [name, from, to] = splitRange(filters.range);
       if (name) field.value = name;
       low.value = from ?? '';
       high.value = to ?? '';

@@ -60,10 +60,10 @@ function form() {
       const n = store.marks.size;
       await api.saveMarks(subset, replace.checked);
       await loadDataset();
-      fill(done, h('div', { class: 'notice' }, h('p', {}, `Saved ${counted(n, 'sample')} as the subset `, h('a', { href: link('grid', null, { subset }) }, subset), '. Load it with:'), h('p', {}, h('code', {}, `ShardLoader(shardio.open(${JSON.stringify(data.path)}).subset(${JSON.stringify(subset)}))`))));
+      fill(done, h('div', { class: 'notice' }, h('p', {}, `Saved ${counted(n, 'sample')} as the subset `, h('a', { href: link('grid', null, { subset }) }, subset), '. Load it with:'), h('p', {}, h('code', {}, `shardio.ShardLoader(shardio.open(${JSON.stringify(data.path)}).subset(${JSON.stringify(subset)}), batch_size=32)`))));
     } catch (error) { toast(`${error.message} ${error.hint ?? ''}`, true); }
     button.disabled = false;
   };
   return h('div', {}, h('form', { class: 'save', onsubmit: save }, h('label', {}, h('span', {}, 'Save as the subset'), name), button,
-    data.subsets.length > 0 && h('label', { class: 'check' }, replace, h('span', {}, 'replace a subset of this name'))), done);
+    h('label', { class: 'check' }, replace, h('span', {}, 'replace a subset of this name'))), done);
 }

@@ -6,7 +6,7 @@ import { toast } from './dom.js';
 export const store = { dataset: null, marks: new Map() };
 /** Return a message without the path of the dataset, which the page shows anyway. */
 export function withoutPath(text) {
-  return text.replaceAll(`${store.dataset.path}/`, '');
+  return text.replaceAll(`${store.dataset.path.replace(/\/+$/, '')}/`, '');
 }
 
 const listeners = new Set();
@@ -32,6 +32,8 @@ export async function loadMarks() {
   changed();
 }
 
+let last = Promise.resolve(); // the server gets changes one after the other, in their order
+
 /** Mark or unmark a row, or change its note. The page changes at once, and back if that fails. */
 export async function setMark(row, marked, note = '') {
   if (isStatic) return toast('Samples of an exported page cannot be marked.', true);
@@ -39,7 +41,9 @@ export async function setMark(row, marked, note = '') {
   if (marked) store.marks.set(row, note); else store.marks.delete(row);
   changed();
   try {
-    await api.mark(row, marked, note);
+    const sent = last.then(() => api.mark(row, marked, note));
+    last = sent.catch(() => {});
+    await sent;
   } catch (error) {
     if (before === undefined) store.marks.delete(row); else store.marks.set(row, before);
     changed();
