@@ -202,20 +202,27 @@ def _check_replaceable(out: str | os.PathLike[str], *, overwrite: bool) -> bool:
                 "another folder"
             )
         raise DatasetExists(f"{out}: {what}")
-    n_files = len(_files_in(out))
-    if names and n_files > (n_written := _n_files_written(os.path.join(out, ABOUT_FILE))):
+    if not names:
+        return False
+    n_files, n_written = len(_files_in(out)), _n_files_written(os.path.join(out, ABOUT_FILE))
+    if n_written is None:
+        raise DatasetExists(
+            f"{out}: its {ABOUT_FILE} does not say how many files the export wrote, so files that "
+            "were added cannot be told apart: remove the folder, or choose another"
+        )
+    if n_files > n_written:
         raise DatasetExists(
             f"{out}: holds {n_files} files, of which the export wrote {n_written}; overwrite would "
             "remove the others, too: move them away, or choose another folder"
         )
-    return bool(names)
+    return True
 
 
-def _n_files_written(about_path: str) -> int:
-    """Return the number of files that the metadata of an export records; 0 if it records none."""
+def _n_files_written(about_path: str) -> int | None:
+    """Return the number of files that the metadata of an export records; None without one."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return int(json.loads(Path(about_path).read_bytes())["files"])
-    return 0
+    return None
 
 
 def _open(

@@ -393,18 +393,19 @@ def _codec_name(description: bytes) -> str:
     """Return the name of a codec by RFC 6381, from its description."""
     kind = description[20:24].decode()
     found = {
-        "avc1": (b"avcC", _avc_name),
-        "hvc1": (b"hvcC", _hevc_name),
-        "av01": (b"av1C", _av1_name),
-        "vp09": (b"vpcC", _vp9_name),
-        "mp4a": (b"esds", _mpeg4_audio_name),
+        "avc1": (b"avcC", 4, _avc_name),
+        "hvc1": (b"hvcC", 13, _hevc_name),
+        "av01": (b"av1C", 3, _av1_name),
+        "vp09": (b"vpcC", 7, _vp9_name),
+        "mp4a": (b"esds", 8, _mpeg4_audio_name),
     }.get(kind)
     if found is None:
         return kind.lower()
-    at = description.find(found[0]) + 4
-    if at < 4 or len(description) < at + 8:
-        raise MediaError(f"FFmpeg describes a stream of {kind} without {found[0].decode()}")
-    return f"{kind}.{found[1](description[at:])}"
+    box, n_bytes, name = found
+    at = description.find(box) + 4
+    if at < 4 or len(description) < at + n_bytes:
+        raise MediaError(f"FFmpeg describes a stream of {kind} without a whole {box.decode()}")
+    return f"{kind}.{name(description[at:])}"
 
 
 def _avc_name(record: bytes) -> str:
@@ -436,9 +437,11 @@ def _mpeg4_audio_name(record: bytes) -> str:
         if at >= len(record) or record[at] != tag:
             break
         at += 1
-        while record[at] & 128:
+        while at < len(record) and record[at] & 128:
             at += 1
         at += 1
+        if at >= len(record):
+            raise MediaError("FFmpeg describes a stream of mp4a by an esds that is cut off")
         kinds[tag] = record[at]
         at += n_fixed
     kind = kinds.get(4, 0x40)

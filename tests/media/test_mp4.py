@@ -14,7 +14,7 @@ import pytest
 
 from shardio import EncodedStream, InvalidArgument, MediaError
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
-from shardio.media import begin_of, demux, encode, sound_of
+from shardio.media import begin_of, demux, encode, mp4, sound_of
 from shardio.media.bitstream import has_start_codes, packet_units
 from shardio.media.mp4 import Mp4File, can_be_mp4
 from tests.media_made import scene, write_cut, write_flash, write_video
@@ -290,6 +290,28 @@ def test_tables_are_kept_without_the_packets_and_bound_to_equal_streams_later(
 def test_the_codec_decides_if_browsers_may_play_a_stream() -> None:
     video = encode(enumerate(scene(2)), 96, 64, Fraction(1, 25))
     assert can_be_mp4(video) and not can_be_mp4(_mjpeg(video)) and not can_be_mp4(_empty(video))
+
+
+@pytest.mark.parametrize(
+    ("kind", "box", "n_bytes"),
+    [
+        *((b"avc1", b"avcC", 4), (b"hvc1", b"hvcC", 13), (b"av01", b"av1C", 3)),
+        *((b"vp09", b"vpcC", 7), (b"mp4a", b"esds", 8)),
+    ],
+)
+def test_a_record_of_a_codec_that_is_cut_off_is_an_error(
+    kind: bytes, box: bytes, n_bytes: int
+) -> None:
+    record = bytes([0, 0, 0, 0, 3, 128, 1, 9]) if box == b"esds" else bytes(n_bytes)
+    for n in range(n_bytes):
+        with pytest.raises(MediaError, match="without a whole|is cut off"):
+            mp4._codec_name(bytes(20) + kind + box + record[:n])
+    if box == b"esds":
+        for rest in (b"\3\x80\x80\x80", b"\3\1\0\0\0\4"):
+            with pytest.raises(MediaError, match="is cut off"):
+                mp4._codec_name(bytes(20) + kind + box + bytes(4) + rest)
+    else:
+        assert mp4._codec_name(bytes(20) + kind + box + record).startswith(kind.decode() + ".")
 
 
 def test_a_range_outside_the_file_is_an_error() -> None:

@@ -133,7 +133,10 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and "://" in text
 
 
-_PATHS = ("path", "src", "sources", "out", "other", "labels", "file", "trace", "image", "sheet")
+_PATHS = (
+    *("path", "src", "sources", "out", "other", "labels", "file", "trace", "image", "sheet"),
+    *("export", "tokenizer"),
+)
 
 
 def expand_home(options: argparse.Namespace) -> None:
@@ -158,6 +161,10 @@ def refuse_urls(options: argparse.Namespace) -> None:
         if name in _ADDRESS_OPTIONS or (options.command, name) in _TAKES_URLS:
             continue
         for each in value if isinstance(value, list) else [value]:
+            if is_url(each) and name == "export":
+                raise shardio.InvalidArgument(
+                    f"--export {each}: a site is written to a local folder: copy it afterwards"
+                )
             if is_url(each):
                 what = "files" if options.command == "convert" else "dataset"
                 scheme = each.partition("://")[0].lower()

@@ -531,6 +531,8 @@ def test_marks_are_saved_as_a_subset(visits: Visits, folder: Path) -> None:
         page.get_by_label("Save as the subset").focus()
         page.keyboard.press("Enter")  # the same name again
         page.wait_for_selector("text=choose another name, or tick “replace”")
+        assert ["status of 400" in each for each in visits.errors] == [True]
+        visits.errors.clear()
         page.get_by_label("replace a subset of this name").check()
         page.get_by_role("button", name="Save").click()
         page.wait_for_selector("text=Saved 2 samples")

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import webbrowser
 from collections.abc import Iterator
@@ -159,6 +160,32 @@ def test_a_link_to_all_addresses_names_the_machine(
     monkeypatch.setattr(ViewServer, "run", lambda server, app: server.socket.close())
     assert cli.main(["view", str(folder), "--host", host, "--no-open"]) == 0
     assert capsys.readouterr().out.startswith(f"http://{socket.gethostname()}:")
+
+
+@pytest.mark.parametrize("begin", [b"GET / HTTP/1.1\r\nHost: ", b"G"])
+def test_a_second_request_that_does_not_arrive_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.server._IDLE_S", 0.2)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    server = ViewServer("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=(app,))
+    thread.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as held:
+            held.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + begin)
+            received = b""
+            while part := held.recv(4096):
+                received += part
+        assert received.endswith(b"ok")
+    finally:
+        server.stop()
+        thread.join()
 
 
 def test_links_of_two_viewers_differ(folder: Path) -> None:

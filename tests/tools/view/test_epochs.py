@@ -280,3 +280,12 @@ def test_other_objects_are_no_loaders(
 ) -> None:
     with pytest.raises(InvalidArgument, match=expected):
         EpochBatches(dataset.path, given).describe(dataset, {})
+
+
+def test_a_function_of_the_loader_that_needs_arguments_is_an_error(tmp_path: Path) -> None:
+    def make(path: str) -> Any:
+        return path
+
+    epochs = EpochBatches(str(tmp_path), make)
+    with pytest.raises(InvalidArgument, match=r"--loader names raised TypeError: .*'path'"):
+        epochs.picture(0, 0, 0, "image")

@@ -7,6 +7,7 @@ import functools
 import http.server
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 import shardio
 from shardio import Array, InvalidArgument, Json, Text
+from shardio.maintenance import split
 from shardio.media import demux
 from shardio_tools.view.exporting import export_site
 from tests.shards import EVERY_FIELD, every_field_sample, flip
@@ -122,6 +124,21 @@ def test_text_of_the_dataset_is_in_no_name_of_a_file(tmp_path: Path) -> None:
     export_site(str(tmp_path / "set"), tmp_path / "a/b/site")
     _check_links(tmp_path / "a/b/site")
     assert [path.name for path in (tmp_path / "a").rglob("*evil*")] == []
+
+
+def test_a_site_names_no_path_of_the_machine(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    shutil.copytree(dataset, folder)
+    split(folder, {"train": 0.5, "val": 0.5}, seed=3)
+    next(folder.glob("*.shard")).unlink()
+    assert export_site(str(folder), tmp_path / "site") == 5
+    facts = _read(tmp_path / "site/api/dataset.json")
+    assert facts["conversion"]["failed"] == [] and facts["conversion"]["n_failed"] == 3
+    assert [each["what"] for each in facts["generations"]][0] == "split"
+    texts = [path.read_text() for path in (tmp_path / "site/api").rglob("*.json")]
+    assert any("there is no such" in each for each in texts)
+    for text in texts:
+        assert str(tmp_path) not in text and "notes.txt" not in text
 
 
 def test_a_damaged_value_is_left_out_and_said(tmp_path: Path) -> None:

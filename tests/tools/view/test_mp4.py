@@ -15,6 +15,7 @@ import pytest
 
 import shardio
 from shardio import Array, Audio, Bytes, EncodedStream, Image, InvalidArgument, Text, Video
+from shardio.errors import StoreUnavailable
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.types.streams import pack_packets, packet_flags, packet_sizes
 from shardio.media import AudioDecoder, ClipDecoder, Mp4File, demux, encode, sound_of
@@ -61,6 +62,30 @@ def test_a_video_is_a_file_with_its_packets_and_its_sound(tmp_path: Path) -> Non
     again = sound_of(str(tmp_path / "made.mp4"))
     assert bytes(demux(str(tmp_path / "made.mp4")).data[:]) == bytes(video.data[:])
     assert again is not None and bytes(again.data[:]) == bytes(sound.data[:])
+
+
+def test_the_etag_of_a_video_is_also_that_of_its_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(write_flash(tmp_path / "a.mp4", codec="aac"))
+    fields = {"video": Video(), "sound": Audio(optional=True)}
+    samples = [{"video": demux(source), "sound": sound_of(source)}]
+    with _open(tmp_path / "set", fields, *samples) as dataset:
+        whole = open_media(dataset, 0, "video")
+
+        def fail(error: Exception) -> Callable[..., Any]:
+            def read(*_: object) -> Any:
+                raise error
+
+            return read
+
+        monkeypatch.setattr(mp4, "stored_value", fail(shardio.MediaError("damaged")))
+        silent = open_media(dataset, 0, "video")
+        monkeypatch.setattr(mp4, "stored_value", fail(StoreUnavailable("the store is down")))
+        with pytest.raises(StoreUnavailable):
+            open_media(dataset, 0, "video")
+    assert "mp4a" in whole.media_type and "mp4a" not in silent.media_type
+    assert whole.etag != silent.etag and whole.size > silent.size
 
 
 def test_tables_are_kept_and_the_packets_are_read_from_the_dataset_at_hand(

@@ -113,7 +113,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return error_answer(status, texts.get(status, "the request cannot be answered"))
 
 
-async def _guarded(answer: Callable[[], Awaitable[Any]]) -> Response:
+async def _guarded(answer: Callable[[], Awaitable[Response]]) -> Response:
     """Return an answer; an error about the data becomes an answer of its own."""
     try:
         found = await answer()
@@ -122,6 +122,12 @@ async def _guarded(answer: Callable[[], Awaitable[Any]]) -> Response:
             return known
         traceback.print_exception(error, file=sys.stderr)
         return error_answer(500, "the viewer failed; its terminal shows the error")
+    return found
+
+
+def _answered(work: Callable[[ViewerState, Any], Any], viewer: ViewerState, given: Any) -> Response:
+    """Return the answer of `work`; any other value that it returns becomes JSON."""
+    found = work(viewer, given)
     return found if isinstance(found, Response) else json_answer(found)
 
 
@@ -239,7 +245,7 @@ def _picture(
 ) -> Response:
     """Return a picture; 304 if the browser has it from this generation of this dataset."""
     shown = viewer.source.required()
-    etag = f'"{shown.lineage}-{shown.generation}"'
+    etag = f'"{shown.lineage}-{shown.generation}-{shardio.__version__}"'
     headers = {"cache-control": "private, no-cache", "etag": etag}
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
@@ -374,7 +380,7 @@ def make_app(viewer: ViewerState) -> Starlette:
                 content = json.loads(await request.body() or b"{}")
             except (ValueError, RecursionError):
                 return error_answer(400, "the body must be JSON")
-            return await _guarded(lambda: in_thread(partial(work, viewer, content)))
+            return await _guarded(lambda: in_thread(partial(_answered, work, viewer, content)))
 
         return handle
 
@@ -382,7 +388,7 @@ def make_app(viewer: ViewerState) -> Starlette:
         """Return a handler that answers with the result of `work`, or with its error."""
 
         async def handle(request: Request) -> Response:
-            return await _guarded(lambda: call(partial(work, viewer, request)))
+            return await _guarded(lambda: call(partial(_answered, work, viewer, request)))
 
         return handle
 

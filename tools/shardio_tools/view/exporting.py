@@ -6,6 +6,7 @@ The page asks for `api/….json` instead of `api/…`, and the addresses in thes
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 import shardio
-from shardio_tools.output import escaped
+from shardio_tools.output import decode_names, escaped
 from shardio_tools.view.answers import static_files, to_json
 from shardio_tools.view.jobs import Jobs
 from shardio_tools.view.mp4 import MediaBytes, open_media
@@ -71,7 +72,8 @@ def export_site(path: str, out: str | os.PathLike[str], *, n_samples: int = 100)
     """Write a site that shows some samples, spread over the dataset; return their number.
 
     The folder appears when it is complete. A file server is needed to look at it, such as
-    `python -m http.server`, because browsers run no modules from files.
+    `python -m http.server`, because browsers run no modules from files. The
+    path of the dataset, the inputs of its conversion and the options of operations are left out.
 
     Raises:
         InvalidArgument: the folder exists.
@@ -143,7 +145,8 @@ class _Site:
             jobs.close()
         if statistics["state"] not in ("kept", "done"):
             statistics |= {"state": "none", "progress": 0}
-        self._write_json("api/dataset.json", found | {"path": found["name"], "exported": n})
+        self._write_json("api/dataset.json", _published(found, self._source.path) | {"exported": n})
+        statistics["text"] = _without_path(statistics["text"], self._source.path)
         self._write_json("api/statistics.json", statistics)
 
     def _write_sample(self, facts: Json, n: int) -> None:
@@ -156,6 +159,9 @@ class _Site:
         facts |= self._values(row)
         made |= {"n": n, "title": facts["title"], "mark": None}
         made["damaged"] = facts["damaged"] or made["damaged"]
+        for each in (facts, made, *made["fields"]):
+            if each.get("damaged"):
+                each["damaged"] = _without_path(each["damaged"], self._source.path)
         self._write_json(f"api/sample/{row}.json", made)
 
     def _values(self, row: int) -> Json:
@@ -266,6 +272,29 @@ class _Site:
         with open(path, "wb") as file:
             for each in pieces:
                 file.write(each)
+
+
+def _published(facts: Json, path: str) -> Json:
+    """Return facts about a dataset without the paths of the machine: its own, and of its inputs."""
+    report = facts["conversion"]
+    return facts | {
+        "path": facts["name"],
+        "problems": [_without_path(text, path) for text in facts["problems"]],
+        "conversion": None if report is None else report | {"failed": []},
+        "generations": [each | {"what": _operation(each)} for each in facts["generations"]],
+    }
+
+
+def _without_path(text: str, path: str) -> str:
+    """Return a text about files of a dataset with their paths in it."""
+    return decode_names(text).replace(f"{decode_names(path).rstrip('/')}/", "")
+
+
+def _operation(generation: Json) -> str:
+    """Return the name of the operation that wrote a generation, without its options."""
+    if generation["n_samples"] is None:
+        return "cannot be read"
+    return " ".join(itertools.takewhile(lambda word: "=" not in word, generation["what"].split()))
 
 
 def _pieces(media: MediaBytes) -> Iterable[bytes]:

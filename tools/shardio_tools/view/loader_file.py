@@ -35,7 +35,11 @@ def load_named(text: str) -> Any:
 
 
 def _executed(path: str, shown: str) -> Any:
-    """Import the file under its own name, so that worker processes find its functions."""
+    """Import the file under its own name, so that worker processes find its functions.
+
+    A file whose name is no identifier, or that of a module in use, gets a name that only this
+    process knows: its functions cannot be sent to worker processes.
+    """
     folder, stem = os.path.split(path.removesuffix(".py"))
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -48,7 +52,7 @@ def _executed(path: str, shown: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a script may parse arguments
         sys.modules.pop(name, None)
         frames = [
             each for each in traceback.extract_tb(error.__traceback__) if each.filename == path

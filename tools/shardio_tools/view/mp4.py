@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import shardio
+from shardio.errors import ShardNotFound
 from shardio.media import (
     AudioDecoder,
     Mp4File,
@@ -27,7 +28,6 @@ from shardio.media import (
     to_jpeg,
 )
 from shardio_tools.view.stored import (
-    ERRORS,
     check_pixels,
     decode_sound,
     field_of,
@@ -122,13 +122,17 @@ def open_media(dataset: Any, row: int, field: str) -> MediaBytes:
         )
     if medium == "audio":
         return _mp4_media(etag, None, value)
-    return _mp4_media(etag, value, _sound_beside(dataset, row, field))
+    name, sound = _sound_beside(dataset, row, field)
+    if sound is not None:
+        etag = _etag(dataset, row, field, name)
+    return _mp4_media(etag, value, sound)
 
 
-def _etag(dataset: Any, row: int, field: str) -> str:
-    shard, local = locate(dataset, row)
-    number = list(dataset.schema).index(field)
-    return f'"{dataset.reader(shard, field).id}-{local}-{number}-{_VERSION}"'
+def _etag(dataset: Any, row: int, *fields: str) -> str:
+    """Return the ETag of a file that is made from some fields of a sample."""
+    (shard, local), names = locate(dataset, row), list(dataset.schema)
+    ids = (f"{dataset.reader(shard, each).id}-{names.index(each)}" for each in fields)
+    return f'"{"-".join(ids)}-{local}-{_VERSION}"'
 
 
 def _mp4_media(etag: str, video: Any, sound: Any = None) -> MediaBytes:
@@ -176,16 +180,19 @@ def sound_field(schema: Mapping[str, Any], video: str) -> str | None:
     return alone[0] if alone and videos[0] == video else None
 
 
-def _sound_beside(dataset: Any, row: int, video: str) -> Any:
-    """Return the sound to play with a video; None if there is none, or MP4 cannot store it."""
+def _sound_beside(dataset: Any, row: int, video: str) -> tuple[str, Any]:
+    """Return the field and the value of the sound to play with a video.
+
+    The value is None if there is none, or if MP4 cannot store it.
+    """
     name = sound_field(dataset.schema, video)
     if name is None:
-        return None
+        return "", None
     try:
         sound = stored_value(dataset, row, name)
-    except ERRORS:  # the error is shown at the field of the sound
-        return None
-    return sound if sound is not None and can_be_mp4(sound) else None
+    except (shardio.DataError, ShardNotFound):  # the error is shown at the field of the sound
+        return name, None
+    return name, sound if sound is not None and can_be_mp4(sound) else None
 
 
 def _image_media(value: bytes, etag: str) -> MediaBytes:

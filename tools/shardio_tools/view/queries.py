@@ -371,6 +371,7 @@ class Scan:
         if self._is_cut:
             raise shardio.InvalidArgument(_too_many_to_sort(None))
         keys = np.concatenate(self._keys) if self._keys else np.zeros(0)
+        self._keys.clear()
         order = sorting_order(keys, is_descending=self._filter.is_descending)
         with self._lock:
             self._rows = self._rows[: self._n_found][order]

@@ -39,8 +39,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit; close the oldest idle connection if there are too many."""
         super().connection_made(transport)
-        self._since = self.loop.time()
-        self._timer = self.loop.call_later(_IDLE_S, self.close_if_idle)
+        self._restart_timer()
         if len(self.connections) > self.max_connections:
             others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
             idle = [each for each in others if each.is_idle and each is not self]
@@ -60,14 +59,20 @@ class BoundedProtocol(H11Protocol):
         return not self.cycle or self.cycle.response_complete
 
     def close_if_idle(self) -> None:
-        """Close the connection unless it has sent a whole request; later, keep-alive limits it."""
-        if not self.cycle:
+        """Close the connection unless it has sent a whole request that is being answered."""
+        if self.is_idle:
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Note when the connection became idle."""
-        self._since = self.loop.time()
+        """Start the time limit again: uvicorn's own ends with the first byte of a request."""
+        self._restart_timer()
         super().on_response_complete()
+
+    def _restart_timer(self) -> None:
+        self._since = self.loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(_IDLE_S, self.close_if_idle)
 
 
 class _Server(UvicornServer):

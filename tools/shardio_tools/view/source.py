@@ -40,6 +40,8 @@ class Source:
         self._lock = threading.Lock()
         self._is_closed = False
         self._subsets: dict[tuple[int, str], Any] = {}
+        self._subsets_lock = threading.Lock()
+        self._before: shardio.ShardDataset | None = None
         self.dataset = self._open()
         """The dataset whose manifest is shown. Its samples are read through `borrow` only."""
 
@@ -71,10 +73,14 @@ class Source:
         self.problems = []
         opened = self._open()
         with self._lock:
-            before, self.dataset = self.dataset, opened
-            stale, self._free = self._free, []
-        for each in (*stale, *([before] if before is not None else ())):
-            each.close()
+            # The one before stays open: requests that have begun may still ask it.
+            stale, self._free = [*self._free, self._before], []
+            self._before, self.dataset = self.dataset, opened
+        with self._subsets_lock:
+            self._subsets.clear()
+        for each in stale:
+            if each is not None:
+                each.close()
 
     def required(self) -> shardio.ShardDataset:
         """Return `dataset`; raise DatasetCorrupt if there is none."""
@@ -142,7 +148,7 @@ class Source:
         """
         dataset = self.required()
         key = dataset.generation, name
-        with self._lock:
+        with self._subsets_lock:
             if key not in self._subsets:
                 with dataset.subset(name) as part:
                     self._subsets[key] = part.rows.selected
@@ -164,8 +170,9 @@ class Source:
         with self._lock:
             self._is_closed = True
             free, self._free = self._free, []
-        for each in (*free, *([self.dataset] if self.dataset is not None else ())):
-            each.close()
+        for each in (*free, self._before, self.dataset):
+            if each is not None:
+                each.close()
 
 
 def _generation_numbers(path: str) -> list[int]:

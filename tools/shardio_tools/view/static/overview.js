@@ -122,9 +122,9 @@ function conversion(data) {
   if (!report) return null;
   const n = report.n_failed ?? report.failed.length;
   return section('Conversion', n ? `${counted(n, 'input')} without samples` : 'each input has samples', report.text && h('p', {}, report.text),
-    n > 0 && h('div', { class: 'table', tabindex: 0, role: 'region', 'aria-label': 'Inputs without samples' }, h('table', {}, h('thead', {}, h('tr', {}, h('th', {}, 'Input'), h('th', {}, 'Why'))),
+    report.failed.length > 0 && h('div', { class: 'table', tabindex: 0, role: 'region', 'aria-label': 'Inputs without samples' }, h('table', {}, h('thead', {}, h('tr', {}, h('th', {}, 'Input'), h('th', {}, 'Why'))),
       h('tbody', {}, report.failed.map((each) => h('tr', {}, h('td', { class: 'mono' }, each.input), h('td', {}, each.reason)))))),
-    n > report.failed.length && h('p', { class: 'muted' }, `… and ${count(n - report.failed.length)} more`));
+    report.failed.length > 0 && n > report.failed.length && h('p', { class: 'muted' }, `… and ${count(n - report.failed.length)} more`));
 }
 
 /** Show the statistics, and while they are computed, their progress. */

@@ -125,6 +125,7 @@ class SamplePage {
     try {
       while (this.position === null) {
         const found = await api.position(this.row, this.filters, signal);
+        if (signal.aborted) return;
         this.position = found.position;
         if (found.complete !== false) break;
         await new Promise((resolve) => { setTimeout(resolve, RETRY_MS); }); // the search has not come to it yet
@@ -145,6 +146,7 @@ class SamplePage {
     if (!this.isQuery) { this.position = to; go(this.hash(to, to)); return; }
     try {
       const found = await api.rows(to, 1, this.filters, this.inner.signal);
+      if (this.inner.signal.aborted) return;
       if (found.rows.length) go(this.hash(found.rows[0].row, to));
     } catch (error) { if (error.name !== 'AbortError') toast(error.message, true); }
   }
