@@ -76,10 +76,8 @@ TORCH_ADVICE: Final = {
 LOADER_ADVICE: Final = {
     "batch_size": "batch.n_rows is the number of rows of a batch",
     **dict.fromkeys(("epochs", "iter_epochs"), "write one `for` loop over the loader per epoch"),
-    "classes": "write loader.dataset.classes",
     "fields": "write loader.schema",
     **dict.fromkeys(("length", "n_batches", "num_batches", "steps_per_epoch"), "write len(loader)"),
-    "shutdown": "write loader.close()",
     "filter": "pass shardio.open(path).select(lambda columns: …, fields=[…])",
     "repeat": "every `for` loop over the loader is one epoch",
     **dict.fromkeys(("get_batch", "next"), "write next(iter(loader))"),

@@ -87,14 +87,10 @@ class Mp4File:
         return len(self._tracks)
 
     @property
-    def n_head_bytes(self) -> int:
-        """The size in bytes of the tables before the packets."""
-        return len(self._head)
-
-    @property
     def n_table_bytes(self) -> int:
         """The size in bytes of the tables that the object keeps in memory."""
-        return len(self._head) + sum(each.n_table_bytes for each in self._tracks)
+        tracks = sum(each.n_table_bytes for each in self._tracks)
+        return len(self._head) + tracks + 6 * self._starts.nbytes  # and five arrays of the pieces
 
     def bound(
         self, video: EncodedStream | None = None, sound: EncodedStream | None = None
@@ -104,10 +100,12 @@ class Mp4File:
         With no streams, the result has only the tables, and keeps no reader's memory alive.
         """
         streams = [each for each in (video, sound) if each is not None]
+        if len(streams) not in (0, len(self._tracks)):
+            raise InvalidArgument("the streams are not those of the file")
         found = copy.copy(self)
         found._tracks = [copy.copy(each) for each in self._tracks]
         for track, stream in itertools.zip_longest(found._tracks, streams):
-            if track is None or (stream is not None and len(stream.packets) != len(track.sizes)):
+            if stream is not None and len(stream.packets) != len(track.sizes):
                 raise InvalidArgument("the streams are not those of the file")
             track.stream = stream
         return found

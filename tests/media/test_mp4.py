@@ -274,8 +274,9 @@ def test_tables_are_kept_without_the_packets_and_bound_to_equal_streams_later(
     made = Mp4File(video, sound)
     whole, tables = made.read(0, made.size), made.bound()
     assert tables.n_tracks == 2
-    assert tables.read(0, made.n_head_bytes) == whole[: made.n_head_bytes]
-    assert made.n_head_bytes < tables.n_table_bytes < 20_000
+    n_head_bytes = whole.index(b"mdat") + 4
+    assert tables.read(0, n_head_bytes) == whole[:n_head_bytes]
+    assert n_head_bytes < tables.n_table_bytes < 20_000
     with pytest.raises(InvalidArgument, match="bound to no stream"):
         tables.read(0, made.size)
     assert tables.bound(demux(source), sound_of(source)).read(0, made.size) == whole
@@ -283,8 +284,9 @@ def test_tables_are_kept_without_the_packets_and_bound_to_equal_streams_later(
     for other in (_empty(video), sound):
         with pytest.raises(InvalidArgument, match="not those of the file"):
             tables.bound(other, sound)
-    with pytest.raises(InvalidArgument, match="not those of the file"):
-        Mp4File(video).bound(video, sound)
+    for file, streams in ((Mp4File(video), (video, sound)), (made, (video,))):
+        with pytest.raises(InvalidArgument, match="not those of the file"):
+            file.bound(*streams)
 
 
 def test_the_codec_decides_if_browsers_may_play_a_stream() -> None:
@@ -352,13 +354,14 @@ def test_a_seek_in_a_long_video_reads_only_the_packets_in_the_range(tmp_path: Pa
     )
     made = Mp4File(video)
     assert data.n_read == 1 << 16  # the first packet, for the description of the codec
-    assert made.size > 1 << 32 and made.n_head_bytes < 2_000_000
+    assert made.size > 1 << 32
     assert len(made.read(made.size - 1000, made.size)) == 1000
     assert len(made.read(made.size // 2, made.size // 2 + 1000)) == 1000
     assert data.n_read == (1 << 16) + 2000
-    head = made.read(0, made.n_head_bytes)
+    n_head_bytes = made.read(0, 2_000_000).index(b"mdat") + 12  # with the size in 64 bits
+    head = made.read(0, n_head_bytes)
     assert head[-16:-8] == b"\0\0\0\1mdat"
-    assert int.from_bytes(head[-8:]) == made.size - made.n_head_bytes + 16
+    assert int.from_bytes(head[-8:]) == made.size - n_head_bytes + 16
 
 
 _HOSTILE = (0, 1, -1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 62) + 1, (1 << 63) - 1)

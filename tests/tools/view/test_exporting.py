@@ -21,6 +21,8 @@ from shardio import Array, InvalidArgument, Json, Text
 from shardio.maintenance import split
 from shardio.media import demux
 from shardio_tools.view.exporting import export_site
+from tests.media.images_made import saved
+from tests.media_made import quadrants
 from tests.shards import EVERY_FIELD, every_field_sample, flip
 from tests.tools.view import made_sets
 from tests.tools.view.browsing import Visits, visiting
@@ -124,6 +126,19 @@ def test_text_of_the_dataset_is_in_no_name_of_a_file(tmp_path: Path) -> None:
     export_site(str(tmp_path / "set"), tmp_path / "a/b/site")
     _check_links(tmp_path / "a/b/site")
     assert [path.name for path in (tmp_path / "a").rglob("*evil*")] == []
+
+
+def test_the_original_of_a_converted_image_is_the_stored_file(tmp_path: Path) -> None:
+    stored = {form: saved(quadrants(40, 30), form) for form in ("TIFF", "PNG")}
+    schema = shardio.Schema(dict.fromkeys(stored, shardio.Image()))
+    with shardio.DatasetWriter(tmp_path / "set", schema) as writer:
+        writer.append(stored)
+    export_site(str(tmp_path / "set"), tmp_path / "site")
+    fields = _fields(tmp_path / "site", 0)
+    assert fields["TIFF"]["src"].endswith(".jpg") and fields["PNG"]["src"].endswith(".png")
+    for form, data in stored.items():
+        assert (tmp_path / "site" / fields[form]["original"]).read_bytes() == data
+    assert fields["PNG"]["original"] == fields["PNG"]["src"]
 
 
 def test_a_site_names_no_path_of_the_machine(dataset: Path, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from shardio.errors import UnsupportedEnvironment
 from shardio.media import demux, sound_of, to_png
 from shardio_tools.view import originals, stored
 from shardio_tools.view.originals import original
-from shardio_tools.view.samples import describe_sample, load_tokenizer, thumbnail_fields
-from shardio_tools.view.stored import kind_of
+from shardio_tools.view.rows import describe_rows
+from shardio_tools.view.samples import describe_sample, load_tokenizer
+from shardio_tools.view.stored import kind_of, thumbnail_fields
 from tests.media_made import quadrants, scene, write_flash, write_video
 from tests.shards import EVERY_FIELD, MEDIA_FIELDS, every_field_sample, flip, media_sample
 
@@ -144,14 +145,14 @@ def test_a_video_of_any_store_is_described(
     tmp_path: Path, options: dict[str, Any], mime: str | None
 ) -> None:
     with shardio.open(_videos(tmp_path, **options)) as dataset:
-        sample = describe_sample(dataset, 0)
+        sample, (row,) = describe_sample(dataset, 0), describe_rows(dataset, [0], [0])
     found = _fields(sample)["frames"]
     assert found["mime"] == mime and found["audio"] == (mime is not None)
     assert found["src"] == (None if mime is None else "/media/0/frames")
     assert (found["n_frames"], found["fps"], found["seconds"]) == (50, 25.0, 2.0)
     assert (found["width"], found["height"], found["times"]) == (32, 32, None)
     assert found["keyframes"][0] == 0 and found["frames"] == "/frame/0/frames/{n}"
-    assert sample["title"] == "a/a.mkv"
+    assert row["title"] == "a/a.mkv"
     assert sample["clip"] == {
         "field": "frames",
         "start": 0.0,
@@ -342,7 +343,7 @@ def test_originals_of_media_are_files(tmp_path: Path) -> None:
         image, movie, sound = (original(dataset, 0, name) for name in schema)
         with pytest.raises(InvalidArgument, match="no field 'x'"):
             original(dataset, 0, "x")
-    assert image == (picture, "image/png", "a_b-0.png")
+    assert image == (picture, "a_b-0.png")
     assert movie.file_name == "video-0.mp4" and bytes(demux(movie.data).data[:]) == video.data
     assert sound.file_name == "sound-0.flac" and sound.data.startswith(b"fLaC")
 

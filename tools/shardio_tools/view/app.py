@@ -38,9 +38,10 @@ from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import Listing, Queries, parse_filter
 from shardio_tools.view.samples import describe_sample
-from shardio_tools.view.series import heatmap, series
+from shardio_tools.view.series import MAX_POINTS, heatmap, series
 from shardio_tools.view.source import Source
-from shardio_tools.view.thumbnails import Thumbnails
+from shardio_tools.view.stored import parse_count
+from shardio_tools.view.thumbnails import MAX_FRAME_SIDE, MAX_SIDE, MIN_SIDE, Thumbnails
 from shardio_tools.view.verification import Verification
 
 _WAIT_S: Final = 0.15
@@ -131,16 +132,6 @@ def _answered(work: Callable[[ViewerState, Any], Any], viewer: ViewerState, give
     return found if isinstance(found, Response) else json_answer(found)
 
 
-def number(text: str | None, what: str, low: int, high: int, default: int | None = None) -> int:
-    """Return a decimal integer of a request; raise InvalidArgument if it is none, or too large."""
-    if text is None and default is not None:
-        return default
-    is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= 18
-    if not is_number or not low <= (found := int(text or "")) <= high:
-        raise InvalidArgument(f"{what} must be an integer from {low} to {high}; found {text!r:.40}")
-    return found
-
-
 def _row(request: Request) -> int:
     text = request.path_params["row"]
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
@@ -181,8 +172,8 @@ def _listing(viewer: ViewerState, request: Request) -> Listing:
 
 
 def _rows(viewer: ViewerState, request: Request) -> Any:
-    start = number(request.query_params.get("start"), "start", 0, 1 << 48, 0)
-    count = number(request.query_params.get("count"), "count", 1, _MAX_ROWS, 100)
+    start = parse_count(request.query_params.get("start"), "start", 0, 1 << 48, 0)
+    count = parse_count(request.query_params.get("count"), "count", 1, _MAX_ROWS, 100)
     found = _listing(viewer, request)
     found.wait(start + count, _WAIT_S)
     is_complete, n = found.is_complete, found.n
@@ -220,7 +211,7 @@ def _describe_rows(
 
 def _position(viewer: ViewerState, request: Request) -> Any:
     n = len(viewer.source.required())
-    row = number(request.query_params.get("row"), "row", 0, max(0, n - 1))
+    row = parse_count(request.query_params.get("row"), "row", 0, max(0, n - 1))
     found = _listing(viewer, request)
     found.wait(1 << 62, _WAIT_S)
     is_complete = found.is_complete
@@ -256,7 +247,7 @@ def _picture(
 
 def _thumbnail(viewer: ViewerState, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
-    size = number(request.query_params.get("size"), "size", 64, 512, 256)
+    size = parse_count(request.query_params.get("size"), "size", MIN_SIDE, MAX_SIDE, 256)
     return _picture(
         viewer, request, lambda dataset: viewer.thumbnails.get(dataset, row, field, size)
     )
@@ -264,8 +255,8 @@ def _thumbnail(viewer: ViewerState, request: Request) -> Response:
 
 def _frame(viewer: ViewerState, request: Request) -> Response:
     row, field = _checked_row(viewer, request), _field(viewer, request)
-    frame = number(request.path_params["number"], "the number of the frame", 0, 1 << 48)
-    size = number(request.query_params.get("size"), "size", 64, 4096, 1024)
+    frame = parse_count(request.path_params["number"], "the number of the frame", 0, 1 << 48)
+    size = parse_count(request.query_params.get("size"), "size", MIN_SIDE, MAX_FRAME_SIDE, 1024)
     return _picture(
         viewer, request, lambda dataset: viewer.thumbnails.frame(dataset, row, field, frame, size)
     )
@@ -289,16 +280,13 @@ def _original(viewer: ViewerState, request: Request) -> tuple[bytes, dict[str, s
     row, field = _checked_row(viewer, request), _field(viewer, request)
     with viewer.source.borrow() as dataset:
         found = original(dataset, row, field)
-    name = "".join(
-        c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in found.file_name
-    )
-    headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
-    return found.data, headers
+    disposition = f'attachment; filename="{found.file_name}"'
+    return found.data, {"content-disposition": disposition, "cache-control": "no-store"}
 
 
 def _series(viewer: ViewerState, request: Request) -> Any:
     row, field = _checked_row(viewer, request), _field(viewer, request)
-    points = number(request.query_params.get("points"), "points", 1, 4000, 1000)
+    points = parse_count(request.query_params.get("points"), "points", 1, MAX_POINTS, 1000)
     with viewer.source.borrow() as dataset:
         return series(dataset, row, field, points)
 
@@ -321,7 +309,7 @@ def _epoch(viewer: ViewerState, request: Request) -> Any:
 def _epoch_picture(viewer: ViewerState, request: Request) -> Response:
     given = request.path_params
     names = ("epoch", "batch", "item")
-    epoch, batch, item = (number(given[name], name, 0, 1 << 48) for name in names)
+    epoch, batch, item = (parse_count(given[name], name, 0, 1 << 48) for name in names)
     found = viewer.epochs.picture(epoch, batch, item, given["field"])
     return Response(found.data, 200, {"cache-control": "no-store"}, found.media_type)
 

@@ -19,7 +19,8 @@ import numpy as np
 import shardio
 from shardio._base.progress import counted
 from shardio.media import fit, preview_pixels, to_jpeg
-from shardio_tools.view.stored import ERRORS, thumbnail_fields
+from shardio_tools.view.rows import class_field, class_name
+from shardio_tools.view.stored import ERRORS, parse_count, thumbnail_fields
 from shardio_tools.view.thumbnails import Picture
 
 SHUFFLES: Final = ("none", "full", "blocks", "shards")
@@ -213,13 +214,7 @@ class EpochBatches:
 def _count(
     params: Mapping[str, str], name: str, least: int, default: int, most: int = _MAX_COUNT
 ) -> int:
-    text = params.get(name) or str(default)
-    is_number = text.isascii() and text.isdigit() and len(text) < 20
-    if not is_number or not least <= int(text) <= most:
-        raise shardio.InvalidArgument(
-            f"{name} must be an integer from {least} to {most}; found {text!r:.40}"
-        )
-    return int(text)
+    return parse_count(params.get(name) or None, name, least, most, default)
 
 
 def _n_batches(loader: Any, epoch: int) -> int:
@@ -332,17 +327,12 @@ def _rows(view: Any, indices: Any) -> list[dict[str, Any]]:
 
 
 def _labels(dataset: Any, rows: Any) -> list[str | None]:
-    field = dataset.schema.columns.get("label")
-    if field is None or field.shape or "int" not in field.dtype:
+    if (name := class_field(dataset)) is None:
         return [None] * len(rows)
     try:
-        return [_class_name(dataset, each) for each in dataset.column_at("label", rows).tolist()]
+        return [class_name(dataset, each) for each in dataset.column_at(name, rows).tolist()]
     except ERRORS:
         return [None] * len(rows)
-
-
-def _class_name(dataset: Any, label: int) -> str:
-    return str(dataset.classes[label]) if 0 <= label < len(dataset.classes) else str(label)
 
 
 @dataclass(frozen=True)

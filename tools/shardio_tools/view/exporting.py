@@ -18,10 +18,11 @@ from typing import Any, Final
 import numpy as np
 
 import shardio
+from shardio.media import probe
 from shardio_tools.output import decode_names, escaped
 from shardio_tools.view.answers import static_files, to_json
 from shardio_tools.view.jobs import Jobs
-from shardio_tools.view.mp4 import MediaBytes, open_media
+from shardio_tools.view.mp4 import IMAGE_TYPES, MediaBytes, open_media
 from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import number_fields
@@ -214,12 +215,20 @@ class _Site:
             field["heatmap"] = self._try(
                 f"{stem}-map", lambda: (".png", heatmap(dataset, row, name).data)
             )
-        if kind in ("video", "audio") or (kind == "image" and field["dtype"] is None):
+        is_image = kind == "image" and field["dtype"] is None
+        if kind in ("video", "audio") or (is_image and self._is_shown_as_stored(row, name)):
             field["original"] = field["src"]
         elif field["n_bytes"] > _MAX_ORIGINAL:
             field["original"] = None
         else:
             field["original"] = self._try(f"{stem}-original", lambda: self._original(row, name))
+
+    def _is_shown_as_stored(self, row: int, name: str) -> bool:
+        """Return True for an image that `_media` does not convert."""
+        try:
+            return probe(stored_value(self._dataset, row, name)).format in IMAGE_TYPES
+        except ERRORS:
+            return True
 
     def _original(self, row: int, name: str) -> tuple[str, bytes]:
         found = original(self._dataset, row, name)

@@ -32,7 +32,6 @@ class Original(NamedTuple):
     """A file to download."""
 
     data: bytes
-    media_type: str
     file_name: str
 
 
@@ -56,9 +55,7 @@ def original(dataset: Any, row: int, field: str) -> Original:
     if kind.array is not None and kind.array.shape:
         array = StoredArray.of(dataset, row, field)
         _check_size(kind, array.n_bytes, row, field)
-        return Original(
-            _npy(array.part(0, array.shape[0])), "application/octet-stream", f"{stem}.npy"
-        )
+        return Original(_npy(array.part(0, array.shape[0])), f"{stem}.npy")
     if kind.medium == "image":
         shard, local = locate(dataset, row)
         n_bytes = int(dataset.reader(shard, field).lengths(field, [local])[0])
@@ -66,24 +63,23 @@ def original(dataset: Any, row: int, field: str) -> Original:
     value = (stored_value if kind.is_json else present_value)(dataset, row, field)
     if kind.array is not None:
         text = str(as_numbers(np.asarray(value), kind.array)[()])
-        return Original(f"{text}\n".encode(), "text/plain; charset=utf-8", f"{stem}.txt")
+        return Original(f"{text}\n".encode(), f"{stem}.txt")
     if kind.is_streamed:
         _check_size(kind, len(value.data), row, field)
         muxed = mux(value)
-        return Original(muxed.data, "application/octet-stream", stem + muxed.suffix)
+        return Original(muxed.data, stem + muxed.suffix)
     if kind.is_json:
         data = json.dumps(value, ensure_ascii=False, indent=1).encode()
-        return Original(data, "application/json", f"{stem}.json")
+        return Original(data, f"{stem}.json")
     if kind.is_utf8:
-        return Original(value.encode(), "text/plain; charset=utf-8", f"{stem}.txt")
+        return Original(value.encode(), f"{stem}.txt")
     if isinstance(value, bytes):
-        media_type, suffix = _type_of(value)
-        return Original(bytes(value), media_type, stem + suffix)
+        return Original(bytes(value), stem + _suffix_of(value))
     arrays = {f"{i:06d}": as_numbers(each, kind.item) for i, each in enumerate(value)}
     _check_size(kind, sum(each.nbytes for each in arrays.values()), row, field)
     out = io.BytesIO()
     np.savez(out, **arrays)  # type: ignore[arg-type]
-    return Original(out.getvalue(), "application/octet-stream", f"{stem}.npz")
+    return Original(out.getvalue(), f"{stem}.npz")
 
 
 def _check_size(kind: Any, n_bytes: int, row: int, field: str) -> None:
@@ -100,13 +96,12 @@ def _npy(values: Any) -> bytes:
     return out.getvalue()
 
 
-def _type_of(data: bytes) -> tuple[str, str]:
-    """Return the media type and the suffix of a file, which are known for images only."""
-    unknown = "application/octet-stream", ".bin"
+def _suffix_of(data: bytes) -> str:
+    """Return the suffix of a file, which is known for images only."""
     if not has_image_signature(data[:64]):
-        return unknown
+        return ".bin"
     try:
         name = probe(data).format
     except shardio.DataError:
-        return unknown
-    return IMAGE_TYPES.get(name, (unknown[0], f".{name.lower()}"))
+        return ".bin"
+    return IMAGE_TYPES[name][1] if name in IMAGE_TYPES else f".{name.lower()}"

@@ -57,12 +57,13 @@ class Overview:
 
     def _manifest(self, dataset: shardio.ShardDataset) -> dict[str, Any]:
         sizes, counts = self._counted("fields"), self._class_counts(dataset)
+        sortable = number_fields(dataset)
         groups = (dataset.shards, *dataset.column_groups.values())
         fields = []
         for name, field in dataset.schema.items():
             n_bytes = sizes.get(name, {}).get("n_bytes", column_bytes(dataset, name))
-            is_number = name in number_fields(dataset)
-            fields.append({**_field(name, field), "n_bytes": n_bytes, "sortable": is_number})
+            facts = {"n_bytes": n_bytes, "sortable": name in sortable}
+            fields.append({**_field(name, field), **facts})
         return {
             "n_samples": len(dataset),
             "n_shards": len(dataset.shards),
@@ -89,7 +90,7 @@ class Overview:
         return found | {"pending": job.state == "running"} | (job.result or {})
 
     def start_statistics(self) -> None:
-        """Count values, lengths and classes in the background, if they are not counted yet."""
+        """Count values, lengths and classes in the background, again if they are known."""
         dataset = self._source.required()
 
         def count(job: Job) -> Any:

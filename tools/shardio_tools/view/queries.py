@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -202,12 +202,8 @@ class Scan:
         if wanted.subset is not None:
             self._subset = source.subset_rows(wanted.subset)
         n_first = self._n_total if self._subset is None else len(self._subset)
-        if (
-            wanted.sort is not None
-            and n_first > MAX_MATCHES
-            and wanted
-            == Filter(subset=wanted.subset, sort=wanted.sort, is_descending=wanted.is_descending)
-        ):
+        is_plain = replace(wanted, subset=None, sort=None, is_descending=False) == Filter()
+        if wanted.sort is not None and is_plain and n_first > MAX_MATCHES:
             raise shardio.InvalidArgument(_too_many_to_sort(n_first))
         dtype = np.uint32 if self._n_total < 1 << 32 else np.uint64
         self._rows: Values = np.empty(1024, dtype)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import shardio
 from shardio_tools.output import decode_names
-from shardio_tools.view.samples import thumbnail_fields
+from shardio_tools.view.stored import thumbnail_fields
 
 _ERRORS: Final = (shardio.ShardioError, OSError)
 _MAX_TEXT: Final = 200
@@ -58,12 +58,13 @@ def describe_rows(
             elif name == text:
                 facts["text"] = _short(value)
             elif value is not None:
-                facts["label"] = _label(dataset, int(value))
+                facts["label"] = class_name(dataset, int(value))
         found.append(facts)
     return found
 
 
-def _label(dataset: shardio.ShardDataset, value: int) -> str:
+def class_name(dataset: shardio.ShardDataset, value: int) -> str:
+    """Return the name of the class with an index; the index as text if there is none."""
     names = dataset.classes
     return decode_names(names[value]) if 0 <= value < len(names) else str(value)
 

@@ -17,6 +17,7 @@ from shardio.errors import UnsupportedEnvironment
 from shardio.media import can_be_mp4, has_image_signature, keyframes_of, times_of
 from shardio_tools.view.mp4 import media_type, sound_field
 from shardio_tools.view.originals import max_bytes
+from shardio_tools.view.rows import class_field, class_name
 from shardio_tools.view.stored import (
     ERRORS,
     StoredArray,
@@ -27,10 +28,7 @@ from shardio_tools.view.stored import (
     locate,
     number,
     stored_value,
-    thumbnail_fields,
 )
-
-__all__ = ["describe_sample", "load_tokenizer", "thumbnail_fields"]
 
 Json = dict[str, Any]
 
@@ -50,8 +48,6 @@ _MAX_STATISTICS_BYTES: Final = 16 << 20
 """The maximum size of an array whose least and greatest numbers are in a sample."""
 _RATE: Final = 25.0
 """The number of frames per second of frames without times."""
-_TITLES: Final = ("title", "name", "source", "key", "path", "file", "id")
-_MAX_TITLE: Final = 200
 
 
 def load_tokenizer(path: str) -> Any:
@@ -88,18 +84,12 @@ def describe_sample(dataset: Any, row: int, *, tokenizer: Any = None) -> Json:
     return {
         "row": row,
         "n": len(dataset),
-        "title": _title(made) or f"sample {row:,}",
         "shard": dataset.shards[shard].name,
         "index": local,
         "fields": made,
         "damaged": damaged[0] if damaged else None,
         "clip": _clip(dataset, row),
     }
-
-
-def _title(fields: list[Json]) -> str | None:
-    texts = {each["name"]: each.get("value") or "" for each in fields if each["kind"] == "text"}
-    return next((str(texts[name])[:_MAX_TITLE] for name in _TITLES if texts.get(name)), None)
 
 
 def _clip(dataset: Any, row: int) -> Json | None:
@@ -191,9 +181,9 @@ def _value(dataset: Any, row: int, name: str, field: Any) -> Any:
 def _scalar(stored: _Stored) -> Json:
     value = as_numbers(np.asarray(stored.value), stored.field.array)[()]
     made: Json = {"value": number(value), "n_bytes": stored.field.array.numpy.itemsize}
-    classes = stored.dataset.classes
-    if stored.name == "label" and isinstance(value, np.integer) and 0 <= value < len(classes):
-        made["label"] = classes[int(value)]
+    is_label = stored.name == class_field(stored.dataset)
+    if is_label and 0 <= value < len(stored.dataset.classes):
+        made["label"] = class_name(stored.dataset, int(value))
     return made
 
 

@@ -58,13 +58,12 @@ class Histogram:
             self._coarsen(exponent - self._exponent)
         self._exponent = max(exponent, self._exponent or exponent)
         bins = _bins(numbers, self._exponent).astype(np.int64)
-        first = min(int(bins.min()), self._first) if len(self._counts) else int(bins.min())
-        last = max(int(bins.max()), self._first + len(self._counts) - 1)
-        if not len(self._counts):
-            last = int(bins.max())
+        first, last, n = int(bins.min()), int(bins.max()), len(self._counts)
+        if n:
+            first, last = min(first, self._first), max(last, self._first + n - 1)
         counts = np.bincount(bins - first, minlength=last - first + 1)
-        at = self._first - first if len(self._counts) else 0
-        counts[at : at + len(self._counts)] += self._counts
+        if n:
+            counts[self._first - first :][:n] += self._counts
         self._first, self._counts = first, counts
 
     def _add_moments(self, numbers: npt.NDArray[np.float64]) -> None:

@@ -87,6 +87,24 @@ def present_value(dataset: Any, row: int, name: str) -> Any:
     return found
 
 
+def parse_count(
+    text: str | None, name: str, low: int, high: int, default: int | None = None
+) -> int:
+    """Return a decimal integer of a request; `default` if the request has none.
+
+    Raises:
+        InvalidArgument: the text is no integer, or is not in the range.
+    """
+    if text is None and default is not None:
+        return default
+    is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= 19
+    if not is_number or not low <= (found := int(text or "")) <= high:
+        raise shardio.InvalidArgument(
+            f"{name} must be an integer from {low} to {high}; found {text!r:.40}"
+        )
+    return found
+
+
 def check_pixels(facts: Any) -> None:
     """Raise InvalidArgument if decoding an image, as `probe` found it, takes too much memory."""
     if facts.format != "JPEG" and facts.height * facts.width > MAX_PIXELS:

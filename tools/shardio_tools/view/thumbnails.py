@@ -84,12 +84,6 @@ class PictureCache:
             while self.n_bytes > self.max_bytes:
                 self._drop(next(iter(self._pictures)))
 
-    def clear(self) -> None:
-        """Drop all pictures."""
-        with self._lock:
-            self._pictures.clear()
-            self.n_bytes = 0
-
     def _drop(self, key: Hashable) -> None:
         dropped = self._pictures.pop(key, None)
         if dropped is not None:
@@ -151,10 +145,6 @@ class Thumbnails:
         for i, picture in reversed(list(enumerate(made))):
             self._cache.add((*key, frame + i), picture)
         return made[0]
-
-    def close(self) -> None:
-        """Drop all pictures."""
-        self._cache.clear()
 
     def _cached(self, key: Hashable, make: Callable[[], Picture]) -> Picture:
         found = self._cache.get(key)
