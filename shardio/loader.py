@@ -401,7 +401,7 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
         self._epochs.load_state(state)
 
     def state_at(self, epoch: int, batch: int = 0) -> dict[str, Any]:
-        """Return the state from which the next iteration begins with a batch of an epoch.
+        """Return the state from which the next iteration starts at a given batch of an epoch.
 
         `loader.load_state_dict(loader.state_at(3, 10))` makes the next iteration deliver batch 10
         of epoch 3 and those after it. No batch before it is loaded.

@@ -118,7 +118,7 @@ def _check_positional(
 
 @contextlib.contextmanager
 def checking(name: str) -> Iterator[None]:
-    """Raise InvalidArgument if an object that the caller passed as `name` raises another error.
+    """Convert an unexpected exception of the caller's object `name` to InvalidArgument.
 
     Checks call `__repr__`, `__class__` and other methods of an object, which may raise anything.
     """
@@ -199,7 +199,8 @@ def row_index(name: str, index: Any, several: str) -> int:
     """Return the index of a sample as an int.
 
     Raises TypeError if `index` is not an integer. The message names the indexed object, `name`, and
-    the call that takes several indices, `several`; for names of fields, that for columns.
+    the call that takes several indices, `several`. If `index` is a list of field names, the message
+    shows how to read columns instead.
     """
     try:
         return operator.index(index)

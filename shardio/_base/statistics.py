@@ -1,4 +1,4 @@
-"""Statistics of loaders, items and pipelines, the phase timers that feed them, and of datasets.
+"""Statistics of datasets, loaders, items and pipelines, and the phase timers that feed them.
 
 Each thread adds its times for hashing, decoding and transforms to `PHASE_TIMES`. The code that
 fills a batch reads and resets these times.
@@ -244,7 +244,7 @@ class DatasetStats(dict[str, Any]):
     """A dict of stored statistics: "whole" for all samples, "subsets" for each subset.
 
     `shardio.maintenance.StatsReport` describes the statistics of each. They are read from a file
-    and not checked, so a part of another form is left out.
+    and not checked, so malformed parts are skipped.
     """
 
     def __repr__(self) -> str:

@@ -288,7 +288,7 @@ class _Run:
         self._start_s = time.monotonic()
 
     def is_complete(self) -> bool:
-        """Return True if the conversion to resume has published its dataset, and was not killed."""
+        """Return True if nothing is to resume: the dataset is published, no work folder is left."""
         is_local = self.options.uploader is None
         is_over = holds_dataset(self.staging.out) and not self.staging.folder.exists()
         return self.options.resume and is_local and is_over

@@ -320,7 +320,8 @@ class Upload(Closing):
             self._clean_up()
         except (ShardioError, OSError) as error:
             warn(
-                f"{self._objects.url}: is published, but its remains could not be removed: {error}"
+                f"{self._objects.url}: the dataset is published, but temporary files could not be "
+                f"removed: {error}"
             )
         elapsed_s = time.monotonic() - self._start_s
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)

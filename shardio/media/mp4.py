@@ -140,7 +140,9 @@ class Mp4File:
             ShardCorrupt, MediaError: a packet in the range is damaged.
         """
         if not 0 <= start <= stop <= self.size:
-            raise InvalidArgument(f"bytes {start} to {stop} of a file of {self.size} bytes")
+            raise InvalidArgument(
+                f"expected a range within the file's {self.size} bytes; found {start} to {stop}"
+            )
         found, pieces = [self._head[start:stop]], self._pieces
         at = max(start, len(self._head))
         piece = int(np.searchsorted(self._starts, at, "right")) - 1
@@ -201,8 +203,10 @@ class _Track:
 
     def __init__(self, stream: EncodedStream, zero: Fraction) -> None:
         codec = stream.parameters.get("codec")
+        if codec not in _CODECS:
+            raise MediaError(f"browsers play no {codec} in MP4")
         if not can_be_mp4(stream):
-            raise MediaError(f"browsers play no {codec} in MP4, or the stream has no packet")
+            raise MediaError("a stream without packets")
         self.stream: EncodedStream | None = stream
         self.timescale = stream.time_base.denominator
         self.is_video = "rate" not in stream.parameters
@@ -255,7 +259,7 @@ class _Track:
         self._media_time = (first - self._origin) * self._unit
         self._length = length * self._unit
         if self._length <= 0 or self._media_time < 0:
-            raise MediaError("nothing of the stream is played beside the video")
+            raise MediaError("the stream ends before the video begins, or its times are invalid")
         since = float(self._delay) + (self._decoded - self._media_time) / self.timescale
         self.seconds: _Numbers = np.floor(since).astype(np.int64)
 
@@ -390,24 +394,20 @@ def _description(stream: EncodedStream, form: _Form) -> tuple[bytes, bytes, list
 def _codec_name(description: bytes) -> str:
     """Return the name of a codec by RFC 6381, from its description."""
     kind = description[20:24].decode()
-    found = {
-        "avc1": (b"avcC", 4, _avc_name),
+    known: dict[str, tuple[bytes, int, Callable[[bytes], str]]] = {
+        "avc1": (b"avcC", 4, lambda record: record[1:4].hex()),
         "hvc1": (b"hvcC", 13, _hevc_name),
         "av01": (b"av1C", 3, _av1_name),
-        "vp09": (b"vpcC", 7, _vp9_name),
+        "vp09": (b"vpcC", 7, lambda r: f"{r[4]:02d}.{r[5]:02d}.{r[6] >> 4:02d}"),
         "mp4a": (b"esds", 8, _mpeg4_audio_name),
-    }.get(kind)
-    if found is None:
+    }
+    if kind not in known:
         return kind.lower()
-    box, n_bytes, name = found
+    box, n_bytes, name = known[kind]
     at = description.find(box) + 4
     if at < 4 or len(description) < at + n_bytes:
         raise MediaError(f"FFmpeg describes a stream of {kind} without a whole {box.decode()}")
     return f"{kind}.{name(description[at:])}"
-
-
-def _avc_name(record: bytes) -> str:
-    return record[1:4].hex()
 
 
 def _hevc_name(record: bytes) -> str:
@@ -421,10 +421,6 @@ def _hevc_name(record: bytes) -> str:
 def _av1_name(record: bytes) -> str:
     depth = (8, 10, 10, 12)[record[2] >> 5 & 3]
     return f"{record[1] >> 5}.{record[1] & 31:02d}{'MH'[record[2] >> 7]}.{depth:02d}"
-
-
-def _vp9_name(record: bytes) -> str:
-    return f"{record[4]:02d}.{record[5]:02d}.{record[6] >> 4:02d}"
 
 
 def _mpeg4_audio_name(record: bytes) -> str:
@@ -487,7 +483,9 @@ def _with_lengths(packet: bytes, size: int, codec: str) -> bytes:
     header = _FILLER[codec]
     n_left = size - len(made) - 4 - len(header) - 1
     if n_left < 0:
-        raise MediaError("a packet has more units than the first ones: it cannot be sent as MP4")
+        raise MediaError(
+            f"a packet has more NAL units than the first {_N_EXAMINED}: cannot convert it to MP4"
+        )
     n_unit = len(header) + n_left + 1
     return b"".join((made, n_unit.to_bytes(4), header, b"\xff" * n_left, b"\x80"))
 

@@ -32,7 +32,10 @@ class Uploads(Protocol):
     """Copies to a device that run while the program continues, and while the device computes."""
 
     def begin_batch(self) -> None:
-        """Announce the copies of another batch, which wait for the work on all but the last one."""
+        """Start the uploads of a batch.
+
+        They wait until the work on all batches but the latest has finished.
+        """
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None]:
         """Pin a block's memory, so that copies from it are fast; return a function to unpin it.

@@ -313,7 +313,7 @@ def _as_array(value: Any, is_picture: bool) -> Any:  # noqa: FBT001
 class CudaUploads:
     """Copies of CPU tensors on a CUDA device, for the stream that is current at the call.
 
-    `tensor.to("cuda")` lets the program wait until the device has done all queued work: the copy
+    `tensor.to("cuda")` makes the program wait until the device has done all queued work: the copy
     joins the queue of the current stream. Here, copies have a *stream of their own*, on which they
     run beside that work. They read blocks that are *pinned*: the kernel may not move their pages,
     so that the device reads them by itself. The program does not wait for such a copy; the current
@@ -347,8 +347,8 @@ class CudaUploads:
         with cuda.stream(stream):
             copied = tensor.to(self._device, non_blocking=tensor.is_pinned())
         current.wait_stream(stream)
-        # The memory belongs to `stream`: it must not be used for another copy before the work that
-        # is queued on the current stream when the program releases the tensor.
+        # `stream` allocated the memory. It may be reused only after the work that was queued on the
+        # current stream when the tensor was released.
         copied.record_stream(current)
         return copied
 

@@ -188,7 +188,7 @@ _END_S: Final = 5.0
 class Viewer(Closing):
     """A running `shardio view`, which ends with `close` or with this process.
 
-    In a notebook, it is shown as a frame with the page. `link` leads to the page.
+    In a notebook, the page is shown in an iframe. `link` leads to the page.
     """
 
     _public = "close link"

@@ -301,8 +301,8 @@ class ShardReader(Closing):
     def lengths(self, name: str, rows: Sequence[int] | Rows | None = None) -> Rows:
         """Return the length of each value of a field, read from the shard's tables alone.
 
-        The length is the number of frames of a video, of samples of audio, or the size of the first
-        dimension of an array that varies. For other values, it is the number of bytes before
+        The length is the number of frames of a video, of samples of audio, or the size of an
+        array's first varying dimension. For other values, it is the number of bytes before
         compression. The length of a missing value is 0. `rows` are the rows, by default all.
 
         Raises:

@@ -65,7 +65,7 @@ class Page:
 
 @contextlib.contextmanager
 def viewing(folder: Path) -> Iterator[tuple[Page, int]]:
-    """Run `shardio view` in a process; return a client, and the id of the process."""
+    """Run `shardio view` in a process; yield a client, and the id of the process."""
     with subprocess.Popen(
         [sys.executable, "-m", "shardio", "view", str(folder), "--no-open"],
         env=child.environment(),
@@ -79,7 +79,7 @@ def viewing(folder: Path) -> Iterator[tuple[Page, int]]:
 
 
 def p95(values: list[float]) -> float:
-    """Return the value below which 95 % are."""
+    """Return the 95th percentile."""
     return float(np.percentile(values, 95))
 
 

@@ -121,12 +121,12 @@ class Block(BlockMap):
     def pin(self, pin: Callable[[Bytes], Callable[[], None]]) -> None:
         """Pin the mapped memory for a device, once for each map of the block.
 
-        `pin` returns a function that ends this. It is called before the memory can be unmapped:
+        `pin` returns a function that unpins the memory. It is called before the block is unmapped:
         when the block is mapped again or closed. The block must not be trimmed meanwhile.
         """
         if self._unpin is None:
-            # If Ctrl-C came between, the memory would stay pinned, and a later map at the same
-            # address would be read as this one.
+            # If Ctrl-C arrived between pinning and the assignment, the memory would stay pinned,
+            # and a later map at the same address would be read as this one.
             with interrupts_held():
                 self._unpin = pin(self.bytes)
 

@@ -451,7 +451,7 @@ class _BackOff:
         self._n_tries = 0
 
     def note_progress(self, position: int) -> None:
-        """Note that the running attempt has reached a position; up to 0 is no progress.
+        """Record that the running attempt has reached `position`; 0 or less is ignored.
 
         The attempt may then continue. Another attempt may follow only if this one has come further
         than those before: otherwise, a failure at the same position could be repeated forever.

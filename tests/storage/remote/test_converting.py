@@ -384,7 +384,9 @@ def test_killed_in_clean_up_has_published(place: Place, monkeypatch: pytest.Monk
 
 def test_a_published_dataset_is_no_failure_if_its_remains_cannot_be_removed(place: Place) -> None:
     place.store.fail("denied", r"/bucket/?$", times=99, method="POST")  # removes objects
-    with pytest.warns(UserWarning, match=r"is published, but its remains .*conversion\.json: acc"):
+    with pytest.warns(
+        UserWarning, match=r"the dataset is published, but temporary files .*conversion\.json: acc"
+    ):
         assert place.convert().n_samples == len(WORDS)
     assert place.texts() == WORDS
     with pytest.raises(DatasetExists, match="already holds a dataset"):

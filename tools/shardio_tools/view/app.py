@@ -110,7 +110,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    texts = {404: "there is no such page", 405: "this page has another method"}
+    texts = {404: "page not found", 405: "method not allowed"}
     return error_answer(status, texts.get(status, "the request cannot be answered"))
 
 

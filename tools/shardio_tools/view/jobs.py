@@ -17,7 +17,9 @@ from shardio.errors import ClosedError
 T = TypeVar("T")
 State = Literal["none", "running", "done", "failed"]
 _JOIN_S: Final = 0.3
-"""The time that all jobs together get to stop at the end; what runs on ends with the process."""
+"""The time that all jobs together get to stop at the end; jobs that are still running end with the
+process.
+"""
 
 
 class Cancelled(Exception):

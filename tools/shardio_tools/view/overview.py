@@ -31,7 +31,7 @@ _ERRORS: Final = (shardio.ShardioError, OSError)
 
 
 class Overview:
-    """The facts about a dataset as a whole. Whatever takes long is found in the background."""
+    """The facts about a dataset as a whole. Slow facts are collected in the background."""
 
     def __init__(
         self, source: Source, jobs: Jobs, *, is_writable: bool, loader: str | None

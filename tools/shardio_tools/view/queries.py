@@ -1,4 +1,4 @@
-"""Lists of rows: all, a subset, or those that a filter finds in the background, maybe sorted."""
+"""Lists of rows: all, a subset, or those that a background scan finds, optionally sorted."""
 
 from __future__ import annotations
 

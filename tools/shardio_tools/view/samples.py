@@ -66,7 +66,7 @@ def load_tokenizer(path: str) -> Any:
     try:
         return module.Tokenizer.from_file(path)
     except Exception as error:  # the package raises plain Exceptions
-        raise InvalidArgument(f"{path}: no file of a tokenizer: {error}") from error
+        raise InvalidArgument(f"{path}: cannot read a tokenizer: {error}") from error
 
 
 def describe_sample(dataset: Any, row: int, *, tokenizer: Any = None) -> Json:

@@ -46,7 +46,7 @@ class Refusal(Exception):
 
 
 class Security:
-    """ASGI middleware: refuses what a page of this server would not send.
+    """ASGI middleware: rejects requests that the viewer's own page would not send.
 
     Args:
         app: the application.

@@ -18,8 +18,8 @@ from shardio_tools.output import decode_names
 _N_OPEN: Final = 4
 """The maximum number of copies of the dataset that are open for requests at the same time."""
 _ACCESS: Final = "pread"
-"""Files are read, not mapped: a truncated file does not kill the server then, and shards that were
-visited take no memory.
+"""Files are read, not mapped: a truncated file does not kill the server then, and visited
+shards do not stay mapped.
 """
 _N_SUBSETS: Final = 20
 """The maximum number of subsets in which rows are looked up."""

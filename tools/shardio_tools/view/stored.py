@@ -122,8 +122,8 @@ def sound_format(sound: Any) -> tuple[int, int]:
     rate, n_channels = sound.parameters.get("rate"), sound.width
     if not isinstance(rate, int) or not 0 < rate <= _MAX_RATE or n_channels > _MAX_CHANNELS:
         raise shardio.MediaError(
-            f"a sound of {rate!r} Hz and {n_channels:,} channels; up to {_MAX_RATE:,} Hz and "
-            f"{_MAX_CHANNELS} channels are shown"
+            f"invalid audio format: {rate!r} Hz, {n_channels:,} channels; expected at most "
+            f"{_MAX_RATE:,} Hz and {_MAX_CHANNELS} channels"
         )
     return rate, n_channels
 
@@ -136,7 +136,7 @@ def decode_sound(decoder: AudioDecoder, sound: Any, start: int, stop: int) -> An
     samples = decoder.decode(sound, start, stop)
     if samples.shape[1] != sound.width:
         raise shardio.MediaError(
-            f"its packets have {samples.shape[1]} channels; its table says {sound.width}"
+            f"expected {sound.width} channels, as in its table; found {samples.shape[1]}"
         )
     return samples
 
