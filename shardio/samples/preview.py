@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import subprocess
 import sys
-import tempfile
 import weakref
-import webbrowser
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -193,12 +189,12 @@ class Viewer(Closing):
 
     _public = "close link"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, opens_browser: bool = False) -> None:
         import_extra("showing a dataset needs Starlette and uvicorn", "view", "starlette")
-        words = [sys.executable, "-c", _PROGRAM, "view", "--no-open", "--", path]
+        options = () if opens_browser else ("--no-open",)
+        words = [sys.executable, "-c", _PROGRAM, "view", *options, "--", path]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._pages: list[str] = []
-        self._end = weakref.finalize(self, _end, process, os.getpid(), self._pages)
+        self._end = weakref.finalize(self, _end, process, os.getpid())
         self.link = process.stdout.readline().strip() if process.stdout is not None else ""
         if not self.link:
             self.close()
@@ -209,11 +205,6 @@ class Viewer(Closing):
     def close(self) -> None:
         """End the server. Idempotent."""
         self._end()
-
-    def _open(self) -> None:
-        """Open the page in the browser."""
-        self._pages.append(page_of_link(self.link))
-        webbrowser.open(Path(self._pages[-1]).as_uri())
 
     def __repr__(self) -> str:
         return f"Viewer({self.link})"
@@ -228,22 +219,8 @@ class Viewer(Closing):
         )
 
 
-def page_of_link(link: str) -> str:
-    """Write a page that leads to a link with a token, for this user only; return its path.
-
-    The command line of a browser shows its address to all users of the machine. The page is in the
-    home folder, because some browsers are not allowed to read hidden and temporary folders.
-    """
-    home = os.path.expanduser("~")
-    folder = home if os.access(home, os.W_OK | os.X_OK) else None
-    descriptor, path = tempfile.mkstemp(".html", "shardio-view-", folder)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(f'<meta http-equiv="refresh" content="0; url={escaped(link, 1000)}">\n')
-    return path
-
-
-def _end(process: subprocess.Popen[str], owner: int, pages: list[str]) -> None:
-    """End a server and remove its pages; a fork of the process that owns them leaves them alone."""
+def _end(process: subprocess.Popen[str], owner: int) -> None:
+    """End a server; a fork of the process that owns it leaves it alone."""
     if os.getpid() != owner:
         return
     # A fork may hold a copy of the pipe, so that the server does not see its end.
@@ -256,14 +233,8 @@ def _end(process: subprocess.Popen[str], owner: int, pages: list[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for page in pages:
-        with contextlib.suppress(OSError):
-            os.unlink(page)
 
 
 def show(path: str) -> Viewer:
     """Start a viewer; outside of notebooks, open its page in the browser."""
-    viewer = Viewer(path)
-    if display_kind(sys.stdout) != "notebook":
-        viewer._open()
-    return viewer
+    return Viewer(path, opens_browser=display_kind(sys.stdout) != "notebook")

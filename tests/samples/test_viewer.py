@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import webbrowser
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -46,18 +45,30 @@ def wait_for_end(link: str) -> None:
         assert time.monotonic() < end
 
 
+def _browser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Set a browser that writes down its argument; return that file, and the home folder."""
+    home, opened, program = folder / "home", folder / "opened", folder / "browser"
+    home.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$1" > {opened}.new; mv {opened}.new {opened}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("BROWSER", f"{program} %s")
+    return opened, home
+
+
 def test_a_dataset_is_shown_in_the_browser_until_the_viewer_is_closed(
     dataset: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    opened, home = _browser(tmp_path, monkeypatch)
     with shardio.open(dataset) as found, found.show() as shown:
-        (page,) = tmp_path.iterdir()  # other users see the address, and do not read the link in it
-        assert opened == [page.as_uri()] and page.stat().st_mode & 0o777 == 0o600
+        end = time.monotonic() + PATIENCE_S
+        while not opened.exists():
+            assert time.monotonic() < end
+        (page,) = home.iterdir()  # other users see the address, and do not read the link in it
+        assert opened.read_text().strip() == page.as_uri() and page.stat().st_mode & 0o777 == 0o600
         assert f"url={shown.link}" in page.read_text() and status(shown.link) == 303
         assert repr(shown) == f"Viewer({shown.link})"
-    assert status(shown.link) is None and not [*tmp_path.iterdir()]
+    assert status(shown.link) is None and not [*home.iterdir()]
     shown.close()
 
 
@@ -79,15 +90,16 @@ def test_a_fork_that_lives_on_does_not_keep_the_server(dataset: str) -> None:
 
 
 def test_a_notebook_shows_a_frame_of_the_same_site_and_opens_no_window(
-    dataset: str, monkeypatch: pytest.MonkeyPatch
+    dataset: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(webbrowser, "open", lambda link: pytest.fail("opened"))
+    opened, home = _browser(tmp_path, monkeypatch)
     monkeypatch.setattr(preview, "display_kind", lambda file: "notebook")
     with shardio.open(dataset) as found, found.show() as shown:
         html = shown._repr_html_()
         link = shown.link.replace("127.0.0.1", "localhost")
         assert html.startswith(f'<iframe src="{link}"') and f'<a href="{link}"' in html
         assert status(link) == 303
+    assert not opened.exists() and not [*home.iterdir()]
 
 
 def test_the_viewer_ends_with_a_process_that_is_killed(dataset: str) -> None:

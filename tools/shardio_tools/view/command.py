@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import html
 import os
 import secrets
 import socket
+import tempfile
 import threading
 import time
 import webbrowser
@@ -133,15 +135,27 @@ def _show_link(options: argparse.Namespace, port: int, token: str) -> str:
 @contextlib.contextmanager
 def _opened(link: str) -> Iterator[None]:
     """Open a link in the browser, through a file that is removed after the `with` block."""
-    from shardio.samples.preview import page_of_link
-
-    page = Path(page_of_link(link))
+    page = _page_of_link(link)
     try:
         # The thread is not waited for: some browsers in terminals return only when they are closed.
         threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         yield
     finally:
         page.unlink(missing_ok=True)
+
+
+def _page_of_link(link: str) -> Path:
+    """Write a page that leads to a link with a token, for this user only; return its path.
+
+    The command line of a browser shows its address to all users of the machine. The page is in the
+    home folder, because some browsers are not allowed to read hidden and temporary folders.
+    """
+    home = os.path.expanduser("~")
+    folder = home if os.access(home, os.W_OK | os.X_OK) else None
+    descriptor, path = tempfile.mkstemp(".html", "shardio-view-", folder)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={html.escape(link)}">\n')
+    return Path(path)
 
 
 def _export(options: argparse.Namespace) -> int:
