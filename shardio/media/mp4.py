@@ -234,8 +234,8 @@ class _Track:
         ends = np.cumsum(self.sizes)
         self.starts: _Numbers = ends - self.sizes
         self.n_bytes = int(ends[-1])
-        self._description, self._tail, self._headers = _description(stream, self._form)
-        self.codec = _codec_name(self._description)
+        self._sample_entry, self._tail, self._headers = _sample_entry(stream, self._form)
+        self.codec = _codec_name(self._sample_entry)
 
     @property
     def n_table_bytes(self) -> int:
@@ -292,7 +292,7 @@ class _Track:
         head = struct.pack(">IQQIIQ", 1 << 24 | 3, 0, 0, number, 0, self.end(scale))
         n_units = int(self._decoded[-1] + self._durations[-1])
         media = struct.pack(">IQQIQI", 1 << 24, 0, 0, self.timescale, n_units, 0x55C40000)
-        samples = _box(b"stbl", self._description, self._time_boxes(), self._size_box(), chunks)
+        samples = _box(b"stbl", self._sample_entry, self._time_boxes(), self._size_box(), chunks)
         kind, *information = self._headers
         return _box(
             b"trak",
@@ -366,7 +366,7 @@ def _find(data: bytes, *path: bytes) -> bytes:
     return found
 
 
-def _description(stream: EncodedStream, form: _Form) -> tuple[bytes, bytes, list[bytes]]:
+def _sample_entry(stream: EncodedStream, form: _Form) -> tuple[bytes, bytes, list[bytes]]:
     """Return boxes of a file with the first packet that FFmpeg writes.
 
     The boxes are `stsd`, the end of `tkhd`, and a list of `hdlr`, the media header and `dinf`.

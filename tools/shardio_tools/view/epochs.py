@@ -20,7 +20,7 @@ import shardio
 from shardio._base.progress import counted
 from shardio.media import fit, preview_pixels, to_jpeg
 from shardio_tools.view.rows import class_field, class_name
-from shardio_tools.view.stored import ERRORS, parse_count, thumbnail_fields
+from shardio_tools.view.stored import READ_ERRORS, parse_count, thumbnail_fields
 from shardio_tools.view.thumbnails import Picture
 
 SHUFFLES: Final = ("none", "full", "blocks", "shards")
@@ -331,7 +331,7 @@ def _labels(dataset: Any, rows: Any) -> list[str | None]:
         return [None] * len(rows)
     try:
         return [class_name(dataset, each) for each in dataset.column_at(name, rows).tolist()]
-    except ERRORS:
+    except READ_ERRORS:
         return [None] * len(rows)
 
 

@@ -30,7 +30,7 @@ from shardio_tools.view.rows import class_field, describe_rows
 from shardio_tools.view.samples import describe_sample
 from shardio_tools.view.series import heatmap, series
 from shardio_tools.view.source import Source
-from shardio_tools.view.stored import ERRORS, number, stored_value
+from shardio_tools.view.stored import READ_ERRORS, number, stored_value
 from shardio_tools.view.thumbnails import Thumbnails
 
 Json = dict[str, Any]
@@ -172,7 +172,7 @@ class _Site:
         for name in [*number_fields(dataset), *texts]:
             try:
                 value = stored_value(dataset, row, name)
-            except ERRORS:
+            except READ_ERRORS:
                 continue
             if value is not None:
                 values[name] = value[:2000] if isinstance(value, str) else number(value)
@@ -227,7 +227,7 @@ class _Site:
         """Return True for an image that `_media` does not convert."""
         try:
             return probe(stored_value(self._dataset, row, name)).format in IMAGE_TYPES
-        except ERRORS:
+        except READ_ERRORS:
             return True
 
     def _original(self, row: int, name: str) -> tuple[str, bytes]:
@@ -239,7 +239,7 @@ class _Site:
             media = open_media(self._dataset, row, name)
             path = stem + _SUFFIXES[media.media_type.partition(";")[0]]
             self._write(path, _pieces(media))
-        except ERRORS:
+        except READ_ERRORS:
             return None
         return path
 
@@ -267,7 +267,7 @@ class _Site:
         """Write a file, and return its path; None if its value cannot be read."""
         try:
             suffix, data = make()
-        except ERRORS:
+        except READ_ERRORS:
             return None
         self._write(stem + suffix, [data])
         return stem + suffix

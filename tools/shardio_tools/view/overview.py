@@ -17,6 +17,7 @@ from shardio_tools.view.queries import number_fields
 from shardio_tools.view.rows import class_field
 from shardio_tools.view.source import Source
 from shardio_tools.view.statistics import column_bytes, count_fields
+from shardio_tools.view.stored import READ_ERRORS
 
 _N_GENERATIONS: Final = 20
 _N_FAILED: Final = 200
@@ -27,7 +28,6 @@ _WAIT_S: Final = 0.2
 _MAX_COUNTED: Final = 5_000_000
 _MAX_COUNTED_SHARDS: Final = 2_000
 """The maximum numbers of samples and shards that are counted without being asked."""
-_ERRORS: Final = (shardio.ShardioError, OSError)
 
 
 class Overview:
@@ -202,7 +202,7 @@ def _read_history(source: Source, dataset: shardio.ShardDataset) -> dict[str, An
         try:
             with shardio.open(source.path, generation=number) as found:
                 facts = {"what": _operation(found), "n_samples": len(found)}
-        except _ERRORS as error:
+        except READ_ERRORS as error:
             facts = {"what": decode_names(str(error))[:_MAX_TEXT], "n_samples": None}
         generations.append({"number": number, "when": _written(source, number), **facts})
     return {"generations": generations, "conversion": _conversion(dataset)}
@@ -241,7 +241,7 @@ def _conversion(dataset: shardio.ShardDataset) -> dict[str, Any] | None:
         without = (each for each in inputs if not each.get("samples"))
         failed = [*itertools.islice(without, _N_FAILED)]
         n_failed = sum(not each.get("samples") for each in inputs)
-    except _ERRORS as error:
+    except READ_ERRORS as error:
         text = f"the list of inputs cannot be read: {decode_names(str(error))}"
         return {"text": text, "failed": [], "n_failed": 0}
     if not outcomes:

@@ -18,6 +18,7 @@ from shardio_tools.output import decode_names, format_count
 from shardio_tools.view.jobs import Job
 from shardio_tools.view.rows import class_field
 from shardio_tools.view.source import Source
+from shardio_tools.view.stored import READ_ERRORS
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
@@ -37,7 +38,6 @@ _FORGOTTEN_S: Final = 2.0
 another list."""
 _SLOT_S: Final = 0.05
 """The time after which a scan that waits looks whether it has been cancelled."""
-_ERRORS: Final = (shardio.ShardioError, OSError)
 
 
 class RowSet(Protocol):
@@ -208,8 +208,8 @@ class Scan:
         dtype = np.uint32 if self._n_total < 1 << 32 else np.uint64
         self._rows: Values = np.empty(1024, dtype)
         self._keys: list[Values] = []
-        self._n_found = self._n_lost = 0
-        self._lost = ""
+        self._n_found = self._n_unreadable = 0
+        self._first_error = ""
         self._is_cut = self._is_sorted = False
         self._lock = threading.Lock()
         self._job = Job(self._run)
@@ -242,9 +242,9 @@ class Scan:
         parts = []
         if self._is_cut:
             parts.append(f"the first {MAX_MATCHES:,} rows are listed; there are more")
-        if self._n_lost:
-            lost = format_count(self._n_lost, "shard")
-            parts.append(f"{lost} could not be searched: {self._lost}")
+        if self._n_unreadable:
+            lost = format_count(self._n_unreadable, "shard")
+            parts.append(f"{lost} could not be searched: {self._first_error}")
         return "; ".join(parts)
 
     def wait(self, n: int, timeout_s: float) -> None:
@@ -294,9 +294,9 @@ class Scan:
                     for end, found, keys in self._search(dataset, shard):
                         self._add(found, keys)
                         job.report(end / max(1, self._n_total))
-                except _ERRORS as error:
-                    self._n_lost += 1
-                    self._lost = self._lost or decode_names(str(error))
+                except READ_ERRORS as error:
+                    self._n_unreadable += 1
+                    self._first_error = self._first_error or decode_names(str(error))
                 job.report(float(dataset.shard_starts[shard + 1]) / max(1, self._n_total))
                 if self._is_cut:
                     break

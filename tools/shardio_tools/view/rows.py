@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 import shardio
 from shardio_tools.output import decode_names
-from shardio_tools.view.stored import thumbnail_fields
+from shardio_tools.view.stored import READ_ERRORS, thumbnail_fields
 
-_ERRORS: Final = (shardio.ShardioError, OSError)
 _MAX_TEXT: Final = 200
 _MAX_READ: Final = 1 << 20
 """The maximum size of a text of which the beginning is shown, in bytes."""
@@ -95,11 +94,11 @@ def _of_shard(
     """Return values of one shard: together, or one by one if one of them is damaged."""
     try:
         reader = dataset.reader(shard, name)
-    except _ERRORS as error:
+    except READ_ERRORS as error:
         return [error] * len(local)
     try:
         return _read(reader, name, local)
-    except _ERRORS:
+    except READ_ERRORS:
         return [_read_or_error(reader, name, local[i : i + 1]) for i in range(len(local))]
 
 
@@ -118,5 +117,5 @@ def _read(reader: shardio.ShardReader, name: str, local: npt.NDArray[np.int64]) 
 def _read_or_error(reader: shardio.ShardReader, name: str, local: npt.NDArray[np.int64]) -> Any:
     try:
         return _read(reader, name, local)[0]
-    except _ERRORS as error:
+    except READ_ERRORS as error:
         return error

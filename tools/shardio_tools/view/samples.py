@@ -19,7 +19,7 @@ from shardio_tools.view.mp4 import media_type, sound_field
 from shardio_tools.view.originals import max_bytes
 from shardio_tools.view.rows import class_field, class_name
 from shardio_tools.view.stored import (
-    ERRORS,
+    READ_ERRORS,
     StoredArray,
     as_numbers,
     has_heatmap,
@@ -100,7 +100,7 @@ def _clip(dataset: Any, row: int) -> Json | None:
         return None
     try:
         video = stored_value(dataset, row, videos[0])
-    except ERRORS:
+    except READ_ERRORS:
         return None
     n, stride, step = (int(view[name]) for name in ("frames", "stride", "step"))
     span = (n - 1) * stride + 1
@@ -162,7 +162,7 @@ def _describe_field(dataset: Any, row: int, name: str, tokenizer: Any) -> Json:
             return made | {"missing": True, "n_bytes": 0, "original": None}
         stored = _Stored(dataset, row, name, field, value, tokenizer)
         made |= _DESCRIBERS[kind](stored)
-    except ERRORS as error:
+    except READ_ERRORS as error:
         return made | {"damaged": str(error), "n_bytes": None, "original": None}
     if made["n_bytes"] > max_bytes(field):
         is_played = made.get("src") and kind in ("video", "audio")
@@ -324,7 +324,7 @@ def _frame_rate(stored: _Stored, n: int) -> float:
         return _RATE
     try:
         pts, base = (stored_value(stored.dataset, stored.row, name) for name in names)
-    except ERRORS:
+    except READ_ERRORS:
         return _RATE
     if np.shape(pts) != (n,) or np.shape(base) != (2,) or base[0] <= 0 or pts[-1] <= pts[0]:
         return _RATE

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import shardio
 from shardio.media import AudioDecoder, to_png
 from shardio_tools.view.stored import (
-    ERRORS,
+    READ_ERRORS,
     StoredArray,
     decode_sound,
     field_of,
@@ -140,7 +140,7 @@ def _times(dataset: Any, row: int, field: str, n: int) -> list[float] | None:
         if kind.medium == "video":
             try:
                 video = stored_value(dataset, row, name)
-            except ERRORS:
+            except READ_ERRORS:
                 continue
             if video is not None and video.n_frames == n and video.duration:
                 return [0.0, float(video.duration * video.time_base) / n]
@@ -153,7 +153,7 @@ def _even_times(dataset: Any, row: int, name: str, n: int) -> list[float] | None
         if found.shape != (n,) or n < 2 or n * found.itemsize > _MAX_READ:
             return None
         values = found.part(0, n).astype(np.float64)
-    except ERRORS:
+    except READ_ERRORS:
         return None
     start, step = float(values[0]), float(values[-1] - values[0]) / (n - 1)
     if not step > 0 or not np.isfinite(values).all():

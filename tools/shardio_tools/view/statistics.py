@@ -13,6 +13,7 @@ import numpy.typing as npt
 import shardio
 from shardio_tools.output import decode_names, format_count
 from shardio_tools.view.rows import class_field
+from shardio_tools.view.stored import READ_ERRORS
 
 Values = npt.NDArray[Any]
 
@@ -21,7 +22,6 @@ _N_FINE: Final = 2048
 """The maximum number of bins while values are added."""
 _N_SHOWN: Final = 40
 """The maximum number of bins of a finished histogram."""
-_ERRORS: Final = (shardio.ShardioError, OSError)
 
 
 class Histogram:
@@ -158,7 +158,7 @@ class FieldCounts:
     def _attempt(self, shard: int, add: Callable[[], None]) -> None:
         try:
             add()
-        except _ERRORS as error:
+        except READ_ERRORS as error:
             self.unreadable.setdefault(shard, decode_names(str(error)))
 
     def _add_column(self, dataset: shardio.ShardDataset, shard: int, name: str) -> None:

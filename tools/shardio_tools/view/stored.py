@@ -20,7 +20,7 @@ from shardio.errors import ShardioError
 from shardio.media import AudioDecoder
 from shardio_tools.inspect.frames import holds_pictures
 
-ERRORS: Final = (ShardioError, OSError)
+READ_ERRORS: Final = (ShardioError, OSError)
 """The errors of a value that cannot be read: they are shown, and the other values with them."""
 MAX_READ_BYTES: Final = 64 << 20
 """The maximum size of an array that is read as a whole, and verified; of larger ones, parts are."""
