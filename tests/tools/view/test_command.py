@@ -208,6 +208,10 @@ def test_a_port_that_is_taken_is_refused(folder: Path, capsys: Capture) -> None:
     ("arguments", "said"),
     [
         (["nowhere"], "nowhere: there is no such folder"),
+        (
+            ["nowhere", "--export", "s3://b/x"],
+            "--export s3://b/x: a site is written to a local fol",
+        ),
         (["SET", "--port", "65536"], "--port must be from 0 to 65535; found 65536"),
         (["SET", "--host", "no such host"], "--host: 'no such host' is not an address"),
         (["SET", "--samples", "0"], "--samples must be 1 or more"),

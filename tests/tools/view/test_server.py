@@ -17,11 +17,12 @@ from starlette.testclient import TestClient
 import shardio
 import shardio.media
 from shardio.dataset.manifest import load, publish_next
-from shardio.errors import StoreAccessDenied, StoreUnavailable
+from shardio.errors import ClosedError, StoreAccessDenied, StoreUnavailable
 from shardio.maintenance import add_subset, compute_stats, split
 from shardio_tools.view import app, overview
 from shardio_tools.view.epochs import EpochBatches
 from shardio_tools.view.marks import Marks
+from shardio_tools.view.source import Source
 from tests.shards import flip
 from tests.tools.view.served import (
     CLASSES,
@@ -583,6 +584,22 @@ def test_marks_become_a_named_subset_that_loaders_use(tmp_path: Path) -> None:
         ) as loader:
             assert [b["level"].tolist() for b in loader] == [[1, 4]]
         kept.close()
+
+
+def test_requests_that_have_begun_may_ask_the_generation_before(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    add_subset(folder, "few", [1])
+    source = Source(str(folder))
+    before = source.required()
+    add_subset(folder, "more", [1, 2])
+    source.reload()
+    assert source.required().generation == before.generation + 1
+    assert before.subset("few").rows.selected.rows(np.arange(1)).tolist() == [1]
+    assert source.subset_rows("more").rows(np.arange(2)).tolist() == [1, 2]
+    source.close()
+    assert before.is_closed
+    with pytest.raises(ClosedError, match="the viewer is closed"), source.opened():
+        pass
 
 
 def test_marks_of_a_dataset_that_has_changed_are_not_saved(tmp_path: Path) -> None:
