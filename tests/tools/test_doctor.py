@@ -75,6 +75,9 @@ def test_quiet_prints_problems_only(capsys: Capture) -> None:
 def test_extras_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert {*doctor.EXTRAS, "dev", "docs", "peers"} == set(project["optional-dependencies"])
+    page = (ROOT / "docs" / "README.md").read_text("utf-8")
+    assert all(f"`{name}`" in page for name in doctor.EXTRAS)
+    assert "pip install '.[images,view]'" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_what_is_missing_or_too_old_is_a_problem_or_has_a_hint(

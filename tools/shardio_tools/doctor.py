@@ -39,6 +39,7 @@ from shardio_tools.screen import Cell, Done, Element, Table, facts
 
 EXTRAS: Final = {
     "images": "pictures, contact sheets",
+    "view": "a dataset in the browser",
     "torch": "tensors of PyTorch",
     "jax": "arrays of JAX",
     "remote": "object stores",
