@@ -159,7 +159,13 @@ def _check_rule(name: str, rule: CollateRule, schema: Schema) -> None:
     if found is None:
         if rule.kind != "list":
             kind = type(schema[name]).__name__
-            raise InvalidArgument(f"collate: {name!r} is {kind}, which is always a list")
+            text = f"collate: {name!r} is {kind}, which is always a list"
+            if schema[name].is_json:
+                text += (
+                    "; for lists of numbers, convert with schema=shardio.Schema({…, "
+                    f'{name!r}: shardio.Array("int64", (None,))}})'
+                )
+            raise InvalidArgument(text)
         return
     if rule.kind != "stack" and found.is_fixed:
         raise InvalidArgument(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardio import Array, Bytes, List, Schema, Text
+from shardio import Array, Bytes, Json, List, Schema, Text
 from shardio.batch.collation import DEFAULT_COLLATION, CollateRule, Collation, parse_collate
 from shardio.errors import InvalidArgument
 
@@ -102,6 +102,13 @@ def test_a_shape_is_what_a_field_is_padded_to() -> None:
 def test_what_cannot_be_asked_is_refused_with_what_can(collate: object, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         parse_collate(collate).expand(SCHEMA)
+
+
+def test_numbers_that_were_stored_as_json_name_the_schema_that_pads_them() -> None:
+    schema = Schema({"tokens": Json()})
+    for rule in ("pad", "ragged"):
+        with pytest.raises(InvalidArgument, match=r"'tokens': shardio.Array\(\"int64\", \(None"):
+            parse_collate({"tokens": rule}).expand(schema)
 
 
 @pytest.mark.parametrize(("collate", "name"), [("pad", "x_mask"), ("ragged", "x_offsets")])
