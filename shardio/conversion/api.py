@@ -323,7 +323,8 @@ def _convert_object(
     if samples is None:
         splits = hugging_face_splits(src)
         if splits or _is_table(src, options.workers) or not is_map_style(src, options.workers):
-            options.refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
+            reason = "not for samples from an iterable"
+            options.refuse(_OPTIONS_OF_INPUTS, reason, accepted=("classes",))
             if splits and options.split is not None:
                 raise InvalidArgument(
                     f"split: the source has the splits {', '.join(splits)} already; leave it out"

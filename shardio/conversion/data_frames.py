@@ -328,8 +328,12 @@ def _pandas_objects(name: str, series: Any, nulls: Any) -> FrameColumn:
     # `to_numpy` converts integer categories to floats if a value is missing. Therefore look the
     # categories up by code here; the code of a missing value is -1.
     if hasattr(series, "cat"):
-        classes = [*series.cat.categories.tolist(), None]
-        values = np.array([None, *classes], object)[1:][series.cat.codes.to_numpy()]
+        classes, codes = series.cat.categories.tolist(), series.cat.codes.to_numpy()
+        if name == "label" and classes and all(isinstance(each, str) for each in classes):
+            return _pandas_numbers(name, codes.astype(np.int64), nulls)._replace(
+                classes=tuple(classes)
+            )
+        values = np.array([None, *classes, None], object)[1:][codes]
     every = (None if null else value for value, null in zip(values, nulls, strict=True))
     return object_column(
         name, lambda start, stop: _with_nulls(values[start:stop], nulls[start:stop]), every

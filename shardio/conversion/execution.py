@@ -100,12 +100,13 @@ class ConvertOptions:
         """The number of worker processes; 0 means to convert in this process."""
         return usable_cpus() if self.workers is None else self.workers
 
-    def refuse(self, names: Iterable[str], reason: str) -> None:
-        """Raise InvalidArgument if an option in `names`, or any converter option, is given."""
+    def refuse(self, names: Iterable[str], reason: str, *, accepted: Iterable[str] = ()) -> None:
+        """Raise InvalidArgument if an option in `names`, or another converter option, is given."""
         default = ConvertOptions()
         given = [name for name in names if getattr(self, name) != getattr(default, name)]
-        if given := [*given, *self.converter_options]:
-            hints = (did_you_mean(each, PARAMETERS) for each in self.converter_options)
+        others = [name for name in self.converter_options if name not in accepted]
+        if given := [*given, *others]:
+            hints = (did_you_mean(each, PARAMETERS) for each in others)
             reason = next(filter(None, hints), reason)
             raise InvalidArgument(f"{', '.join(given)}: {reason}")
 

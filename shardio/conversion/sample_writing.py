@@ -10,6 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from shardio._base.progress import counted
 from shardio.conversion.append import check_same_schema, known_classes, load_base, rebase
 from shardio.conversion.classes import random_split_details, subset_details, subset_sizes
 from shardio.conversion.execution import ConvertOptions
@@ -18,7 +21,7 @@ from shardio.conversion.python_samples import infer_sample_schema, prepare_sampl
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.staging import REPLACE_HINT
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import holds_dataset, publish, refuse_existing
+from shardio.dataset.manifest import check_classes, holds_dataset, publish, refuse_existing
 from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
@@ -55,17 +58,24 @@ def write_samples(
     """
     start_s = time.monotonic()
     base = load_base(out) if options.append else None
-    classes = known_classes(base, _merge_classes(parts), out)
+    given = options.converter_options.get("classes")
+    named = _merge_classes(parts) if given is None else check_classes(given)
+    classes = known_classes(base, named, out)
     schema = _known_schema(parts, schema, base, out)
     is_inferred = schema is None
     rows: Rows = ((part.subset, sample) for part in parts for sample in part.samples)
     if schema is None:
         schema, rows = _infer_schema(rows)
     check_schema(schema)
+    if given is not None:
+        _check_label(schema)
     if base is None and not options.overwrite and holds_dataset(out):
         refuse_existing(out, hint=REPLACE_HINT)
     classes = classes if "label" in schema else ()
-    run = _SampleRun(rows, schema, classes, base, options, out, is_inferred=is_inferred)
+    n_labels = None if given is None else len(classes)
+    run = _SampleRun(
+        rows, schema, classes, base, options, out, is_inferred=is_inferred, n_labels=n_labels
+    )
     latest, found = run.replace_dataset() if options.overwrite else run.write(out)
     shards = found.shards if found else ()
     return ConversionReport(
@@ -84,7 +94,10 @@ def write_samples(
 
 @dataclass
 class _SampleRun:
-    """One run that writes samples; `is_inferred` is True for the schema of the first sample."""
+    """One run that writes samples; `is_inferred` is True for the schema of the first sample.
+
+    If the caller gives the names of the classes, labels must be less than `n_labels`, their number.
+    """
 
     rows: Rows
     schema: Schema
@@ -94,6 +107,7 @@ class _SampleRun:
     out: str
     n_samples: int = 0
     is_inferred: bool = False
+    n_labels: int | None = None
 
     def write(self, folder: str | Path) -> tuple[Generation | None, Generation | None]:
         """Write all samples to `folder`; return the previous and the published generation."""
@@ -125,7 +139,10 @@ class _SampleRun:
 
     def _append(self, output: GenerationWriter, sample: Mapping[str, Any]) -> None:
         try:
-            output.append(_prepare(sample, self.schema, self.n_samples))
+            prepared = _prepare(sample, self.schema, self.n_samples)
+            if self.n_labels is not None:
+                _check_class(prepared, self.n_labels, self.n_samples)
+            output.append(prepared)
         except SchemaError as error:
             if not self.is_inferred:
                 raise
@@ -169,6 +186,29 @@ def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
                 f"{[*classes]} as in {parts[0].subset!r}; convert the subsets separately"
             )
     return classes
+
+
+def _check_label(schema: Schema) -> None:
+    """Raise InvalidArgument unless the field `label` can be the number of a class."""
+    label = schema["label"].array if "label" in schema else None
+    if label is None or label.shape or np.dtype(label.numpy).kind not in "iu":
+        found = f"{schema['label']}" if "label" in schema else f"the fields {', '.join(schema)}"
+        raise InvalidArgument(
+            "classes: are the names of the integers in the field 'label', counted from 0; found "
+            f"{found}"
+        )
+
+
+def _check_class(sample: Mapping[str, Any], n_classes: int, number: int) -> None:
+    """Raise SchemaError if the label of a sample has no name among the classes."""
+    label = sample.get("label")
+    if label is None or np.ndim(label):  # The writer refuses what the field cannot store.
+        return
+    if not 0 <= label < n_classes:
+        raise SchemaError(
+            f"sample {number}: label {label} has no name; classes has {counted(n_classes, 'names')}"
+            ", for the labels from 0"
+        )
 
 
 def _known_schema(

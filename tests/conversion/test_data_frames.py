@@ -321,3 +321,17 @@ def test_a_frame_refuses_names_and_workers(tmp_path: Path) -> None:
         shardio.convert(frame, tmp_path / "out", names=("y",))
     with pytest.raises(InvalidArgument, match="workers: not for samples"):
         shardio.convert(frame, tmp_path / "out", workers=2)
+
+
+def test_the_categories_of_a_pandas_label_are_the_classes(tmp_path: Path) -> None:
+    labels = pd.Categorical(["dog", "cat", "dog"], categories=["cat", "dog", "fox"])
+    frame = pd.DataFrame({"x": [1, 2, 3], "label": labels})
+    assert shardio.convert(frame, tmp_path / "out").classes == ("cat", "dog", "fox")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["label"] == Array("int64")
+        assert dataset["label"].tolist() == [1, 0, 1]
+    frame.loc[1, "label"] = None
+    shardio.convert(frame, tmp_path / "gaps")
+    with shardio.open(tmp_path / "gaps") as dataset:
+        assert dataset.schema["label"] == Array("int64", optional=True)
+        assert [sample["label"] for sample in dataset] == [1, None, 1]

@@ -348,3 +348,24 @@ def test_a_data_loader_is_refused_unless_it_gives_samples(tmp_path: Path) -> Non
         shardio.convert(source, tmp_path / "out")
     source.batch_size = None
     assert shardio.convert(source, tmp_path / "out").n_samples == 1
+
+
+@pytest.mark.parametrize("source", [[{"label": 1}, {"label": 0}], {"label": np.array([1, 0])}])
+def test_classes_name_the_labels_of_samples(tmp_path: Path, source: Any) -> None:
+    out, names = tmp_path / "out", ["neg", "pos"]
+    assert shardio.convert(source, out, classes=names).classes == ("neg", "pos")
+    shardio.convert(source, out, classes=names, append=True)
+    with shardio.open(out) as dataset:
+        assert (len(dataset), dataset.classes) == (4, ("neg", "pos"))
+    with pytest.raises(SchemaError, match="sample 0: label 1 has no name; classes has 1 name,"):
+        shardio.convert(source, tmp_path / "fewer", classes=["neg"])
+    with pytest.raises(InvalidArgument, match="classes must be a list of names; found 'neg'"):
+        shardio.convert(source, tmp_path / "fewer", classes="neg")
+    assert not (tmp_path / "fewer").exists()
+
+
+@pytest.mark.parametrize("sample", [{"label": "pos"}, {"label": 0.5}, {"other": 1}])
+def test_classes_need_a_field_label_of_integers(tmp_path: Path, sample: Any) -> None:
+    with pytest.raises(InvalidArgument, match="names of the integers in the field 'label'"):
+        shardio.convert([sample], tmp_path / "out", classes=["neg", "pos"])
+    assert not (tmp_path / "out").exists()
