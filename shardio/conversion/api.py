@@ -441,16 +441,17 @@ def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> L
                 "labels must be the path of a CSV or JSON Lines file with the columns path and "
                 f"label; found {labels!r:.80}"
             )
+        if source.class_names() is not None:
+            is_table = source.kind in ("tables", "arrow")
+            hint = ", because each column of a table is a field already" * is_table
+            raise InvalidArgument(
+                f"labels: samples of the kind {source.kind!r} have labels of their own or none; "
+                f"leave labels out{hint}"
+            )
         path = os.fspath(labels)
-        listing = apply_labels(listing, read_labels(path), path)
-    if (classes := source.class_names()) is None:
-        return listing
-    if labels is not None:
-        raise InvalidArgument(
-            f"labels: samples of the kind {source.kind!r} have labels of their own or none; leave "
-            "labels out"
-        )
-    return without_folder_classes(listing, tuple(classes))
+        return apply_labels(listing, read_labels(path), path)
+    classes = source.class_names()
+    return listing if classes is None else without_folder_classes(listing, tuple(classes))
 
 
 def _drops_label(

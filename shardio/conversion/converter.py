@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final, Literal, get_args
 
@@ -349,11 +349,19 @@ _ADVICE: Final = {
 """Options of other libraries, and what to write instead."""
 
 
+def _option_text(option: Field[Any]) -> str:
+    """Return an option's name, with its flag on the command line if that has another name."""
+    same = f"--{option.name.replace('_', '-')}"
+    flag = option.metadata.get("flag", same)
+    return option.name if flag in (None, same) else f"{option.name} ({flag})"
+
+
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Return a new converter of a kind; raise InvalidArgument if an option is not valid."""
     found = converter_class(kind)
-    known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
-    listed = ", ".join(known) or "none"
+    given = [each for each in fields(found) if each.init]  # type: ignore[arg-type]
+    known = [each.name for each in given]
+    listed = ", ".join(map(_option_text, given)) or "none"
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
             f"{', '.join(unknown)}: not an option of the converter {kind!r}; "

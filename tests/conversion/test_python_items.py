@@ -238,6 +238,7 @@ def test_the_schema_is_given_or_that_of_the_first_sample(tmp_path: Path) -> None
         (["a"], {"names": ("x",), "resume": True}, "resume: not for samples"),
         (["a"], {"names": ("x",), "frames": 3}, "frames: not for samples from an iterable"),
         (["a"], {"names": ("x",), "num_workers": 3}, "num_workers: did you mean 'workers'"),
+        (".", {"kind": "tables", "columns": ["x"]}, r"fields \(--schema\), references \(--refe"),
         (".", {"num_workers": 3}, "not an option of .*; did you mean 'workers'"),
         (["a"], {"names": ("x",), "append": True, "resume": True}, "resume: not for samples"),
         (".", {"names": ("x",)}, "names: only for samples"),

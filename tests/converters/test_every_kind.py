@@ -57,8 +57,12 @@ def test_where_labels_are_the_files_own_folders_are_no_classes(suffix: str, tmp_
         assert np.ravel([sample["label"] for sample in dataset]).tolist() == [0, 10]
         assert dataset.classes == ()
     (tmp_path / "labels.csv").write_text("path,label\n")
-    with pytest.raises(InvalidArgument, match=r"have labels of their own .* leave labels out"):
-        convert(tmp_path / "in", tmp_path / "no", labels=tmp_path / "labels.csv")
+    for labels in (tmp_path / "labels.csv", "label"):
+        with pytest.raises(InvalidArgument, match="have labels of their own") as caught:
+            convert(tmp_path / "in", tmp_path / "no", labels=labels)
+        is_table = suffix in ("csv", "tsv", "jsonl", "parquet", "arrow", "feather")
+        hint = ", because each column of a table is a field already" * is_table
+        assert str(caught.value).endswith(f"leave labels out{hint}")
 
 
 @pytest.mark.parametrize("suffix", WRITERS)

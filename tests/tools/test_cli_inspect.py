@@ -446,6 +446,8 @@ def test_media_are_described_without_being_decoded(tmp_path: Path, capsys: Captu
     ranges = "h264, 48 high × 64–68 wide, 20–22.22 fps, 4–8 frames, 0.2–0.36 s"
     assert f"  video  video           {ranges}" in lines
     assert "  sound  audio,optional  h264, 48 Hz, 165–167 channels, 0.12–0.16 s" in lines
+    line = f"  loaders deliver {shardio.Sound().rate:,} Hz mono; "
+    assert line + "decode={…: shardio.Sound(…)} changes it" in lines
     assert "  image  image,optional  31–34 high × 40 wide, 1–3 channels" in lines
     video, sound = media_sample(1)["video"], media_sample(1)["sound"]
     assert (

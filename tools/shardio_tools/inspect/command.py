@@ -226,6 +226,8 @@ def _fields(found: Inspection) -> Iterator[Element]:
         for name, kind in schema.items()
     ]
     yield Table(rows if found.media else [row[:2] for row in rows])
+    if any(kind["type"] == "Audio" for kind in schema.values()):
+        yield "  loaders deliver 16,000 Hz mono; decode={…: shardio.Sound(…)} changes it"
     n_media = max(map(len, found.media.values()), default=0)
     if 0 < n_media < found.n_samples:
         yield Cell(f"  sizes and lengths are of {n_media:,} of {found.n_samples:,} samples", "dim")
