@@ -134,7 +134,7 @@ class ConvertOptions:
                 raise InvalidArgument("split_seed (--split-seed): only together with split")
             return
         names = ("split", "split_seed")
-        check_split(self.split, self.split_seed, is_whole=False, names=names)
+        check_split(self.split, self.split_seed, names=names)
         if self.append:
             raise InvalidArgument(
                 "split and append are mutually exclusive: append first, and then assign all "

@@ -38,12 +38,14 @@ class SplitReport:
     """The result of a split. `generation` is the number of the generation that has the subsets.
 
     `n_samples` and `n_groups` map the name of each subset to its numbers of samples and groups.
+    `replaced` are the names of the earlier subsets that were removed or replaced.
     """
 
     dataset: Path
     generation: int
     n_samples: Mapping[str, int]
     n_groups: Mapping[str, int]
+    replaced: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         sizes = (f"{name!r} {n:,}" for name, n in self.n_samples.items())
@@ -69,7 +71,8 @@ def split(
 
     Args:
         folder: the dataset.
-        parts: maps the name of each subset to its share of the samples. The shares add up to 1.
+        parts: maps the name of each subset to its share of the samples. If the shares add up to
+            less than 1, the other samples are in no subset.
         group: the name of a field. All samples with the same value of this field go to the same
             subset, so that shares are met only approximately. By default, every sample is assigned
             independently.
@@ -87,7 +90,7 @@ def split(
             raise InvalidArgument(f"{dataset.path}: no field {group!r}; the fields are {known}")
         previous = load_generation(folder, dataset.generation)
         groups, counts = _groups(dataset, group)
-        subset_of_group = _assign_groups(groups, counts, list(parts.values()), seed)
+        subset_of_group = _assign_groups(groups, counts, _with_rest(parts), seed)
     group_masks = {name: subset_of_group == k for k, name in enumerate(parts)}
     row_masks = {name: mask[groups] for name, mask in group_masks.items()}
     _refuse_empty(row_masks, folder, f"{len(groups)} samples in {len(counts)} groups")
@@ -104,6 +107,7 @@ def split(
         generation.number,
         {name: int(mask.sum()) for name, mask in row_masks.items()},
         {name: int(mask.sum()) for name, mask in group_masks.items()},
+        tuple(previous.subsets),
     )
 
 
@@ -133,7 +137,7 @@ def add_subset(
         DatasetNotFound, DatasetCorrupt, …: the dataset cannot be read.
         DatasetConflict: another generation than `generation` is published. Nothing is changed.
     """
-    _check_parts({name: 1}, is_whole=True)
+    _check_parts({name: 1})
     with detect_conflict(folder), ShardDataset(folder, generation=generation) as dataset:
         chosen = np.zeros(len(dataset), np.bool_)
         chosen[check_rows(rows, len(dataset), "rows")] = True
@@ -159,7 +163,9 @@ def add_subset(
         stats=stats,
         operation={"name": "add-subset", "options": options},
     )
-    return SplitReport(Path(folder), following.number, {name: n_samples}, {name: n_samples})
+    replaced = (name,) if name in previous.subsets else ()
+    sizes = {name: n_samples}
+    return SplitReport(Path(folder), following.number, sizes, sizes, replaced)
 
 
 def split_operation(
@@ -176,14 +182,18 @@ def random_subsets(
 
     `folder` is the dataset, for the message if a subset would be empty.
     """
-    shares = [*parts.values()]
-    if (rest := 1 - math.fsum(shares)) > _TOLERANCE:
-        shares.append(rest)
     rows = np.arange(n_rows, dtype=np.intp)
-    subset_of_row = _assign_groups(rows, np.ones(n_rows, np.int64), shares, seed)
+    subset_of_row = _assign_groups(rows, np.ones(n_rows, np.int64), _with_rest(parts), seed)
     masks = {name: subset_of_row == k for k, name in enumerate(parts)}
     _refuse_empty(masks, folder, f"{n_rows} samples")
     return {name: RowRuns.from_mask(mask) for name, mask in masks.items()}
+
+
+def _with_rest(parts: Mapping[str, float]) -> list[float]:
+    """Return the shares, followed by the share of the samples that are in no subset, if any."""
+    shares = [*parts.values()]
+    rest = 1 - math.fsum(shares)
+    return [*shares, rest] if rest > _TOLERANCE else shares
 
 
 def _refuse_empty(
@@ -196,10 +206,8 @@ def _refuse_empty(
         )
 
 
-def check_split(
-    parts: Any, seed: Any, *, is_whole: bool = True, names: tuple[str, str] = ("parts", "seed")
-) -> None:
-    """Check the shares of subsets, and the seed; the shares must add up to 1 if `is_whole`.
+def check_split(parts: Any, seed: Any, *, names: tuple[str, str] = ("parts", "seed")) -> None:
+    """Check the shares of subsets, which add up to at most 1, and the seed.
 
     `names` are the names of the two options in messages.
     """
@@ -207,12 +215,12 @@ def check_split(
         raise InvalidArgument(
             f"{names[0]} must map names to their shares, such as {_PARTS}; found {parts!r}"
         )
-    _check_parts(parts, is_whole=is_whole)
+    _check_parts(parts)
     if type(seed) is not int or seed < 0:
         raise InvalidArgument(f"{names[1]} must be an integer from 0 up; found {seed!r}")
 
 
-def _check_parts(parts: Mapping[Any, Any], *, is_whole: bool) -> None:
+def _check_parts(parts: Mapping[Any, Any]) -> None:
     for name, share in parts.items():
         if not isinstance(name, str) or not name or not name.isprintable():
             raise InvalidArgument(f"the name of a part must be printable text; found {name!r}")
@@ -228,9 +236,8 @@ def _check_parts(parts: Mapping[Any, Any], *, is_whole: bool) -> None:
                 f"part {name!r}: a share must be above 0 and at most 1; found {share!r}{hint}"
             )
     total = math.fsum(parts.values())
-    if total > 1 + _TOLERANCE or (is_whole and total < 1 - _TOLERANCE):
-        wanted = "1" if is_whole else "1 or less"
-        raise InvalidArgument(f"the shares of all parts must add up to {wanted}; found {total:g}")
+    if total > 1 + _TOLERANCE:
+        raise InvalidArgument(f"the shares of all parts must add up to 1 or less; found {total:g}")
 
 
 def _groups(

@@ -52,6 +52,7 @@ def test_every_sample_is_in_one_subset_and_no_group_in_two(tmp_path: Path) -> No
         "generation": 2,
         "n_samples": {"train": 90, "val": 30},
         "n_groups": {"train": 9, "val": 3},
+        "replaced": (),
     }
     assert repr(report).endswith("generation 2, 'train' 90, 'val' 30)")
     assert {name: len(rows) for name, rows in load(folder).subsets.items()} == report.n_samples
@@ -98,7 +99,7 @@ def test_a_new_split_replaces_the_old_one_and_what_was_counted_of_it(tmp_path: P
     split(folder, PARTS)
     stats = {"whole": {"samples": 20}, "subsets": {"val": {"samples": 5}}}
     publish_next(folder, load(folder), stats=stats)
-    split(folder, {"x": 1.0})
+    assert split(folder, {"x": 1.0}).replaced == ("train", "val")
     found = load(folder)
     assert list(found.subsets) == ["x"]
     assert found.stats == {"whole": {"samples": 20}}
@@ -106,12 +107,20 @@ def test_a_new_split_replaces_the_old_one_and_what_was_counted_of_it(tmp_path: P
     assert found.operation == {"name": "split", "options": options}
 
 
+@pytest.mark.parametrize("group", [None, "source"])
+def test_shares_below_1_leave_whole_groups_in_no_subset(tmp_path: Path, group: str | None) -> None:
+    folder = grouped(tmp_path / "d", 120, 12)
+    report = split(folder, {"a": 0.5, "b": 0.25}, group=group)
+    assert report.n_samples == {"a": 60, "b": 30}
+    assert not {*content(folder, "a")} & {*content(folder, "b")}
+
+
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
         ({}, "must map names to their shares"),
         ([("a", 1.0)], "must map names to their shares"),
-        ({"a": 0.5}, "must add up to 1; found 0.5"),
+        ({"a": 1.0, "b": 0.5}, "must add up to 1 or less; found 1.5"),
         ({"a": 1.0, "b": 0.0}, "'b': a share must be above 0"),
         ({"a": -1.0, "b": 2.0}, "'a': a share"),
         (

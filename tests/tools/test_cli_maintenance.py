@@ -158,6 +158,9 @@ def test_split_reports_counts_and_inspect_agrees(dataset: Path, capsys: Capture)
     assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["n_samples"], report["generation"]) == ({"train": 9, "val": 3}, 3)
+    assert report["replaced"] == ["train", "val"]
+    assert cli.main(command) == 0
+    assert "\nreplaced the subsets train, val\nsplit 12 samples" in capsys.readouterr().out
     assert cli.main(["inspect", str(dataset), "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "Subsets\n  subset  samples\n  train         9\n  val           3\n" in out
@@ -172,7 +175,7 @@ def test_bad_places_exit_2_in_one_line(dataset: Path, arguments: str, capsys: Ca
 
 
 @pytest.mark.parametrize(
-    "parts", ["train", "=1", "a=x", "a=0.5,a=0.5", "a=0.5,,b=0.5", "a=0.7", "a=2"]
+    "parts", ["train", "=1", "a=x", "a=0.5,a=0.5", "a=0.5,,b=0.5", "a=0.7,b=0.7", "a=2"]
 )
 def test_split_refuses_bad_parts_with_code_2(dataset: Path, capsys: Capture, parts: str) -> None:
     try:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_shares,
         required=True,
         metavar="NAME=SHARE,…",
-        help="the subsets, and the share of samples for each; the sum is 1",
+        help="the subsets, and the share of samples for each; the rest is in no subset",
     )
     add(
         "--group",
@@ -55,6 +55,8 @@ def _describe(report: SplitReport, options: argparse.Namespace) -> Iterator[Elem
         rows.append([escaped(name), f"{n_samples:,}", *groups])
     head = ("subset", "samples", *(["groups"] if options.group is not None else []))
     yield Table(rows, head, "<>>")
+    if report.replaced:
+        yield f"replaced the subsets {escaped(', '.join(report.replaced))}"
     total = format_count(sum(report.n_samples.values()), "sample")
     subsets = format_count(len(rows), "subset")
     yield Done(f"split {total} into {subsets}, {generation_text(report, options)}")
