@@ -64,7 +64,11 @@ def _progress_state(state: ExportProgress) -> ProgressState:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """The result of an export."""
+    """The result of an export.
+
+    `subsets_dropped` are the names of the dataset's subsets, if all its samples were exported: no
+    format records subsets.
+    """
 
     out: str
     format: str
@@ -73,6 +77,7 @@ class ExportReport:
     n_bytes: int
     fields: tuple[str, ...]
     skipped: tuple[Skipped, ...] = ()
+    subsets_dropped: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return one_line(self, [self.out], self.format, skipped=len(self.skipped))
@@ -168,6 +173,7 @@ def export(
         sum(sizes),
         tuple(options.fields),
         tuple(samples.skipped),
+        () if source.subset_name else tuple(source.subsets),
     )
 
 

@@ -17,7 +17,7 @@ from shardio._base.progress import counted, format_sides
 from shardio.errors import InvalidArgument
 from shardio.format.types.field import Content, Field
 from shardio.format.types.images import EncodedImage
-from shardio.format.types.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream, stream_text
 from shardio.media.clip_decoder import ClipDecoder, keyframes_of
 from shardio.media.image import decode_image
 from shardio.media.pillow import pillow_image
@@ -219,11 +219,8 @@ class StoredVideo(EncodedStream):
             raise ValueError("the frames of a video are decoded into a new array")
         return self.decode().astype(np.uint8 if dtype is None else dtype, copy=False)
 
-    def __repr__(self) -> str:
-        return f"StoredVideo({_stream_text(self)})"
-
     def _repr_html_(self) -> str:
-        facts = (_stream_text(self),)
+        facts = (stream_text(self),)
         return fragment("StoredVideo", "", facts, pictures([(thumbnail(self), "")]))
 
 
@@ -241,7 +238,7 @@ def describe(value: Any) -> str:
     if isinstance(value, EncodedImage):
         return _image_text(value)
     if isinstance(value, EncodedStream):
-        return _stream_text(value)
+        return stream_text(value)
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if isinstance(value, np.ndarray | np.generic):
@@ -255,18 +252,6 @@ def describe(value: Any) -> str:
 def _image_text(image: EncodedImage) -> str:
     height, width, n_channels = image.shape
     return f"{format_sides(height, width)}, {counted(n_channels, 'channels')}"
-
-
-def _stream_text(stream: EncodedStream) -> str:
-    codec = str(stream.parameters.get("codec"))[:32]
-    if "rate" in stream.parameters:
-        return f"{codec}, {stream.n_frames:,} samples at {stream.height:,} Hz"
-    sides, seconds = (
-        format_sides(stream.height, stream.width),
-        float(stream.duration * stream.time_base),
-    )
-    length = f", {seconds:.2f} s" if seconds else ""
-    return f"{codec}, {sides}, {stream.n_frames:,} frames{length}"
 
 
 def thumbnail(value: Any) -> bytes | None:

@@ -18,7 +18,7 @@ from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import api, export
 from shardio.export.formats import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
-from shardio.maintenance import split
+from shardio.maintenance import add_subset, split
 from shardio.storage import fs
 from shardio_tools import cli
 from tests.faults.failing import FailingDisk
@@ -57,6 +57,17 @@ def test_progress_reports_sync(format: str, dataset: Path, tmp_path: Path, capsy
     assert states[-1].n_samples_done == states[-1].n_samples == 12
     assert cli.main(["export", str(dataset), str(tmp_path / "two"), f"--format={format}"]) == 0
     assert capsys.readouterr().err.splitlines()[-1].startswith("writing to the disk: 100% of ")
+
+
+def test_the_report_names_subsets_that_are_dropped(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(dataset, tmp_path / "0", "files").subsets_dropped == ()
+    add_subset(dataset, "keep", [0, 3])
+    assert export(dataset, tmp_path / "1", "files").subsets_dropped == ("keep",)
+    assert export(dataset, tmp_path / "2", "files", subset="keep").subsets_dropped == ()
+    assert cli.main(["export", str(dataset), str(tmp_path / "3"), "--format=files"]) == 0
+    assert "not exported: the subsets keep; --subset NAME exports" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("format", FORMATS)

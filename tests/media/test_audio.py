@@ -196,3 +196,10 @@ def test_what_is_broken_or_asked_wrongly_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(MediaError, match=r"a\.wav: packet 15 is marked corrupt"):
         demux(str(path), "audio")
+
+
+def test_a_sound_is_shown_in_one_line(tmp_path: Path) -> None:
+    stream = demux(str(write(tmp_path / "a.wav", "pcm_s16le")), "audio")
+    length = f"{stream.n_frames:,} samples at {stream.height:,} Hz"
+    assert repr(stream) == f"EncodedStream(pcm_s16le, {length})"
+    assert repr(stream) in str({"audio": stream})

@@ -76,6 +76,9 @@ def _describe(report: ExportReport) -> Iterator[Element]:
         yield Heading(f"Skipped: {format_count(len(report.skipped), 'damaged sample')}", "bad")
         rows = [[f"sample {one.sample:,}", escaped(one.reason)] for one in report.skipped]
         yield Table(rows, rest="--json lists them all")
+    if report.subsets_dropped:
+        names = escaped(", ".join(report.subsets_dropped))
+        yield f"not exported: the subsets {names}; --subset NAME exports the samples of one"
     did = f"exported {format_count(report.n_samples, 'sample')} to "
     size = f"{format_count(report.n_files, 'file')}, {format_size(report.n_bytes)}"
     yield Done(f"{did}{size}: {escaped(report.out)}", "warning" if report.skipped else "good")

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import ANY_OPTION, refuses
+from shardio._base.progress import format_sides
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Required
@@ -119,6 +120,20 @@ class EncodedStream:
     width: int
     height: int
     duration: int = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({stream_text(self)})"
+
+
+def stream_text(stream: EncodedStream) -> str:
+    """Return a short text about a stream: its codec, size and length."""
+    codec = str(stream.parameters.get("codec"))[:32]
+    if "rate" in stream.parameters:
+        return f"{codec}, {stream.n_frames:,} samples at {stream.height:,} Hz"
+    sides = format_sides(stream.height, stream.width)
+    seconds = float(stream.duration * stream.time_base)
+    length = f", {seconds:.2f} s" if seconds else ""
+    return f"{codec}, {sides}, {stream.n_frames:,} frames{length}"
 
 
 def packet_sizes(packets: Packets) -> npt.NDArray[np.int64]:
