@@ -439,16 +439,16 @@ def test_pictures_zoom(visits: Visits, pictures_link: str) -> None:
 
 def test_batches_and_two_epochs_side_by_side(visits: Visits, pictures_link: str) -> None:
     with visits.page(pictures_link, "#/loader?batch_size=8&shuffle=full&seed=3") as page:
-        page.wait_for_selector(".batch-text >> text=batch 0 /")
+        page.wait_for_selector(".batch-text >> text=batch 0 of 8")
         until(page, "[...document.querySelectorAll('.samples img')].some(i => i.naturalWidth)")
         first = result(page, "batch(1)")
         assert len(first) == 8
         page.keyboard.press("ArrowRight")
-        page.wait_for_selector(".batch-text >> text=batch 1 /")
+        page.wait_for_selector(".batch-text >> text=batch 1 of 8")
         second = result(page, "batch(1)")
         assert not set(first) & set(second)
         page.keyboard.press("ArrowLeft")
-        page.wait_for_selector(".batch-text >> text=batch 0 /")
+        page.wait_for_selector(".batch-text >> text=batch 0 of 8")
         assert result(page, "batch(1)") == first
         page.keyboard.press("2")
         page.wait_for_selector(".epochs.two h2 >> text=Epoch 1")
@@ -475,6 +475,21 @@ def test_loader_of_the_user_shows_what_its_transform_returns(
         until(page, "[...document.querySelectorAll('.samples img')].every(i => i.naturalWidth)")
         assert "epoch/0/0/0/image" in page.locator(".samples img >> nth=0").get_attribute("src")
         assert page.locator("select[name=shuffle]").count() == 0
+
+
+def test_texts_and_tokens_are_shown_in_a_batch(visits: Visits, folder: Path) -> None:
+    numbers = [[1_000 + i, *range(i)] for i in range(4)]
+    made = {"text": [f"line {i}" for i in range(4)], "tokens": numbers, "count": [1234567] * 4}
+    shardio.convert(made, folder / "words")
+    first = ["text line 0", "tokens int64 1: 1,000", "count 1,234,567"]
+    with serving(folder / "words") as link, visits.page(link, "#/loader") as page:
+        page.wait_for_selector(".batch-text >> text=batch 0 of 1")
+        assert texts(page, ".samples .values")[0].split("\n") == first
+    options = {"batch_size": 2, "num_workers": 0}
+    with serving(folder / "words", loader=options) as link, visits.page(link, "#/loader") as page:
+        page.wait_for_selector(".batch-text >> text=batch 0 of 2")
+        found = texts(page, ".samples .values")[1].split("\n")
+        assert found == ["text line 1", "tokens int64 2: 1,001 0", "count 1,234,567"]
 
 
 def test_damage_is_found_and_crossed_out(visits: Visits, folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image as Pillow
 
 import shardio
-from shardio import Array, Image, InvalidArgument, Video
+from shardio import Array, Image, InvalidArgument, Text, Video
 from shardio.media import demux, to_png
 from shardio_tools.view.epochs import EpochBatches
 from tests.media_made import scene, write_video
@@ -76,6 +76,28 @@ def test_a_batch_without_a_loader_has_the_pictures_of_the_dataset(
     assert found["samples"][2]["label"] == "2"
     with pytest.raises(InvalidArgument, match="pictures of their own with --loader"):
         epochs.picture(0, 0, 0, "image")
+    epochs.close()
+
+
+def test_samples_without_pictures_have_the_first_of_their_values(tmp_path: Path) -> None:
+    schema = shardio.Schema(
+        {"n": Array("float32"), "tokens": Array("int64", (None,), optional=True), "text": Text()}
+    )
+    samples = [
+        {"n": 0.5, "tokens": np.arange(990, 1_010), "text": "a" * 900},
+        {"n": 2, "tokens": None, "text": ""},
+    ]
+    shardio.convert(samples, tmp_path / "set", schema=schema)
+    epochs = EpochBatches(str(tmp_path / "set"))
+    with shardio.open(tmp_path / "set") as dataset:
+        first, second = epochs.describe(dataset, {})["samples"]
+    numbers = " ".join(f"{n:,}" for n in range(990, 1_006))
+    assert first["fields"] == [
+        {"name": "text", "text": "a" * 200},
+        {"name": "tokens", "text": f"int64 20: {numbers} …"},
+        {"name": "n", "text": "0.5"},
+    ]
+    assert second["fields"][1]["text"] == "sample 1: the field 'tokens' is missing"
     epochs.close()
 
 
@@ -178,7 +200,7 @@ def test_a_loader_is_shown_with_its_transform_and_what_it_skips(
         for i, sample in enumerate(found["samples"]):
             assert sample["valid"] == bool(right.valid[i])
             texts = {each["name"]: each["text"] for each in sample["fields"]}
-            assert texts["drawn"] == str(right["drawn"][i])
+            assert texts["drawn"] == f"{int(right['drawn'][i]):,}"
             if not sample["valid"]:
                 failures += epoch == 0
                 assert sample["row"] == 5 and sample["thumb"] is None

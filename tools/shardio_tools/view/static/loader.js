@@ -83,7 +83,7 @@ class LoaderPage {
       i === 0 ? h('button', { type: 'button', 'aria-pressed': String(this.state.epoch2 !== null), 'aria-keyshortcuts': '2', title: 'Two epochs side by side (2)', onclick: () => this.toggleTwo() }, 'Compare')
         : null,
       h('div', { class: 'batch' }, i === 0 && iconButton('previous', 'Batch before', () => step(-1), '←', { disabled: found.batch <= 0 }),
-        h('span', { class: 'batch-text' }, `batch ${count(found.batch)} / ${count(Math.max(0, found.n_batches - 1))}`),
+        h('span', { class: 'batch-text' }, `batch ${count(found.batch)} of ${count(found.n_batches)}`),
         i === 0 && iconButton('next', 'Batch after', () => step(1), '→', { disabled: found.batch >= found.n_batches - 1 })));
   }
 
