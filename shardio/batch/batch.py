@@ -243,7 +243,8 @@ class Batch(Mapping[str, Value_co], Listed):
         """Return a description of the values of a list, such as "3 texts"."""
         n, field = self.n_rows, self._layout.schema[slot.name]
         if field.array is not None:
-            return f"{counted(n, 'arrays')} of {field.array.dtype} {self._sizes(slot)}"
+            things = "arrays" if self._wrap is None else "tensors"
+            return f"{counted(n, things)} of {field.array.dtype} {self._sizes(slot)}"
         if field.item is not None:
             shape = _shown(["any" if n is None else f"{n}" for n in field.item.shape])
             return f"{counted(n, 'lists')} of arrays of {field.item.dtype} {shape}"

@@ -420,7 +420,10 @@ def test_what_a_sample_lacks_is_no_damage(tmp_path: Path, capsys: Capture) -> No
 def test_a_dataset_without_pictures_says_so(tmp_path: Path, capsys: Capture) -> None:
     folder = of_one(tmp_path, Text(), "no picture")
     said = refused(capsys, folder, "--sheet", tmp_path / "out.png")
-    assert "no field holds pictures (none)" in said
+    assert said.endswith(": no field holds pictures\n")
+    files = write(tmp_path / "files", {"x": Bytes()}, [{"x": b"?"}])
+    said = refused(capsys, files, "--sheet", tmp_path / "out.png")
+    assert "no field holds pictures; if x has picture files, choose one with --field NAME" in said
     empty = write(tmp_path / "empty", {"x": Image()}, [])
     for option in ("--sheet", "--image"):
         said = refused(capsys, empty, option, tmp_path / "out.png")

@@ -121,6 +121,12 @@ def habit_hint(flag: str, known: Iterable[str], command: str) -> str:
         return f"; write {other}"
     if flag in ("-o", "--out", "--output") and command not in ("bench", "inspect"):
         return "; OUT is an argument without an option, after the others"
+    if flag == "--subset" and command == "view":
+        return "; open the subset in the page: its filters have the subsets"
+    if flag == "-n" and command == "inspect":
+        return "; write --sample N for one sample, or --sheet FILE for a picture of many"
+    if flag in ("--val", "--test") and command == "convert":
+        return "; write --split train=0.9,val=0.1"
     if flag == "--dry-run":
         return "; there is no dry run: convert a few files first, chosen by a pattern in quotes"
     if flag == "--compression":

@@ -205,9 +205,13 @@ def _chosen_field(path: str, schema: shardio.Schema, requested: str | None) -> s
             f"{path}: --field {requested}: not a field that can be shown; there are: {known}"
         )
     if len(names) != 1:
-        what = "several fields hold" if names else "no field holds"
-        way = "choose one with --field NAME, or a field whose bytes are picture files"
-        raise shardio.InvalidArgument(f"{path}: {what} pictures ({known}): {way}")
+        way = "choose one with --field NAME"
+        what = f"several fields hold pictures ({known}): {way}"
+        if not names:
+            files = [name for name, kind in schema.items() if can_hold_files(kind)]
+            what = "no field holds pictures"
+            what += f"; if {' or '.join(files)} has picture files, {way}" * bool(files)
+        raise shardio.InvalidArgument(f"{path}: {what}")
     return names[0]
 
 
