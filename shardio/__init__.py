@@ -133,6 +133,10 @@ _ADVICE = {
         "write shardio.convert(source, path), then shardio.open(path)",
     ),
     **dict.fromkeys(
+        ("read_csv", "read_json", "read_parquet"),
+        "write shardio.convert(file, path), then shardio.open(path)",
+    ),
+    **dict.fromkeys(
         ("DistributedSampler", "RandomSampler"),
         "write shardio.ShardLoader(path, batch_size, shuffle=True), which finds its rank",
     ),

@@ -318,6 +318,7 @@ class ShardLoader(BatchLoader, Generic[Value_co]):
         asked, latest = self._options, self._epochs.latest
         order = "a sampler" if asked.sampler is not None else f"shuffle={asked.shuffle!r}"
         facts = (
+            "" if self.dataset.subset_name is None else f"subset {self.dataset.subset_name!r}",
             self.view.summary,
             f"batches of {asked.batch_size:,}",
             f"{order}, seed {asked.seed}",

@@ -161,6 +161,8 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("dataset", "unique", 'write numpy.unique(dataset.column("label"))'),
         ("dataset", "append", "write shardio.convert(samples, path, append=True)"),
         ("dataset", "rename_column", "shardio.convert(({…} for sample in dataset), out, schema=…)"),
+        ("dataset", "groupby", "write dataset.select(lambda columns: …, fields=[…]) for each"),
+        ("dataset", "to_parquet", 'write shardio.export.export(dataset, out, "parquet")'),
         ("dataset", "save_to_disk", "shardio.export.export writes other formats"),
         ("view", "keys", "write view.schema"),
         ("batch", "shape", "write batch.n_rows, or batch[name].shape of a field"),
@@ -488,3 +490,13 @@ def test_a_subset_as_a_folder_is_to_be_named(opens: Any, folder: Path, tmp_path:
 def test_ipython_completes_the_names_of_fields(objects: dict[str, Any]) -> None:
     for name in ("dataset", "mixture", "view", "batch"):
         assert sorted(objects[name]._ipython_key_completions_()) == ["label", "x"]
+
+
+def test_habits_of_other_libraries_name_what_replaces_them(folder: Path, tmp_path: Path) -> None:
+    anything: Any = shardio
+    with pytest.raises(AttributeError, match=r"write shardio\.convert\(file, path\), then"):
+        anything.read_csv("a.csv")
+    with pytest.raises(TypeError, match=r"ShardWriter has no option 'maxcount': .*DatasetWriter"):
+        anything.ShardWriter(tmp_path / "a.shard", Schema({"x": Array("int64")}), maxcount=3)
+    with pytest.raises(InvalidArgument, match=r"batch_size is None; .*map_view\.MapView\(dataset"):
+        anything.ShardLoader(folder, None)

@@ -100,7 +100,7 @@ class LoaderStats:
         return one_line(self, (), f"epoch {self.epoch}", _speed_of(self.latest))
 
     def _repr_html_(self) -> str:
-        facts = f"epoch {self.epoch}", f"{self.n_workers} workers", _speed_of(self.latest)
+        facts = f"epoch {self.epoch}", counted(self.n_workers, "workers"), _speed_of(self.latest)
         both = self.latest.as_json(), self.total.as_json()
         rows = ((name, *(each[name] for each in both)) for name in both[0])
         return fragment(

@@ -279,11 +279,19 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
     return field(metadata={"checked": checked})
 
 
+def _check_batch_size(name: str, value: Any) -> int:
+    if value is None:
+        raise InvalidArgument(
+            "batch_size is None; for single samples, write shardio.map_view.MapView(dataset)"
+        )
+    return check_count(name, value, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """The checked options of a ShardLoader, whose docstring describes them."""
 
-    batch_size: int = _option(check_count, 1)
+    batch_size: int = _option(_check_batch_size)
     shuffle: Shuffle = _option(check_shuffle)
     seed: int = _option(check_count, 0)
     sampler: Sampler | None = _option(check_sampler, default=lambda: None)

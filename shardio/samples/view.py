@@ -58,6 +58,13 @@ _ATTRIBUTE_ADVICE: Final = {
     "describe": "write {0}.stats, which shardio.maintenance.compute_stats computes",
     **dict.fromkeys(("concatenate", "interleave"), "write shardio.mix([…], weights=[…])"),
     "filter": "write {0}.select(lambda columns: …, fields=[…])",
+    **dict.fromkeys(
+        ("groupby", "query"), "write {0}.select(lambda columns: …, fields=[…]) for each group"
+    ),
+    **dict.fromkeys(
+        ("to_csv", "to_json", "to_parquet"),
+        'write shardio.export.export(dataset, out, "parquet"), or "files" for JSON Lines',
+    ),
     **dict.fromkeys(("get_item", "iloc", "loc"), "write {0}[i]"),
     "head": "write {0}[:n]",
     **dict.fromkeys(("items", "numpy", "values"), 'write {0}.column("label")'),

@@ -109,6 +109,13 @@ _WRITER_ADVICE: Final = {
 }
 """Attributes of other libraries' writers, and what to write instead."""
 
+_SHARD_WRITER_ADVICE: Final = dict.fromkeys(
+    ("maxcount", "maxsize", "pattern", "shard_bytes"),
+    "a ShardWriter writes one shard: shardio.DatasetWriter(path, schema, shard_bytes=…) writes as "
+    "many as are needed, and names them",
+)
+"""Options of writers of several shards, such as webdataset's, and what to write instead."""
+
 
 class SampleWriter(Publishing):
     """A writer of samples. For methods of other libraries' writers, errors say what to write."""
@@ -133,6 +140,7 @@ class ShardWriter(SampleWriter):
         OSError: a write failed, for example because the disk is full. Nothing is published.
     """
 
+    @refuses(_SHARD_WRITER_ADVICE, "ShardWriter")
     def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
         self.path = os.fspath(path := expand_home(path))
         self.schema = check_schema(schema)

@@ -56,6 +56,9 @@ def test_fields_are_what_was_given_or_lists_of_values_made_once() -> None:
     shown = "note 3 texts, image uint8 (3, 2, 2), points 3 arrays of int16 (0–3, 2), "
     shown += "blob 3 byte strings, meta 3 JSON values)"
     assert repr(batch) == f"Batch(step 7 of epoch 2: 3 rows, {shown}"
+    batch._wrap = lambda array, *_: array  # as for an output of tensors
+    assert repr(batch) == f"Batch(step 7 of epoch 2: 3 rows, {shown}".replace("arrays", "tensors")
+    batch._wrap = None
     assert repr(batch.keys()) == "dict_keys(['note', 'image', 'points', 'blob', 'meta'])"
     assert batch["image"][:, 0, 0].tolist() == [0, 1, 2]
     assert batch["note"] == ["", "größe 名前", "c"]
