@@ -437,3 +437,12 @@ def test_statistics_of_pixels_have_a_transform_to_copy() -> None:
     code = "Normalize(mean=(0.2000, 0.4000, 1.0000), std=(0.1000, 0.2000, 0.2000))"
     assert f"frames: {code} (of 8 frames of each video)" in text
     assert "Reopen the dataset to see them in dataset.stats" in text
+
+
+def test_a_loader_names_its_subset_and_statistics_count_one_worker(
+    small: shardio.ShardDataset,
+) -> None:
+    with small.subset("val") as subset:
+        shown = of_loader(subset, lambda loader: loader._repr_html_())
+    assert " · subset &#x27;val&#x27; · " in shown
+    assert " · 1 worker · " in LoaderStats(3, 1, LOADING, LOADING)._repr_html_()
