@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import load_groups
+from benchmarks.__main__ import GROUPS, load_groups
 from benchmarks.harness import CASES
 from stress_tests.__main__ import PROGRAMS
 
@@ -32,7 +32,7 @@ def exists(command: str) -> bool:
         return command.partition(" ")[2] in {*PROGRAMS, "NAME", "--list"}
     if command.startswith("tools/bench "):
         load_groups()
-        return command.partition(" ")[2] in {*CASES, "NAME", "--list", "--gate"}
+        return command.partition(" ")[2] in {*CASES, *GROUPS, "NAME", "--list", "--gate"}
     if command.startswith("tests."):
         return importlib.util.find_spec(command) is not None
     return any(ROOT.glob(command))

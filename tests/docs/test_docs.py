@@ -33,6 +33,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python": ["python", "-"], "sh": ["bash", "-euo", "pipefail", "-s"]}
 MAKES_DATASET = "shardio convert videos/ out/\n"
 IMAGES = {path.name: path for path in (ROOT / "docs" / "images").iterdir()}
+VIEWER_PAGES = ("grid", "loader", "overview", "sample")
 
 # Blocks that are not run, because they set up an environment and run this very suite: their page,
 # and how they begin.
@@ -227,8 +228,9 @@ def is_drawn_alike(path: Path, other: Path) -> bool:
 
 
 def test_blocks_draw_all_images() -> None:
-    """`test_every_block_of_a_page_runs` compares them."""
-    assert drawn(ROOT / "README.md") == IMAGES.keys() == {"quickstart.png"}
+    """`test_every_block_of_a_page_runs` compares them; tests.tools.view.screenshots draws others."""
+    assert drawn(ROOT / "README.md") == {"quickstart.png"}
+    assert IMAGES.keys() == {"quickstart.png", *(f"view-{name}.png" for name in VIEWER_PAGES)}
 
 
 def test_another_image_is_not_drawn_alike(tmp_path: Path) -> None:

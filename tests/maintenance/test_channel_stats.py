@@ -225,7 +225,8 @@ def test_a_subset_has_its_own_statistics(tmp_path: Path) -> None:
     compute_stats(folder)
     with shardio.open(folder, subset="train") as dataset:
         words = (
-            rf"{folder}: .* pixels of x: run `shardio stats {folder} --subset train --decode`, and"
+            rf"{folder}: .* pixels of x: take those of the whole dataset, Normalize.of\(.*, or run "
+            rf"`shardio stats {folder} --subset train --decode`, and"
         )
         with pytest.raises(InvalidArgument, match=words):
             Normalize.of(dataset)
