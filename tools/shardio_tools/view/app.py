@@ -340,27 +340,47 @@ _POSTS: Final[Mapping[str, Posted]] = {
 }
 
 
-def make_app(viewer: ViewerState) -> Starlette:
-    """Return the ASGI application of a viewer, without the checks of `Security`."""
-    limiter, turn = anyio.CapacityLimiter(_N_THREADS), asyncio.Semaphore(1)
-    downloads = asyncio.Semaphore(_N_DOWNLOADS)
+class Pages:
+    """The handlers of a viewer's requests, and the limits on those that are worked on at a time."""
 
-    async def in_thread(work: Callable[[], Any]) -> Any:
-        return await anyio.to_thread.run_sync(work, limiter=limiter)
+    def __init__(self, viewer: ViewerState) -> None:
+        self._viewer = viewer
+        self._threads = anyio.CapacityLimiter(_N_THREADS)
+        self._turn, self._downloads = asyncio.Semaphore(1), asyncio.Semaphore(_N_DOWNLOADS)
 
-    async def in_turn(work: Callable[[], Any]) -> Any:
+    def routes(self) -> list[Route]:
+        """Return the routes of all handlers."""
+        pages: dict[str, Handler] = {
+            "/": self._page,
+            "/static/{name}": self._static,
+            "/media/{row}/{field:path}": self._media,
+            "/original/{row}/{field:path}": self._download,
+        }
+        pages |= {path: self._answered(work, self._in_thread) for path, work in _ANSWERS.items()}
+        pages |= {
+            path: self._answered(work, self._in_turn) for path, work in _LOADER_ANSWERS.items()
+        }
+        routes = [Route(path, handler) for path, handler in pages.items()]
+        for path, work in _POSTS.items():
+            routes.append(Route(path, self._posted(work), methods=["POST"]))
+        return routes
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+
+    async def _in_turn(self, work: Callable[[], Any]) -> Any:
         try:
             async with asyncio.timeout(_TURN_S):
-                await turn.acquire()
+                await self._turn.acquire()
         except TimeoutError:
             error = "the loader still works on another batch"
             return error_answer(503, error, "wait, or see whether its transform ever returns")
         try:
             return await in_own_thread(work)
         finally:
-            turn.release()
+            self._turn.release()
 
-    def posted(work: Posted) -> Handler:
+    def _posted(self, work: Posted) -> Handler:
         """Return a handler of a POST, whose body is JSON."""
 
         async def handle(request: Request) -> Response:
@@ -368,70 +388,64 @@ def make_app(viewer: ViewerState) -> Starlette:
                 content = json.loads(await request.body() or b"{}")
             except (ValueError, RecursionError):
                 return error_answer(400, "the body must be JSON")
-            return await _guarded(lambda: in_thread(partial(_answered, work, viewer, content)))
+            call = partial(_answered, work, self._viewer, content)
+            return await _guarded(lambda: self._in_thread(call))
 
         return handle
 
-    def answered(work: Work, call: Caller = in_thread) -> Handler:
+    def _answered(self, work: Work, call: Caller) -> Handler:
         """Return a handler that answers with the result of `work`, or with its error."""
 
         async def handle(request: Request) -> Response:
-            return await _guarded(lambda: call(partial(_answered, work, viewer, request)))
+            return await _guarded(lambda: call(partial(_answered, work, self._viewer, request)))
 
         return handle
 
-    async def media(request: Request) -> Response:
+    async def _media(self, request: Request) -> Response:
         async def answer() -> Response:
             row, field = _row(request), request.path_params["field"]
-
-            facts = await in_thread(partial(_media_facts, viewer, row, field))
+            facts = await self._in_thread(partial(_media_facts, self._viewer, row, field))
             data = facts.pop("data")
 
             async def read(start: int, stop: int) -> bytes:
                 if data is not None:
                     return bytes(data[start:stop])
-                part = partial(_read_media, viewer, row, field, start, stop)
-                found: bytes = await in_thread(part)
+                part = partial(_read_media, self._viewer, row, field, start, stop)
+                found: bytes = await self._in_thread(part)
                 return found
 
             return ranged_answer(request, **facts, read=read)
 
         return await _guarded(answer)
 
-    async def download(request: Request) -> Response:
+    async def _download(self, request: Request) -> Response:
         try:
             async with asyncio.timeout(_TURN_S):
-                await downloads.acquire()
+                await self._downloads.acquire()
         except TimeoutError:
             return error_answer(503, "other downloads are not complete", "wait for one of them")
         answer: Response | None = None
 
         async def make() -> Response:
             nonlocal answer
-            data, headers = await in_thread(partial(_original, viewer, request))
-            answer = Download(data, headers, downloads.release)
+            data, headers = await self._in_thread(partial(_original, self._viewer, request))
+            answer = Download(data, headers, self._downloads.release)
             return answer
 
         try:
             return await _guarded(make)
         finally:
             if answer is None:
-                downloads.release()
+                self._downloads.release()
 
-    async def page(request: Request) -> Response:
-        return static_answer(viewer.static.get("index.html"), request)
+    async def _page(self, request: Request) -> Response:
+        return static_answer(self._viewer.static.get("index.html"), request)
 
-    async def static(request: Request) -> Response:
-        return static_answer(viewer.static.get(request.path_params["name"]), request)
+    async def _static(self, request: Request) -> Response:
+        return static_answer(self._viewer.static.get(request.path_params["name"]), request)
 
-    pages: dict[str, Handler] = {
-        "/": page,
-        "/static/{name}": static,
-        "/media/{row}/{field:path}": media,
-    }
-    pages["/original/{row}/{field:path}"] = download
-    pages |= {path: answered(work) for path, work in _ANSWERS.items()}
-    pages |= {path: answered(work, in_turn) for path, work in _LOADER_ANSWERS.items()}
-    routes = [Route(path, handler) for path, handler in pages.items()]
-    routes += [Route(path, posted(work), methods=["POST"]) for path, work in _POSTS.items()]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+def make_app(viewer: ViewerState) -> Starlette:
+    """Return the ASGI application of a viewer, without the checks of `Security`."""
+    errors = {HTTPException: _http_error}
+    return Starlette(routes=Pages(viewer).routes(), exception_handlers=errors)
