@@ -228,7 +228,7 @@ def is_drawn_alike(path: Path, other: Path) -> bool:
 
 
 def test_blocks_draw_all_images() -> None:
-    """`test_every_block_of_a_page_runs` compares them; others are of tests.tools.view.screenshots."""
+    """`test_every_block_of_a_page_runs` compares them; others show the viewer."""
     assert drawn(ROOT / "README.md") == {"quickstart.png"}
     assert IMAGES.keys() == {"quickstart.png", *(f"view-{name}.png" for name in VIEWER_PAGES)}
 
