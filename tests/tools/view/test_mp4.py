@@ -303,14 +303,17 @@ _PLAY = """async ([address, times]) => {
     video.onloadeddata = resolve;
     video.onerror = () => reject(new Error(video.error.message));
   });
+  const nextFrame = () => new Promise((resolve) => {
+    video.requestVideoFrameCallback((now, facts) => resolve(facts.mediaTime));
+  });
+  const first = nextFrame();
   video.src = address;
   document.body.append(video);
   await loaded;
+  await first;  // it may be drawn only now, and would be taken for the one that is sought
   const shown = [];
   for (const time of times) {
-    const frame = new Promise((resolve) => {
-      video.requestVideoFrameCallback((now, facts) => resolve(facts.mediaTime));
-    });
+    const frame = nextFrame();
     video.currentTime = time;
     shown.push(await frame);
   }
