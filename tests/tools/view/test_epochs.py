@@ -309,5 +309,5 @@ def test_a_function_of_the_loader_that_needs_arguments_is_an_error(tmp_path: Pat
         return path
 
     epochs = EpochBatches(str(tmp_path), make)
-    with pytest.raises(InvalidArgument, match=r"--loader names raised TypeError: .*'path'"):
+    with pytest.raises(InvalidArgument, match=r"--loader: the function raised TypeError: .*'path'"):
         epochs.picture(0, 0, 0, "image")
