@@ -130,7 +130,7 @@ class Jobs:
 
 
 async def in_own_thread(work: Callable[[], T]) -> T:
-    """Return what a function returns that may never do so: its thread does not outlive the program.
+    """Run a function that may never return in a daemon thread, and return its result.
 
     Raises:
         Exception: the function raised it. SystemExit and the like become a RuntimeError.

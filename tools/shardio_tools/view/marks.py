@@ -46,9 +46,8 @@ class Marks:
             note = ""
         if not isinstance(note, str) or len(note) > _MAX_NOTE:
             raise shardio.InvalidArgument(f"note must be a text of at most {_MAX_NOTE} characters")
-        note = note.encode(
-            errors="replace"
-        ).decode()  # half of a pair of surrogates cannot be saved
+        # A lone surrogate, half of a character of two, cannot be saved as UTF-8.
+        note = note.encode(errors="replace").decode()
         with self._lock:
             length = sum(map(len, self._notes.values())) - len(self._notes.get(row, ""))
             if marked and length + len(note) > _MAX_NOTES:

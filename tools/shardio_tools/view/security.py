@@ -34,7 +34,7 @@ _POLICY: Final = (
     "frame-ancestors "
 )
 _LOCAL_PAGES: Final = "'self' http://localhost:* http://127.0.0.1:* https://localhost:*"
-"""The pages that may show a viewer that cannot write in a frame: notebooks on this machine."""
+"""The origins whose pages may embed a read-only viewer: notebooks on this machine."""
 
 
 class Refusal(Exception):
