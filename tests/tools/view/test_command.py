@@ -67,6 +67,24 @@ class Browser:
         return answer, content
 
 
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started, and those that they have started."""
+    parents = {int(each.name): parent_of(int(each.name)) for each in Path("/proc").glob("[0-9]*")}
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process; None if the process has ended."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state == "Z" else int(parent)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_prints_its_link_serves_and_ends_well_on_a_signal(folder: Path, number: int) -> None:
     with command(str(folder)) as (process, link):
@@ -81,37 +99,67 @@ def test_it_prints_its_link_serves_and_ends_well_on_a_signal(folder: Path, numbe
         assert (process.returncode, out, err) == (0, "", "")
 
 
+_HANGING = """
+import pathlib, threading
+from shardio_tools.view.thumbnails import Thumbnails
+def hang(*_):
+    pathlib.Path({began!r}).touch()
+    threading.Event().wait()
+if {path!r}.startswith("/thumbnail"):
+    Thumbnails.get = hang
+loader = {{"transform": hang, "num_workers": {n_workers}}}
+"""
+
+
+@contextlib.contextmanager
+def hanging(
+    folder: Path, tmp_path: Path, path: str, n_workers: int = 0
+) -> Iterator[tuple[Any, Browser]]:
+    """Run the command with 8 requests that never end, and yield it once one has begun."""
+    began = tmp_path / "began"
+    text = _HANGING.format(began=str(began), path=path, n_workers=n_workers)
+    loader = f"{written(tmp_path, text)}:loader"
+    with contextlib.ExitStack() as stack:
+        process, link = stack.enter_context(command(str(folder), "--loader", loader))
+        browser = Browser(link)
+        for _ in range(8):
+            held = stack.enter_context(socket.create_connection(browser.address))
+            request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nCookie: {browser.cookie}\r\n\r\n"
+            held.sendall(request.encode())
+        while not began.exists():
+            time.sleep(0.01)
+        yield process, browser
+
+
 @pytest.mark.slow
-def test_a_transform_that_never_returns_holds_up_neither_the_page_nor_the_end(
+def test_a_transform_that_never_returns_does_not_hold_up_the_page(
     folder: Path, tmp_path: Path
 ) -> None:
-    began = tmp_path / "began"
-    hanging = f"""
-import pathlib, threading
-def hang(sample):
-    pathlib.Path({str(began)!r}).touch()
-    threading.Event().wait()
-loader = {{"transform": hang}}
-"""
-    with command(str(folder), "--loader", f"{written(tmp_path, hanging)}:loader") as (
-        process,
-        link,
-    ):
-        browser = Browser(link)
-        with contextlib.ExitStack() as stack:
-            for _ in range(8):
-                held = stack.enter_context(socket.create_connection(browser.address))
-                request = "GET /api/epoch HTTP/1.1\r\nHost: localhost\r\nCookie: "
-                held.sendall(f"{request}{browser.cookie}\r\n\r\n".encode())
-            while not began.exists():
-                time.sleep(0.01)
-            for path in ("/api/sample/0", "/api/rows", "/thumbnail/0/frames"):
-                assert browser.get(path)[0].status == 200
-            answer, content = browser.get("/api/epoch")
-            assert answer.status == 503 and b"still works on another batch" in content
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=PATIENCE_S)
+    with hanging(folder, tmp_path, "/api/epoch") as (_, browser):
+        for path in ("/api/sample/0", "/api/rows", "/thumbnail/0/frames"):
+            assert browser.get(path)[0].status == 200
+        answer, content = browser.get("/api/epoch")
+        assert answer.status == 503 and b"still works on another batch" in content
+
+
+@pytest.mark.parametrize(
+    ("path", "n_workers"), [("/api/epoch", 0), ("/api/epoch", 2), ("/thumbnail/0/frames", 0)]
+)
+def test_signals_end_it_with_all_its_processes_though_a_request_never_ends(
+    folder: Path, tmp_path: Path, path: str, n_workers: int
+) -> None:
+    with hanging(folder, tmp_path, path, n_workers) as (process, _):
+        children = children_of(process.pid)
+        assert bool(children) is bool(n_workers)
+        number = signal.SIGINT
+        while process.poll() is None:  # also an impatient user sees no traceback
+            process.send_signal(number)
+            number = signal.SIGTERM
+            time.sleep(0.05)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out, err) == (0, "", "")
+        while any(parent_of(child) is not None for child in children):
+            time.sleep(0.01)
 
 
 def test_a_thousand_idle_connections_do_no_harm(folder: Path) -> None:

@@ -85,8 +85,6 @@ class ViewerState:
         self.epochs = EpochBatches(path, loader)
         self.tokenizer = tokenizer
         self.static = static_files()
-        self.is_busy = False
-        """True if code of the user was still running when the viewer was closed."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +96,7 @@ class ViewerState:
         """Stop background jobs and close the dataset."""
         self.queries.close()
         self.jobs.close()
-        self.is_busy = not self.epochs.close()
+        self.epochs.close()
         self.source.close()
 
 

@@ -22,7 +22,6 @@ import secrets
 import socket
 import tempfile
 import threading
-import time
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +40,6 @@ from shardio_tools.output import (
 from shardio_tools.screen import Done
 
 _HOST = "127.0.0.1"
-_END_S = 2.0
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
@@ -98,20 +96,19 @@ def run(options: argparse.Namespace) -> int:
         guarded = Security(
             make_app(viewer), token, options.host, server.port, is_writable=options.writable
         )
-        with server.stopped_by_signals():
+        opened = contextlib.ExitStack()
+
+        def end() -> None:
+            """End the process; the system then ends worker processes and frees their memory."""
+            opened.close()
+            os._exit(0)
+
+        with server.stopped_by_signals(end), opened:
             link = _show_link(options, server.port, token)
-            with contextlib.nullcontext() if options.no_open else _opened(link):
-                server.run(guarded)
-    if viewer.is_busy:
-        flush()
-        threading.Thread(target=_end_later, daemon=True).start()
+            if not options.no_open:
+                opened.enter_context(_opened(link))
+            server.run(guarded)
     return 0
-
-
-def _end_later() -> None:
-    """End the process if code of the user keeps it from ending."""
-    time.sleep(_END_S)
-    os._exit(0)
 
 
 def _show_link(options: argparse.Namespace, port: int, token: str) -> str:

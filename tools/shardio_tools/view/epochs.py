@@ -137,18 +137,13 @@ class EpochBatches:
             raise shardio.InvalidArgument(f"the field {field!r} has no picture")
         return Picture(to_jpeg(fit(np.asarray(pixels), _THUMBNAIL)), "image/jpeg")
 
-    def close(self) -> bool:
-        """Close the loader. A loader that the user has created is closed, too.
-
-        Return False if it is left to a thread in which it is still busy, maybe for ever.
-        """
-        if not self._lock.acquire(timeout=_CLOSE_S):
-            return False
-        try:
-            self._forget_loader()
-        finally:
-            self._lock.release()
-        return True
+    def close(self) -> None:
+        """Close the loader, also one of the user, unless a thread still loads a batch with it."""
+        if self._lock.acquire(timeout=_CLOSE_S):
+            try:
+                self._forget_loader()
+            finally:
+                self._lock.release()
 
     def _forget_loader(self) -> None:
         self._batches.clear()

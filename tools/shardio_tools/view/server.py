@@ -7,7 +7,9 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -27,6 +29,8 @@ _IDLE_S: Final = 10.0
 """The time in which a connection must send a whole request before it is closed."""
 _N_FILES: Final = 8192
 """The number of files that the process may open, if the system allows: shards and connections."""
+_GRACE_S: Final = 1.0
+"""The time after a signal in which requests may end, and the process."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -128,11 +132,24 @@ class ViewServer:
             self._server.should_exit = True
 
     @contextlib.contextmanager
-    def stopped_by_signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM call `stop` in a `with` block."""
+    def stopped_by_signals(self, end: Callable[[], None]) -> Iterator[None]:
+        """Let SIGINT and SIGTERM call `stop` in a `with` block, and `end` a second later.
+
+        `end` ends the process, if it still runs: requests that read slowly and code of the user
+        cannot be interrupted. After the first signal, the others have no effect.
+        """
+        is_signalled = False
 
         def stop(number: int, frame: FrameType | None) -> None:
+            nonlocal is_signalled
             self.stop()
+            if not is_signalled:
+                is_signalled = True
+                start_new_thread(end_later, ())  # unlike Thread, takes no lock of the main thread
+
+        def end_later() -> None:
+            time.sleep(_GRACE_S)
+            end()
 
         numbers = signal.SIGINT, signal.SIGTERM
         before = {number: signal.signal(number, stop) for number in numbers}
@@ -140,7 +157,7 @@ class ViewServer:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if is_signalled else handler)
 
 
 def _listening(host: str, port: int) -> socket.socket:
