@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from shardio import Array, DatasetWriter, Schema, Text
 from shardio.maintenance import add_subset, split
-from shardio_tools.view import queries
+from shardio_tools.view import queries, searches
 from shardio_tools.view.app import ViewerState
 from tests.tools.view.served import N, listed, make_dataset, rows_of, sample, viewing
 
@@ -280,7 +280,7 @@ def test_few_searches_run_at_a_time_and_a_stopped_one_ends_within_its_shard(
 def test_searches_that_pages_ask_for_are_all_completed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "_FORGOTTEN_S", 1e9)
+    monkeypatch.setattr(searches, "_FORGOTTEN_S", 1e9)
     with ViewerState(str(folder)) as viewer:
         wanted = [queries.Filter(class_index=i) for i in range(3)]
         scans = [viewer.queries.get(each) for each in wanted * 20]
@@ -293,7 +293,7 @@ def test_searches_that_pages_ask_for_are_all_completed(
 def test_a_search_that_no_page_asks_for_is_stopped(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "_FORGOTTEN_S", -1.0)
+    monkeypatch.setattr(searches, "_FORGOTTEN_S", -1.0)
     may_go = threading.Event()
 
     def search(dataset: Any, name: str, words: Any, rows: Any) -> Any:

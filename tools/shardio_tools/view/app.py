@@ -36,8 +36,9 @@ from shardio_tools.view.marks import Marks
 from shardio_tools.view.mp4 import open_media
 from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
-from shardio_tools.view.queries import Listing, Queries, parse_filter
+from shardio_tools.view.queries import parse_filter
 from shardio_tools.view.samples import describe_sample
+from shardio_tools.view.searches import Listing, Queries
 from shardio_tools.view.series import MAX_POINTS, heatmap, series
 from shardio_tools.view.source import Source
 from shardio_tools.view.stored import parse_count

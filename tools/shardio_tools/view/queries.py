@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -30,12 +29,6 @@ _MAX_WORDS: Final = 200
 _ROWS_AT_ONCE: Final = 1 << 16
 _TEXT_BYTES: Final = 4 << 20
 """The size of the texts that are searched at a time, unless one text is larger."""
-_N_KEPT: Final = 4
-_N_RUNNING: Final = 2
-"""The maximum numbers of lists that are kept, and of scans that run; others wait."""
-_FORGOTTEN_S: Final = 2.0
-"""The time after which a scan is stopped that no page asks for any more, when a page asks for
-another list."""
 _SLOT_S: Final = 0.05
 """The time after which a scan that waits looks whether it has been cancelled."""
 
@@ -409,50 +402,3 @@ def _numbers(dataset: shardio.ShardDataset, shard: int, name: str, local: Rows) 
     if dataset.schema[name].optional:
         found = np.where(reader.present(name, local), found.astype(np.float64), math.nan)
     return found
-
-
-Listing = MatchedRows | Scan
-
-
-class Queries:
-    """The last lists of rows by filter; the older ones are forgotten, and their scans stopped."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._kept: OrderedDict[tuple[int, Filter], Scan] = OrderedDict()
-        self._slots = threading.Semaphore(_N_RUNNING)
-        self._lock = threading.Lock()
-
-    def get(self, wanted: Filter) -> Listing:
-        """Return the list for a filter; a new one is searched for in the background.
-
-        Raises:
-            InvalidArgument: the list cannot be sorted.
-        """
-        dataset = self._source.required()
-        if not wanted.needs_scan:
-            subset = wanted.subset
-            found = None if subset is None else self._source.subset_rows(subset)
-            return MatchedRows(len(dataset), found)
-        key = dataset.generation, wanted
-        with self._lock:
-            for other, each in self._kept.items():
-                if other != key and time.monotonic() - each.asked > _FORGOTTEN_S:
-                    each.cancel()
-            if (known := self._kept.get(key)) is None or known.is_cancelled:
-                self._kept[key] = Scan(self._source, wanted, self._slots)
-            scan = self._kept[key]
-            scan.asked = time.monotonic()
-            self._kept.move_to_end(key)
-            while len(self._kept) > _N_KEPT:
-                self._kept.popitem(last=False)[1].cancel()
-        return scan
-
-    def close(self) -> None:
-        """Stop all scans."""
-        with self._lock:
-            scans = [*self._kept.values()]
-        for scan in scans:
-            scan.cancel()
-        for scan in scans:
-            scan.join(0.1)
