@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardio import InvalidArgument
 from shardio.errors import ClosedError
-from shardio_tools.view.jobs import Job, Jobs, in_own_thread
+from shardio_tools.view.jobs import Job, Jobs, Turns, in_own_thread
 from shardio_tools.view.statistics import Histogram
 
 PATIENCE_S = 60.0
@@ -69,6 +69,46 @@ def test_a_job_that_fails_says_why_and_a_bug_is_shown_on_the_terminal(
     assert (job.state, job.text) == ("failed", text)
     job.join(PATIENCE_S)
     assert ("Traceback" in capsys.readouterr().err) is is_bug
+
+
+def test_jobs_that_share_turns_go_on_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio_tools.view.jobs._TURN_S", -1.0)
+    turns, done = Turns(1), ""
+
+    def work(job: Job, name: str) -> None:
+        nonlocal done
+        turns.take(job)
+        while done.count(name) < 3 or (name == "a" and done.count("b") < 3):
+            done += name
+            turns.share(job)
+            assert len(done) < 10_000_000
+        turns.end(job)
+
+    jobs = [Job(lambda job, name=name: work(job, name)) for name in "ab"]  # type: ignore[misc]
+    for job in jobs:
+        job.wait(PATIENCE_S)
+        assert job.state == "done"
+    assert "babab" in done
+
+
+def test_a_job_that_is_cancelled_gives_up_its_place_in_the_queue() -> None:
+    turns, go = Turns(1), threading.Event()
+
+    def work(job: Job) -> None:
+        turns.take(job)
+        go.wait(PATIENCE_S)
+        turns.end(job)
+
+    jobs = [Job(work) for _ in range(3)]
+    while sum(job in turns._waiting for job in jobs) < 2:
+        threading.Event().wait(0.01)
+    first, last = turns._waiting
+    first.cancel()
+    first.wait(PATIENCE_S)
+    assert first.text == "stopped" and [*turns._waiting] == [last]
+    go.set()
+    last.wait(PATIENCE_S)
+    assert last.state == "done"
 
 
 def test_after_the_end_no_job_starts_again() -> None:

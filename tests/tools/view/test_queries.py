@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -248,65 +249,123 @@ def test_a_list_whose_search_was_stopped_is_searched_again(folder: Path) -> None
         assert (again.n, again.is_complete, again.has_failed) == (20, True, False)
 
 
-def test_few_searches_run_at_a_time_and_a_stopped_one_ends_within_its_shard(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_go, searched = threading.Event(), []
+@pytest.fixture
+def may_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Return an event for which searches of texts wait; `searched` is the words of each part."""
+    event = threading.Event()
 
     def search(dataset: Any, name: str, words: Any, rows: Any) -> Any:
-        searched.append(words)
-        assert may_go.wait(60)
+        SEARCHED.append(words)
+        assert event.wait(60)
         return rows
 
+    SEARCHED.clear()
     monkeypatch.setattr(queries, "_with_words", search)
     monkeypatch.setattr(queries, "_TEXT_BYTES", 100)
+    yield event
+    event.set()
+
+
+SEARCHED: list[Any] = []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a clock whose attribute `now` is the time for lists that pages have asked for."""
+    found = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(searches, "time", SimpleNamespace(monotonic=lambda: found.now))
+    return found
+
+
+def words(i: int) -> queries.Filter:
+    return queries.Filter(words=("caption", (f"{i}",)))
+
+
+def test_a_page_that_asks_for_another_list_stops_its_search_within_a_part(
+    folder: Path, may_go: threading.Event
+) -> None:
     with ViewerState(str(folder)) as viewer:
-        wanted = [queries.Filter(words=("caption", (f"{i}",))) for i in range(30)]
-        scans = [viewer.queries.get(each) for each in wanted]
-        while len(searched) < 2:
+        scans = [viewer.queries.get(words(i), "page") for i in range(30)]
+        while not SEARCHED:
             threading.Event().wait(0.01)
-        for scan in scans[:-4]:
+        for scan in scans[:-1]:
             assert isinstance(scan, queries.Scan) and scan.is_cancelled
             assert not scan.is_complete and not scan.has_failed
-        assert len(searched) == 2
+        assert len(SEARCHED) <= 2
         may_go.set()
-        for scan in scans[-4:]:
-            scan.wait(N + 1, 60)
-            assert (scan.n, scan.is_complete) == (N, True)
-        for words in searched[:2]:
-            assert searched.count(words) == 1, "a stopped search ends with the part it reads"
+        scans[-1].wait(N + 1, 60)
+        assert (scans[-1].n, scans[-1].is_complete) == (N, True)
+        for i in range(29):
+            assert SEARCHED.count((f"{i}",)) <= 1, "a stopped search ends with the part it reads"
 
 
-def test_searches_that_pages_ask_for_are_all_completed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_pages_that_search_get_a_place_in_turn_and_each_search_is_completed(
+    folder: Path, may_go: threading.Event, clock: SimpleNamespace
 ) -> None:
-    monkeypatch.setattr(searches, "_FORGOTTEN_S", 1e9)
     with ViewerState(str(folder)) as viewer:
-        wanted = [queries.Filter(class_index=i) for i in range(3)]
-        scans = [viewer.queries.get(each) for each in wanted * 20]
-        assert len({id(each) for each in scans}) == 3
-        for scan in scans:
-            scan.wait(N + 1, 60)
-            assert (scan.n, scan.is_complete) == (20, True)
 
+        def ask(pages: Sequence[int]) -> dict[int, searches.Listing]:
+            return {i: viewer.queries.get(words(i), f"page {i}") for i in pages}
 
-def test_a_search_that_no_page_asks_for_is_stopped(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(searches, "_FORGOTTEN_S", -1.0)
-    may_go = threading.Event()
-
-    def search(dataset: Any, name: str, words: Any, rows: Any) -> Any:
-        assert may_go.wait(60)
-        return rows
-
-    monkeypatch.setattr(queries, "_with_words", search)
-    with ViewerState(str(folder)) as viewer:
-        first = viewer.queries.get(queries.Filter(words=("caption", ("red",))))
-        assert isinstance(first, queries.Scan) and not first.is_cancelled
-        viewer.queries.get(queries.Filter(class_index=1))
-        assert first.is_cancelled
+        first = ask(range(10))
+        for _ in range(5):
+            clock.now += 1.9
+            assert ask(range(4)) == {i: first[i] for i in range(4)}
+            for each in ask([*range(9, 3, -1)]).values():  # those that wait keep their order
+                assert (each.n, each.is_complete, each.progress) == (0, False, 0)
+                assert each.text == "waiting for other searches"
         may_go.set()
+        for shown in (range(4), range(4, 8), range(8, 10)):
+            for each in ask([*range(9, shown[0] - 1, -1)]).values():
+                each.wait(N + 1, 60)
+            for each in (found := ask(shown)).values():
+                each.wait(N + 1, 60)
+                assert (each.n, each.is_complete, each.has_failed) == (N, True, False)
+            assert len({id(each) for each in found.values()}) == len(shown)
+            for _ in range(3):
+                clock.now += 1  # the pages that show their list ask no more
+                ask(range(shown[-1] + 1, 10))
+
+
+def test_a_page_in_the_background_keeps_its_search_and_a_closed_one_does_not(
+    folder: Path, may_go: threading.Event, clock: SimpleNamespace
+) -> None:
+    with ViewerState(str(folder)) as viewer:
+        scan = viewer.queries.get(words(1), "one")
+        assert isinstance(scan, queries.Scan)
+        clock.now += 60
+        viewer.queries.get(words(2), "two")
+        assert viewer.queries.get(words(1), "one") is scan
+        viewer.queries.get(words(1), "three")
+        viewer.queries.get(words(3), "three")
+        assert not scan.is_cancelled, "page one wants it"
+        clock.now += 91
+        viewer.queries.get(words(2), "two")
+        assert scan.is_cancelled
+
+
+def test_many_names_of_pages_and_many_searches_take_bounded_memory(
+    folder: Path, may_go: threading.Event
+) -> None:
+    with ViewerState(str(folder)) as viewer:
+        for i in range(300):
+            viewer.queries.get(words(0), f"page {i}")
+            viewer.queries.get(words(i), f"another {i}")
+        *_, kept = viewer.queries._kept.values()
+        assert len(viewer.queries._kept) == 4
+        assert len(viewer.queries._queue) == len(kept._pages) == 64
+
+
+def test_the_name_of_a_page_is_a_parameter_of_requests(
+    client: TestClient, may_go: threading.Event
+) -> None:
+    asked: dict[str, Any] = {"text": "caption:blue", "page": "x" * 1000}
+    assert not client.get("/api/rows", params=asked).json()["complete"]
+    params = {"text": "caption:red", "page": "x" * 999}  # names are cut: it is the same page
+    assert not client.get("/api/position", params={**params, "row": 1}).json()["complete"]
+    may_go.set()
+    assert rows_of(client, **params) == [*range(N)]
+    assert SEARCHED.count(("blue",)) <= 1
 
 
 def test_a_range_may_be_wider_than_the_type_of_the_numbers(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ _WAIT_S: Final = 0.15
 """The time that an answer waits for rows that a scan may find soon."""
 _MAX_ROWS: Final = 500
 """The maximum number of rows of one answer."""
+_MAX_PAGE_NAME: Final = 40
 _N_THREADS: Final = 8
 """The number of requests that are worked on at the same time; others wait."""
 _TURN_S: Final = 5.0
@@ -167,7 +168,8 @@ def _verify(viewer: ViewerState, content: Any) -> Any:
 
 
 def _listing(viewer: ViewerState, request: Request) -> Listing:
-    return viewer.queries.get(parse_filter(request.query_params, viewer.source.required()))
+    wanted = parse_filter(request.query_params, viewer.source.required())
+    return viewer.queries.get(wanted, request.query_params.get("page", "")[:_MAX_PAGE_NAME])
 
 
 def _rows(viewer: ViewerState, request: Request) -> Any:

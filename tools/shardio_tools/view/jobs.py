@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeVar
 
@@ -20,6 +21,10 @@ _JOIN_S: Final = 0.3
 """The time that all jobs together get to stop at the end; jobs that are still running end with the
 process.
 """
+_TURN_S: Final = 0.2
+"""The time after which a job lets others go on that wait for a turn."""
+_TURN_POLL_S: Final = 0.05
+"""The time after which a job that waits for its turn looks whether it has been cancelled."""
 
 
 class Cancelled(Exception):
@@ -127,6 +132,49 @@ class Jobs:
         end = time.monotonic() + _JOIN_S
         for job in jobs:
             job.join(max(0.0, end - time.monotonic()))
+
+
+class Turns:
+    """Turns at work for jobs: at most `n` have one at a time, and the others get one in order."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._since: dict[Job, float] = {}
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+
+    def take(self, job: Job) -> None:
+        """Wait for a turn.
+
+        Raises:
+            Cancelled: the job is to stop.
+        """
+        with self._changed:
+            self._waiting.append(job)
+            try:
+                while len(self._since) >= self._n or self._waiting[0] is not job:
+                    self._changed.wait(_TURN_POLL_S)
+                    job.report(job.progress)
+                self._since[job] = time.monotonic()
+            finally:
+                self._waiting.remove(job)
+                self._changed.notify_all()
+
+    def share(self, job: Job) -> None:
+        """Let others go on if they wait and the job's turn was long enough; wait for another turn.
+
+        Raises:
+            Cancelled: the job is to stop.
+        """
+        if self._waiting and time.monotonic() - self._since[job] >= _TURN_S:
+            self.end(job)
+            self.take(job)
+
+    def end(self, job: Job) -> None:
+        """End a job's turn, if it has one."""
+        with self._changed:
+            self._since.pop(job, None)
+            self._changed.notify_all()
 
 
 async def in_own_thread(work: Callable[[], T]) -> T:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import shardio
 from shardio_tools.output import decode_names, format_count
-from shardio_tools.view.jobs import Job
+from shardio_tools.view.jobs import Job, Turns
 from shardio_tools.view.rows import class_field
 from shardio_tools.view.source import Source
 from shardio_tools.view.stored import READ_ERRORS
@@ -29,8 +29,6 @@ _MAX_WORDS: Final = 200
 _ROWS_AT_ONCE: Final = 1 << 16
 _TEXT_BYTES: Final = 4 << 20
 """The size of the texts that are searched at a time, unless one text is larger."""
-_SLOT_S: Final = 0.05
-"""The time after which a scan that waits looks whether it has been cancelled."""
 
 
 class RowSet(Protocol):
@@ -184,10 +182,8 @@ class Scan:
     could not be read.
     """
 
-    def __init__(self, source: Source, wanted: Filter, slots: threading.Semaphore) -> None:
-        self._source, self._filter, self._slots = source, wanted, slots
-        self.asked = time.monotonic()
-        """The time at which a page asked for the list last."""
+    def __init__(self, source: Source, wanted: Filter, turns: Turns) -> None:
+        self._source, self._filter, self._turns = source, wanted, turns
         dataset = source.required()
         self._n_total = len(dataset)
         self._labels = class_field(dataset)
@@ -273,24 +269,27 @@ class Scan:
         self._job.join(timeout_s)
 
     def _run(self, job: Job) -> None:
-        while not self._slots.acquire(timeout=_SLOT_S):
-            job.report(0.0)
         try:
-            self._find(job)
+            self._turns.take(job)
+            with contextlib.closing(self._find()) as parts:
+                for progress in parts:
+                    job.report(progress)
+                    self._turns.share(job)
         finally:
-            self._slots.release()
+            self._turns.end(job)
 
-    def _find(self, job: Job) -> None:
+    def _find(self) -> Generator[float, None, None]:
+        """Search all shards, and yield the progress after each part."""
         with self._source.opened() as dataset:
             for shard in range(len(dataset.shards)):
                 try:
                     for end, found, keys in self._search(dataset, shard):
                         self._add(found, keys)
-                        job.report(end / max(1, self._n_total))
+                        yield end / max(1, self._n_total)
                 except READ_ERRORS as error:
                     self._n_unreadable += 1
                     self._first_error = self._first_error or decode_names(str(error))
-                job.report(float(dataset.shard_starts[shard + 1]) / max(1, self._n_total))
+                yield float(dataset.shard_starts[shard + 1]) / max(1, self._n_total)
                 if self._is_cut:
                     break
         if self._filter.sort is not None:

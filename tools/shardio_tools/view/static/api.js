@@ -5,6 +5,9 @@ export const isStatic = document.querySelector('meta[name="shardio-mode"]')?.con
 /** The keys of a query of rows, in the order in which links have them. */
 export const FILTERS = ['class', 'subset', 'range', 'text', 'sort', 'desc'];
 
+/** The name of this page: the server stops a search once the page that has asked for it wants another one. */
+const page = Math.random().toString(36).slice(2);
+
 export class ApiError extends Error {
   constructor(message, hint = '', status = 0) {
     super(message);
@@ -48,8 +51,8 @@ const server = {
   dataset: (signal) => json('api/dataset', { signal }),
   statistics: (signal) => json('api/statistics', { signal }),
   startStatistics: () => post('api/statistics'),
-  rows: (start, n, filters, signal) => json(`api/rows${query({ start, count: n, ...filters })}`, { signal }),
-  position: (row, filters, signal) => json(`api/position${query({ row, ...filters })}`, { signal }),
+  rows: (start, n, filters, signal) => json(`api/rows${query({ start, count: n, ...filters, page })}`, { signal }),
+  position: (row, filters, signal) => json(`api/position${query({ row, ...filters, page })}`, { signal }),
   sample: (row, signal) => json(`api/sample/${row}`, { signal }),
   epoch: (params, signal) => json(`api/epoch${query(params)}`, { signal }),
   verification: (signal) => json('api/verification', { signal }),

@@ -119,7 +119,7 @@ class Grid {
     this.panel.showCount(n);
     fill(this.busy, !this.rows.complete && progressBar(this.rows.progress, 'Searching'));
     this.where.title = this.rows.text;
-    fill(this.note, this.rows.text && this.rows.complete && h('p', { class: 'results-note' }, this.rows.text));
+    fill(this.note, this.rows.text && h('p', { class: 'results-note' }, this.rows.text));
     if (n === 0 && this.rows.complete) {
       const filtered = Object.keys(this.filters).length > 0;
       fill(this.problem, h('div', { class: 'empty' }, h('h2', {}, filtered ? 'No sample matches' : 'The dataset is empty'),
