@@ -553,6 +553,11 @@ def test_marks_are_saved_as_a_subset(visits: Visits, folder: Path) -> None:
         page.wait_for_selector("text=Saved 2 samples")
         page.get_by_role("link", name="keep").click()
         page.wait_for_selector(".results-bar .n >> text=2 of 12")
+        page.wait_for_selector("legend >> text=Class in keep")
+        counts = "[...document.querySelectorAll('[data-key=class] .n')].map(n => n.textContent)"
+        until(page, f"{counts}.reduce((sum, n) => sum + Number(n), 0) === 2")
+        page.locator(".chip").click()
+        until(page, f"{counts}.reduce((sum, n) => sum + Number(n), 0) === 12")
     with shardio.open(path) as dataset:
         loader = shardio.ShardLoader(dataset.subset("keep"), 2, num_workers=0)
         with loader:

@@ -172,6 +172,34 @@ def test_statistics_of_a_large_dataset_are_counted_when_asked_for(
         assert finished(client, "/api/statistics")["classes"] == [20, 20, 20]
 
 
+def test_classes_of_a_subset_are_counted_in_the_background(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    add_subset(folder, "few", [0, 3, 16, 17, 59])
+    with viewing(folder) as client:
+        found = finished(client, "/api/classes?subset=few")
+        assert (found["state"], found["classes"]) == ("done", [2, 1, 2])
+        answer = client.get("/api/classes?subset=other")
+        assert answer.status_code == 400 and "other" in answer.json()["error"]
+    sorted(folder.glob("*.shard"))[1].unlink()
+    with viewing(folder) as client:  # rows 15 to 29 cannot be read
+        assert finished(client, "/api/classes?subset=few")["classes"] == [2, 0, 1]
+
+
+def test_kept_counts_of_a_subset_are_read_and_those_of_a_large_dataset_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio_tools.view.overview._MAX_COUNTED", N - 1)
+    folder = make_dataset(tmp_path / "set")
+    add_subset(folder, "few", [0, 3, 16])
+    add_subset(folder, "more", [0, 3, 16])
+    compute_stats(folder, subset="few")
+    with viewing(folder) as client:
+        found = client.get("/api/classes?subset=few").json()
+        assert (found["state"], found["classes"]) == ("done", [2, 1, 0])
+        found = client.get("/api/classes?subset=more").json()
+        assert (found["state"], found["classes"]) == ("none", [])
+
+
 # --- samples ----------------------------------------------------------------------------------
 
 

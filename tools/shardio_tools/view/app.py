@@ -316,6 +316,9 @@ def _epoch_picture(viewer: ViewerState, request: Request) -> Response:
 
 
 _ANSWERS: Final[Mapping[str, Work]] = {
+    "/api/classes": lambda viewer, request: viewer.overview.classes_of(
+        request.query_params.get("subset", "")
+    ),
     "/api/dataset": _dataset,
     "/api/marks": lambda viewer, _: viewer.marks.as_json(),
     "/api/position": _position,
@@ -329,6 +332,9 @@ _ANSWERS: Final[Mapping[str, Work]] = {
     "/thumbnail/{row}/{field:path}": _thumbnail,
 }
 _LOADER_ANSWERS: Final[Mapping[str, Work]] = {
+    "/api/classes": lambda viewer, request: viewer.overview.classes_of(
+        request.query_params.get("subset", "")
+    ),
     "/api/epoch": _epoch,
     "/epoch/{epoch}/{batch}/{item}/{field:path}": _epoch_picture,
 }

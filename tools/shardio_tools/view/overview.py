@@ -16,7 +16,7 @@ from shardio_tools.view.jobs import Job, Jobs
 from shardio_tools.view.queries import number_fields
 from shardio_tools.view.rows import class_field
 from shardio_tools.view.source import Source
-from shardio_tools.view.statistics import column_bytes, count_fields
+from shardio_tools.view.statistics import column_bytes, count_classes, count_fields
 from shardio_tools.view.stored import READ_ERRORS
 
 _N_GENERATIONS: Final = 20
@@ -24,7 +24,7 @@ _N_FAILED: Final = 200
 """The maximum number of inputs without samples that are listed."""
 _MAX_TEXT: Final = 300
 _WAIT_S: Final = 0.2
-"""The time that the first answer waits for the history, which is read in the background."""
+"""The time that an answer waits for facts that are read in the background."""
 _MAX_COUNTED: Final = 5_000_000
 _MAX_COUNTED_SHARDS: Final = 2_000
 """The maximum numbers of samples and shards that are counted without being asked."""
@@ -124,6 +124,30 @@ class Overview:
             "classes": self._class_counts(dataset),
         }
 
+    def classes_of(self, subset: str) -> dict[str, Any]:
+        """Return the number of samples of each class in a subset, counted in the background.
+
+        The labels of a large dataset are not read; `classes` is empty then.
+
+        Raises:
+            InvalidArgument: there is no such subset.
+        """
+        dataset = self._source.required()
+        rows = self._source.subset_rows(subset)
+        kept = dataset.stats.get("subsets", {})
+        counts = _kept_classes(dataset, kept.get(subset) if isinstance(kept, Mapping) else None)
+        if counts or not dataset.classes or not self._is_small(dataset):
+            return {"state": "done" if counts else "none", "classes": counts}
+
+        def count(job: Job) -> Any:
+            with self._source.opened() as copy:
+                return count_classes(copy, rows, job.report)
+
+        kind = f"classes of {dataset.generation} {subset}"
+        job = self._jobs.get(kind) or self._jobs.start(kind, count)
+        job.wait(_WAIT_S)
+        return {"state": job.state, "classes": job.result or []}
+
     def _is_small(self, dataset: shardio.ShardDataset) -> bool:
         is_small = len(dataset) <= _MAX_COUNTED and len(dataset.shards) <= _MAX_COUNTED_SHARDS
         return is_small and not self._source.is_remote
@@ -135,12 +159,8 @@ class Overview:
 
     def _class_counts(self, dataset: shardio.ShardDataset) -> list[int]:
         """Return the number of samples of each class, kept or counted; [] if it is unknown."""
-        whole = dataset.stats.get("whole", {})
-        kept = whole.get("classes") if isinstance(whole, Mapping) else None
-        if isinstance(kept, Mapping) and all(name in kept for name in dataset.classes):
-            return [kept[name] for name in dataset.classes]
-        counts: list[int] = self._counted("classes")
-        return counts
+        counts: list[int] = _kept_classes(dataset, dataset.stats.get("whole"))
+        return counts or self._counted("classes")
 
 
 _STATISTICS: Final = ("count", "min", "max", "mean", "std", "histogram", "lengths")
@@ -165,6 +185,14 @@ def _kept_fields(dataset: shardio.ShardDataset) -> Mapping[str, Any]:
     if not isinstance(fields, Mapping):
         return {}
     return {name: found for name, found in fields.items() if isinstance(found, Mapping)}
+
+
+def _kept_classes(dataset: shardio.ShardDataset, kept: Any) -> list[int]:
+    """Return the number of samples of each class in kept statistics; [] if they have none."""
+    counts = kept.get("classes") if isinstance(kept, Mapping) else None
+    if not isinstance(counts, Mapping) or not all(name in counts for name in dataset.classes):
+        return []
+    return [counts[name] for name in dataset.classes]
 
 
 def _field(name: str, field: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 import shardio
 from shardio_tools.output import decode_names, format_count
+from shardio_tools.view.queries import RowSet
 from shardio_tools.view.rows import class_field
 from shardio_tools.view.stored import READ_ERRORS
 
@@ -162,18 +165,12 @@ class FieldCounts:
             self.unreadable.setdefault(shard, decode_names(str(error)))
 
     def _add_column(self, dataset: shardio.ShardDataset, shard: int, name: str) -> None:
-        reader = dataset.reader(shard, name)
-        is_optional = dataset.schema[name].optional
-        for rows in _parts(len(reader)):
-            values = reader.column(name, rows)
-            if is_optional:
-                values = values[reader.present(name, rows)]
-            if name != self._labels:
+        for rows in _parts(len(dataset.reader(shard, name))):
+            values = _present(dataset, shard, name, rows)
+            if name == self._labels:
+                self._classes += _class_counts(values, self._n_classes)
+            else:
                 self._numbers[name].add(values)
-                continue
-            labels = values.astype(np.int64)
-            labels[(labels < 0) | (labels >= self._n_classes)] = self._n_classes
-            self._classes += np.bincount(labels, minlength=self._n_classes + 1)
 
     def _add_records(self, dataset: shardio.ShardDataset, shard: int, name: str) -> None:
         reader = dataset.reader(shard, name)
@@ -217,6 +214,42 @@ def _has_length(field: Any) -> bool:
 
 def _parts(n: int) -> Iterator[npt.NDArray[np.int64]]:
     return (np.arange(i, min(n, i + _ROWS_AT_ONCE)) for i in range(0, n, _ROWS_AT_ONCE))
+
+
+def _present(dataset: shardio.ShardDataset, shard: int, name: str, rows: Values) -> Values:
+    """Return the values of a column at rows of a shard, without those that are missing."""
+    reader = dataset.reader(shard, name)
+    if dataset.schema[name].optional:
+        rows = rows[reader.present(name, rows)]
+    return np.asarray(reader.column(name, rows))
+
+
+def _class_counts(labels: Values, n: int) -> npt.NDArray[np.int64]:
+    """Return the number of samples of each of `n` classes, and at last of those without one."""
+    found = labels.astype(np.int64)
+    found[(found < 0) | (found >= n)] = n
+    return np.bincount(found, minlength=n + 1)
+
+
+def count_classes(
+    dataset: shardio.ShardDataset, subset: RowSet, report: Callable[[float, str], None]
+) -> list[int]:
+    """Read the labels of a subset; return the number of samples of each class.
+
+    Shards that cannot be read are left out. `report` is called as by `count_fields`.
+    """
+    label, n, n_shards = class_field(dataset), len(dataset.classes), len(dataset.shards)
+    counts = np.zeros(n + 1, np.int64)
+    limits = subset.n_below(dataset.shard_starts).tolist() if label is not None else []
+    for shard, (first, end) in enumerate(itertools.pairwise(limits)):
+        for start in range(first, end, _ROWS_AT_ONCE):
+            positions = np.arange(start, min(end, start + _ROWS_AT_ONCE))
+            rows = np.asarray(subset.rows(positions), np.int64) - int(dataset.shard_starts[shard])
+            with contextlib.suppress(*READ_ERRORS):
+                counts += _class_counts(_present(dataset, shard, str(label), rows), n)
+        report((shard + 1) / n_shards, f"{shard + 1:,} of {format_count(n_shards, 'shard')}")
+    found: list[int] = counts[:n].tolist()
+    return found
 
 
 def count_fields(

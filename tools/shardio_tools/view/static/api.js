@@ -50,6 +50,7 @@ function post(path, body = {}) {
 const server = {
   dataset: (signal) => json('api/dataset', { signal }),
   statistics: (signal) => json('api/statistics', { signal }),
+  classes: (subset) => json(`api/classes${query({ subset })}`),
   startStatistics: () => post('api/statistics'),
   rows: (start, n, filters, signal) => json(`api/rows${query({ start, count: n, ...filters, page })}`, { signal }),
   position: (row, filters, signal) => json(`api/position${query({ row, ...filters, page })}`, { signal }),
@@ -149,6 +150,7 @@ if (isStatic) {
     dataset: () => (dataset ??= json('api/dataset.json').catch((error) => { dataset = null; throw error; })),
     statistics: () => json('api/statistics.json').catch(() => ({ state: 'none', progress: 0, text: '', fields: {}, classes: [] })),
     startStatistics: readOnly,
+    classes: async () => ({ state: 'none', classes: [] }),
     rows: async (start, n, filters) => {
       const rows = await filtered(filters);
       return { n: rows.length, n_total: (await exportedRows()).length, complete: true, progress: 1,

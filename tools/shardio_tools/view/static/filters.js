@@ -38,9 +38,10 @@ export class FilterPanel {
     this.sortable = data.fields.filter((field) => field.sortable).map((field) => field.name);
     this.searchable = data.fields.filter((field) => field.searchable).map((field) => field.name);
     this.parts = [];
+    this.classes = data.classes.map((each, i) => ({ value: String(i), name: each.name, n: each.count }));
     this.element = h('aside', { class: 'filters', id: 'filters', 'aria-label': 'Filters' },
       h('div', { class: 'pair only-narrow' }, h('h2', {}, 'Filters'), h('span', { class: 'fixed' }, iconButton('close', 'Close the filters', close))),
-      this.textPart(), this.choicePart('class', 'Class', data.classes.map((each, i) => ({ value: String(i), name: each.name, n: each.count }))),
+      this.textPart(), this.choicePart('class', 'Class', this.classes),
       this.choicePart('subset', 'Subset', data.subsets.map((each) => ({ value: each.name, name: each.name, n: each.n }))),
       this.rangePart(), this.sortPart(), this.done = h('button', { type: 'button', class: 'primary only-narrow', onclick: close }, 'Show the samples'));
     this.update(filters);
@@ -55,10 +56,7 @@ export class FilterPanel {
       setTimeout(() => { if (this.element.isConnected) this.readStatistics(); }, RETRY_MS);
       return;
     }
-    for (const [i, n] of (statistics?.classes ?? []).entries()) {
-      const button = this.element.querySelector(`[data-key=class] [data-value="${i}"] .n`);
-      if (button) button.textContent = count(n);
-    }
+    this.countClasses();
     this.plotRange?.();
   }
 
@@ -66,6 +64,32 @@ export class FilterPanel {
   update(filters) {
     this.filters = filters;
     for (const part of this.parts) part(filters);
+    this.countClasses();
+  }
+
+  /** Show how many samples each class has, in the subset if one is chosen, once that is known. */
+  async countClasses() {
+    const { subset } = this.filters;
+    if (!this.classes.length || (subset && this.countedSubset === subset)) return;
+    this.countedSubset = subset;
+    this.showCounts(subset ? [] : statistics?.classes);
+    if (!subset) return;
+    let found;
+    try { found = await api.classes(subset); } catch { return; } // filters work without
+    if (this.countedSubset !== subset) return;
+    this.showCounts(found.classes);
+    if (found.state !== 'running') return;
+    this.countedSubset = null;
+    setTimeout(() => { if (this.element.isConnected) this.countClasses(); }, RETRY_MS);
+  }
+
+  showCounts(counts) {
+    for (const [i, each] of this.classes.entries()) each.n = counts?.[i] ?? (this.filters.subset ? null : store.dataset.classes[i].count);
+    this.element.querySelector('[data-legend=class]').textContent = this.filters.subset ? ` in ${this.filters.subset}` : '';
+    for (const button of this.element.querySelectorAll('[data-key=class] button')) {
+      const { n } = this.classes[Number(button.dataset.value)];
+      button.querySelector('.n').textContent = n === null ? '' : count(n);
+    }
   }
 
   /** Say on the button that closes the panel how many samples there are. */
@@ -113,7 +137,7 @@ export class FilterPanel {
       for (const button of list.querySelectorAll('button')) button.setAttribute('aria-pressed', String(filters[key] === button.dataset.value));
     });
     const find = choices.length > 12 && h('input', { type: 'text', placeholder: `Find a ${title.toLowerCase()}`, 'aria-label': `Find a ${title.toLowerCase()}`, autocomplete: 'off', oninput: (event) => show(event.target.value.trim().toLowerCase()) });
-    return h('fieldset', {}, h('legend', {}, title), find, list);
+    return h('fieldset', {}, h('legend', {}, title, h('span', { class: 'muted', 'data-legend': key })), find, list);
   }
 
   rangePart() {

@@ -19,7 +19,7 @@ export function show(root, route, signal) {
   fill(root, head(data), strip, problems(data), fields,
     h('div', { class: 'columns' },
       h('div', {}, section('Distributions', 'of numbers and lengths', statistics)),
-      h('div', {}, data.classes.length > 0 && section('Classes', counted(data.classes.length, 'class', 'classes'), classes), subsets(data))),
+      h('div', {}, data.classes.length > 0 && section('Classes', `${counted(data.classes.length, 'class', 'classes')}${data.subsets?.length ? ', in all samples' : ''}`, classes), subsets(data))),
     later);
   let drawn = null;
   const draw = (sizes) => {
