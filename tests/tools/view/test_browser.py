@@ -7,6 +7,7 @@ import functools
 import http.server
 import json
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio.maintenance import add_subset
 from shardio_tools.view.exporting import export_site
 from tests.tools.view import made_sets
 from tests.tools.view.browsing import CHECKS, NARROW, TIMEOUT_S, WIDE, Visits, serving, visiting
@@ -573,6 +575,40 @@ def test_marks_without_writable_say_how_to_save(visits: Visits, pictures_link: s
         page.wait_for_selector("text=--writable")
         page.get_by_label("Remove the mark of sample 2").click()
         page.wait_for_selector("text=No sample is marked")
+
+
+def test_a_new_generation_is_announced_and_shown(visits: Visits, tmp_path: Path) -> None:
+    rows = [{"x": i, "text": f"row {i}"} for i in range(5)]
+    shardio.convert(rows, tmp_path / "set")
+    look = "window.dispatchEvent(new Event('focus'))"
+    with serving(tmp_path / "set") as link, visits.page(link, "#/grid?sort=x") as page:
+        page.wait_for_selector("[data-position='4']")
+        page.locator("[data-position='3']").focus()
+        page.keyboard.press("m")
+        assert page.locator("#update").inner_text() == ""
+        shardio.convert(rows[:2], tmp_path / "set", append=True)
+        page.evaluate(look)
+        page.wait_for_selector(
+            "#update >> text=The dataset has a new generation, with 2 more samples."
+        )
+        page.get_by_label("Dismiss").click()
+        until(page, "document.querySelector('#update').textContent === ''")
+        add_subset(tmp_path / "set", "few", [0])
+        page.evaluate(look)
+        page.get_by_role("link", name="Show generation 3").click()
+        page.wait_for_selector("[data-position='6']")
+        assert hash_of(page).startswith("#/grid?sort=x")
+        until(page, "document.querySelector('#mark-count').textContent === '1'")
+        shutil.rmtree(tmp_path / "set")
+        shardio.convert(rows[:3], tmp_path / "set")
+        page.evaluate(look)
+        page.wait_for_selector(
+            "#update >> text=Another dataset was written here, with other rows: 1 mark will be"
+        )
+        page.get_by_role("link", name="Show generation 1").click()
+        page.wait_for_selector(".facts >> text=3")
+        assert hash_of(page) == "#/"
+        until(page, "document.querySelector('#mark-count').hidden")
 
 
 # --- an exported site ---

@@ -8,6 +8,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import shardio
 import shardio.media
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ClosedError, StoreAccessDenied, StoreUnavailable
-from shardio.maintenance import add_subset, compute_stats, split
+from shardio.maintenance import add_subset, compact, compute_stats, split
 from shardio_tools.view import app, overview
 from shardio_tools.view.epochs import EpochBatches
 from shardio_tools.view.marks import Marks
@@ -40,6 +41,7 @@ from tests.tools.view.served import (
 )
 
 Json = dict[str, Any]
+NEW_GENERATION = "show the new generation, or start shardio view again"
 
 
 def dataset_facts(client: TestClient) -> Json:
@@ -637,7 +639,7 @@ def test_marks_of_a_dataset_that_has_changed_are_not_saved(tmp_path: Path) -> No
         client.post("/api/marks", headers=POST, json={"row": 1})
         publish_next(folder, load(folder), classes=[])
         answer = save(client, name="keep")
-        assert answer.status_code == 409 and answer.json()["hint"] == "start shardio view again"
+        assert answer.status_code == 409 and answer.json()["hint"] == NEW_GENERATION
 
 
 def test_two_viewers_save_their_marks_one_after_the_other(tmp_path: Path) -> None:
@@ -649,6 +651,96 @@ def test_two_viewers_save_their_marks_one_after_the_other(tmp_path: Path) -> Non
         assert "there is a subset" in save(two, name="first").json()["error"]
         assert save(two, name="second").json() == {"name": "second", "n": 1, "generation": 4}
         assert rows_of(two, subset="first") == [0] and rows_of(two, subset="second") == [1]
+
+
+# --- newer generations ------------------------------------------------------------------------
+
+
+def newer(client: TestClient) -> Any:
+    return client.get("/api/generation").json()["newer"]
+
+
+def reload(client: TestClient) -> Json:
+    found: Json = client.post("/api/reload", headers=POST, json={}).json()
+    return found
+
+
+def test_a_newer_generation_is_announced_and_shown_with_the_marks(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    rows: list[Json] = [{"x": i} for i in range(6)]
+    shardio.convert(rows, folder)
+    with viewing(folder) as client:
+        assert client.get("/api/generation").json() == {"shown": 1, "newer": None}
+        client.post("/api/marks", headers=POST, json={"row": 5, "note": "good"})
+        add_subset(folder, "few", [1])
+        assert newer(client) == {"generation": 2, "rows": "same", "n_samples": 6}
+        shardio.convert(rows[:2], folder, append=True)
+        assert newer(client) == {"generation": 3, "rows": "appended", "n_samples": 8}
+        assert dataset_facts(client)["n_samples"] == 6, "shown as soon as it is asked for"
+        assert reload(client) == {"shown": 3, "newer": None}
+        assert dataset_facts(client)["n_samples"] == len(listed(client)["rows"]) == 8
+        compact(folder)
+        assert newer(client) == {"generation": 4, "rows": "same", "n_samples": 8}
+        assert reload(client)["shown"] == 4
+        assert client.get("/api/marks").json()["marks"] == [{"row": 5, "note": "good"}]
+        values = [client.get(f"/api/sample/{row}").json()["fields"][0]["value"] for row in range(8)]
+        assert values == [0, 1, 2, 3, 4, 5, 0, 1]
+
+
+def test_marks_are_removed_if_another_dataset_is_shown(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder) as client:
+        client.post("/api/marks", headers=POST, json={"row": 1})
+        shutil.rmtree(folder)
+        assert newer(client) is None, "the requests of the page say what is wrong"
+        make_dataset(folder, 8, 1)  # the generation has the same number
+        assert newer(client) == {"generation": 2, "rows": "changed", "n_samples": 8}
+        assert reload(client) == {"shown": 2, "newer": None}
+        assert client.get("/api/marks").json()["n"] == 0
+        assert len(listed(client)["rows"]) == 8
+
+
+def test_a_newer_generation_that_cannot_be_read_is_not_announced(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    with viewing(folder) as client:
+        add_subset(folder, "few", [1])
+        flip(folder / "generations" / "000003.json", 30)
+        assert client.get("/api/generation").json() == {"shown": 2, "newer": None}
+
+
+def test_what_was_verified_is_forgotten_with_its_generation(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    path = sorted(folder.glob("*.shard"))[1]
+    flip(path, path.read_bytes().index(sample(20)["caption"].encode()))
+    with viewing(folder) as client:
+        client.post("/api/verification", headers=POST, json={})
+        assert finished(client, "/api/verification")["n_findings"] == 1
+        add_subset(folder, "few", [1])
+        reload(client)
+        found = client.get("/api/verification").json()
+        assert (found["state"], found["n_findings"], found["findings"]) == ("none", 0, [])
+
+
+def test_a_store_is_asked_for_a_newer_generation_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=600.0)
+    monkeypatch.setattr(
+        "shardio_tools.view.source.time", SimpleNamespace(monotonic=lambda: clock.now)
+    )
+    folder = make_dataset(tmp_path / "set")
+    source = Source(str(folder))
+    source.is_remote = True
+    assert source.newer() is None
+    add_subset(folder, "few", [1])
+    clock.now += 59
+    assert source.newer() is None
+    clock.now += 1
+    for _ in range(2):
+        assert source.newer() == {"generation": 3, "rows": "same", "n_samples": N}
+    source.reload()
+    assert source.newer() is None
+    source.close()
 
 
 # --- numbers, names ---------------------------------------------------------------------------
@@ -715,7 +807,7 @@ def test_another_dataset_at_the_path_is_not_mixed_with_the_one_that_is_shown(
         client.get("/api/statistics")
         answer = client.get("/api/sample/0")
         assert answer.status_code == 409 and "another dataset" in answer.json()["error"]
-        assert answer.json()["hint"] == "start shardio view again"
+        assert answer.json()["hint"] == NEW_GENERATION
 
 
 def test_few_downloads_are_in_memory_however_slowly_they_are_read(

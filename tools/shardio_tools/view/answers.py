@@ -87,7 +87,8 @@ def answer_of(error: Exception) -> Response | None:
     if isinstance(error, PermissionError):
         return error_answer(403, str(error))
     if isinstance(error, DatasetConflict):
-        return error_answer(409, str(error), "start shardio view again")
+        hint = "show the new generation, or start shardio view again"
+        return error_answer(409, str(error), hint)
     if isinstance(error, shardio.DataError):
         hint = "shardio verify lists all damage; shardio repair saves the undamaged samples"
         return error_answer(404, str(error), hint)

@@ -40,7 +40,7 @@ from shardio_tools.view.queries import parse_filter
 from shardio_tools.view.samples import describe_sample
 from shardio_tools.view.searches import Listing, Queries
 from shardio_tools.view.series import MAX_POINTS, heatmap, series
-from shardio_tools.view.source import Source
+from shardio_tools.view.source import Source, row_change
 from shardio_tools.view.stored import parse_count
 from shardio_tools.view.thumbnails import MAX_FRAME_SIDE, MAX_SIDE, MIN_SIDE, Thumbnails
 from shardio_tools.view.verification import Verification
@@ -93,6 +93,25 @@ class ViewerState:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def generation(self) -> dict[str, Any]:
+        """Return the number of the generation that is shown, and facts about a newer one."""
+        shown = self.source.dataset
+        number = None if shown is None else shown.generation
+        return {"shown": number, "newer": self.source.newer()}
+
+    def reload(self) -> dict[str, Any]:
+        """Show the published generation; keep the marks if the rows have kept their numbers.
+
+        Raises:
+            DatasetCorrupt: no generation can be read.
+        """
+        before = self.source.dataset
+        self.source.reload()
+        if before is None or row_change(before, self.source.required()) == "changed":
+            self.marks.clear()
+        self.verification.clear()
+        return self.generation()
 
     def close(self) -> None:
         """Stop background jobs and close the dataset."""
@@ -320,6 +339,7 @@ _ANSWERS: Final[Mapping[str, Work]] = {
         request.query_params.get("subset", "")
     ),
     "/api/dataset": _dataset,
+    "/api/generation": lambda viewer, _: viewer.generation(),
     "/api/marks": lambda viewer, _: viewer.marks.as_json(),
     "/api/position": _position,
     "/api/rows": _rows,
@@ -342,6 +362,7 @@ _LOADER_ANSWERS: Final[Mapping[str, Work]] = {
 _POSTS: Final[Mapping[str, Posted]] = {
     "/api/marks": lambda viewer, content: viewer.marks.set(content),
     "/api/marks/save": lambda viewer, content: viewer.marks.save(content),
+    "/api/reload": lambda viewer, _: viewer.reload(),
     "/api/statistics": _count,
     "/api/verification": _verify,
 }

@@ -122,6 +122,13 @@ class Jobs:
                 job = self._jobs[kind] = Job(work)
             return job
 
+    def forget(self, kind: str) -> None:
+        """Cancel the last job of a kind, as if there had been none."""
+        with self._lock:
+            job = self._jobs.pop(kind, None)
+        if job is not None:
+            job.cancel()
+
     def close(self) -> None:
         """Cancel all jobs, and wait for them for a moment."""
         with self._lock:

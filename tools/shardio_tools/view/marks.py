@@ -65,6 +65,11 @@ class Marks:
                 self._notes[row] = note
             return {"n": len(self._notes)}
 
+    def clear(self) -> None:
+        """Remove all marks."""
+        with self._lock:
+            self._notes.clear()
+
     def as_json(self) -> dict[str, Any]:
         """Return the marks in ascending order, at most 10,000, and their number."""
         with self._lock:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
 import shardio
+from shardio.dataset.manifest import read_pointer
 from shardio.errors import ClosedError, DatasetConflict, DatasetCorrupt, ShardUnsupported
 from shardio_tools.arguments import is_url
 from shardio_tools.output import decode_names
@@ -21,8 +23,23 @@ _ACCESS: Final = "pread"
 """Files are read, not mapped: a truncated file does not kill the server then, and visited
 shards do not stay mapped.
 """
+_REMOTE_CHECK_S: Final = 60.0
+"""The time between two looks for a newer generation in an object store."""
 _N_SUBSETS: Final = 20
 """The maximum number of subsets in which rows are looked up."""
+
+RowChange = Literal["same", "appended", "changed"]
+
+
+def row_change(before: shardio.ShardDataset, after: shardio.ShardDataset) -> RowChange:
+    """Return what became of the rows of one generation in another.
+
+    Generations of one lineage only append rows, also if compaction writes them to other shards.
+    """
+    n_more = len(after) - len(before)
+    if before.lineage != after.lineage or n_more < 0:
+        return "changed"
+    return "appended" if n_more else "same"
 
 
 class Source:
@@ -42,6 +59,8 @@ class Source:
         self._subsets: dict[tuple[int, str], Any] = {}
         self._subsets_lock = threading.Lock()
         self._before: shardio.ShardDataset | None = None
+        self._newer: dict[str, Any] | None = None
+        self._looked_at: Any = None
         self.dataset = self._open()
         """The dataset whose manifest is shown. Its samples are read through `borrow` only."""
 
@@ -76,11 +95,41 @@ class Source:
             # The one before stays open: requests that have begun may still ask it.
             stale, self._free = [*self._free, self._before], []
             self._before, self.dataset = self.dataset, opened
+            self._newer = self._looked_at = None
         with self._subsets_lock:
             self._subsets.clear()
         for each in stale:
             if each is not None:
                 each.close()
+
+    def newer(self) -> dict[str, Any] | None:
+        """Return the facts about the published generation; None if it is shown or unreadable.
+
+        The facts are its number, the number of its samples, and what became of the rows.
+        """
+        shown = self.dataset
+        if self.is_remote:
+            published: Any = int(time.monotonic() // _REMOTE_CHECK_S)  # a reason to look again
+        else:
+            try:
+                published = read_pointer(self.path)
+            except (shardio.ShardioError, OSError):
+                return None
+            if shown is not None and published == (shown.generation, shown.lineage):
+                return None
+        if published != self._looked_at:
+            self._newer, self._looked_at = self._read_newer(shown), published
+        return self._newer
+
+    def _read_newer(self, shown: shardio.ShardDataset | None) -> dict[str, Any] | None:
+        try:
+            with shardio.open(self.path, access=_ACCESS) as found:
+                change = "changed" if shown is None else row_change(shown, found)
+                if change == "same" and shown is not None and found.generation == shown.generation:
+                    return None
+                return {"generation": found.generation, "rows": change, "n_samples": len(found)}
+        except (shardio.ShardioError, OSError):
+            return None
 
     def required(self) -> shardio.ShardDataset:
         """Return `dataset`; raise DatasetCorrupt if there is none."""

@@ -79,6 +79,12 @@ class Verification:
             "n_findings": self._n_findings,
         }
 
+    def clear(self) -> None:
+        """Stop, and forget what was found: another generation is shown."""
+        self._jobs.forget(_KIND)
+        self._by_row, self._by_shard, self._findings = {}, {}, []
+        self._n_findings = self._n_checked = 0
+
     def damage(self, dataset: shardio.ShardDataset, row: int) -> str | None:
         """Return what was found about a row or its shard; None if nothing was."""
         if (text := self._by_row.get(row)) is not None or not self._by_shard:

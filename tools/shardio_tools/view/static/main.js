@@ -11,6 +11,7 @@ import { show as loader } from './loader.js';
 import { show as damage } from './damage.js';
 import { show as marks } from './marks.js';
 import { toggleHelp, isHelpOpen } from './help.js';
+import { watchGeneration } from './generation.js';
 
 const PAGES = { overview, grid, sample, loader, damage, marks };
 const SECTIONS = [['overview', 'Overview', 'o'], ['grid', 'Samples', 'g'], ['loader', 'Loader', 'l'], ['damage', 'Damage', 'd'], ['marks', 'Marks', 'b']];
@@ -124,6 +125,7 @@ async function start() {
   window.addEventListener('hashchange', navigate);
   document.addEventListener('keydown', onKey);
   navigate();
+  watchGeneration();
   loadMarks().catch((error) => toast(error.message, true));
 }
 
