@@ -14,6 +14,7 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ import pytest
 import shardio
 from shardio_tools import cli
 from shardio_tools.view.loader_file import load_named
+from shardio_tools.view.marks import Marks
 from shardio_tools.view.server import ViewServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -274,6 +276,40 @@ def test_what_cannot_be_shown_is_one_line_that_says_why(
     assert cli.main(["view", *given, "--no-open"]) == cli.USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "may_write", "said"),
+    [
+        (os.ST_RDONLY, True, "its file system is read-only"),
+        (0, False, "this user has no permission to write to its folder"),
+    ],
+)
+def test_writable_says_at_once_why_a_folder_cannot_be_written(
+    folder: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: int,
+    may_write: object,
+    said: str,
+) -> None:
+    system = SimpleNamespace(
+        statvfs=lambda path: SimpleNamespace(f_flag=flag),
+        access=lambda path, mode: may_write or not path.endswith("generations"),
+        **{name: getattr(os, name) for name in ("ST_RDONLY", "W_OK", "X_OK")},
+    )
+    monkeypatch.setattr("shardio_tools.view.marks.os", system)
+    monkeypatch.setattr(ViewServer, "run", lambda server, app: server.socket.close())
+    assert cli.main(["view", str(folder), "--writable", "--no-open"]) == cli.USAGE
+    said = f"shardio: --writable: cannot save subsets in {folder}: {said}\n"
+    assert capsys.readouterr() == ("", said)
+    assert cli.main(["view", str(folder), "--no-open"]) == 0
+
+
+def test_writable_is_refused_for_an_object_store() -> None:
+    source: Any = SimpleNamespace(path="s3://bucket/set", is_remote=True)
+    with pytest.raises(shardio.InvalidArgument, match="object store: add the subset to a local"):
+        Marks(source, is_writable=True).check_writable()
 
 
 def test_the_extra_is_named_if_it_is_missing(

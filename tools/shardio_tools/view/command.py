@@ -91,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         loader_name=options.loader,
         tokenizer=None if options.tokenizer is None else load_tokenizer(options.tokenizer),
     ) as viewer:
+        if options.writable:
+            viewer.marks.check_writable()
         server = ViewServer(options.host, options.port)
         token = secrets.token_urlsafe(32)
         guarded = Security(

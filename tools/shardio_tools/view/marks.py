@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, Final
 
@@ -24,6 +25,19 @@ class Marks:
         self._source, self._is_writable = source, is_writable
         self._notes: dict[int, str] = {}
         self._lock = threading.Lock()
+
+    def check_writable(self) -> None:
+        """Raise InvalidArgument if marks could not be saved in the dataset's folder."""
+        path = self._source.path
+        if self._source.is_remote:
+            reason = "it is in an object store: add the subset to a local copy, and upload that"
+        elif os.statvfs(path).f_flag & os.ST_RDONLY:
+            reason = "its file system is read-only"
+        elif not all(os.access(each, os.W_OK | os.X_OK) for each in (path, f"{path}/generations")):
+            reason = "this user has no permission to write to its folder"
+        else:
+            return
+        raise shardio.InvalidArgument(f"--writable: cannot save subsets in {path}: {reason}")
 
     def note(self, row: int) -> str | None:
         """Return the note of a row, which may be empty; None if the row is not marked."""
