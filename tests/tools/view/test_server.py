@@ -305,44 +305,44 @@ def _broken(sample: Json) -> Json:
     raise ValueError("a transform of the user")
 
 
-def test_a_batch_that_is_loaded_slowly_blocks_nothing_else(folder: Path) -> None:
-    started, may_end = threading.Event(), threading.Event()
+class SlowTransform:
+    """A transform that waits for an event; `options` are those of a loader that uses it."""
 
-    def slow(sample: Json) -> Json:
-        started.set()
-        may_end.wait(60)
+    def __init__(self) -> None:
+        self.started, self.may_end = threading.Event(), threading.Event()
+        self.options: Json = {"batch_size": 4, "fields": ["frames"], "num_workers": 0}
+        self.options["transform"] = self.transform
+
+    def transform(self, sample: Json) -> Json:
+        self.started.set()
+        self.may_end.wait(60)
         return sample
 
-    options = {"batch_size": 4, "fields": ["frames"], "num_workers": 0, "transform": slow}
-    with viewing(folder, loader=options) as client:
+
+def test_a_batch_that_is_loaded_slowly_blocks_nothing_else(folder: Path) -> None:
+    slow = SlowTransform()
+    with viewing(folder, loader=slow.options) as client:
         paths = [f"/epoch/0/0/{i % 4}/frames" for i in range(12)]
         with ThreadPoolExecutor(len(paths)) as pool:
             answers = [pool.submit(client.get, path) for path in paths]
             try:
-                assert started.wait(60)
+                assert slow.started.wait(60)
                 for path in ("/api/rows", "/api/sample/3", "/thumbnail/3/frames"):
                     assert client.get(path).status_code == 200
             finally:
-                may_end.set()
+                slow.may_end.set()
         assert [each.result().status_code for each in answers] == [200] * len(paths)
 
 
 def test_batches_close_though_one_is_being_loaded(folder: Path) -> None:
-    started, may_end = threading.Event(), threading.Event()
-
-    def slow(sample: Json) -> Json:
-        started.set()
-        may_end.wait(60)
-        return sample
-
-    options = {"batch_size": 4, "fields": ["frames"], "num_workers": 0, "transform": slow}
-    epochs = EpochBatches(str(folder), options)
+    slow = SlowTransform()
+    epochs = EpochBatches(str(folder), slow.options)
     with ThreadPoolExecutor(1) as pool, shardio.open(folder) as dataset:
         found = pool.submit(epochs.describe, dataset, {})
-        assert started.wait(60)
+        assert slow.started.wait(60)
         epochs.close()
         assert not found.done()
-        may_end.set()
+        slow.may_end.set()
         assert len(found.result()["samples"]) == 4
     epochs.close()
 
