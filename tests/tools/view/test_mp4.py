@@ -36,7 +36,7 @@ def _open(path: Path, fields: dict[str, Any], *samples: dict[str, Any]) -> shard
 
 
 def _whole(media: MediaBytes, step: int = 1000) -> bytes:
-    """Return the bytes of a file, read in pieces."""
+    """Return the bytes of a file, read in chunks."""
     parts = range(0, media.size, step)
     data = b"".join(media.read(at, min(at + step, media.size)) for at in parts)
     assert len(data) == media.size and media.read(0, media.size) == data
@@ -186,7 +186,7 @@ def test_an_image_is_read_once_for_an_answer(
         return open_media(*given)
 
     monkeypatch.setattr("shardio_tools.view.app.open_media", counted)
-    monkeypatch.setattr("shardio_tools.view.answers.PIECE_BYTES", 1000)
+    monkeypatch.setattr("shardio_tools.view.responses.CHUNK_BYTES", 1000)
     _open(tmp_path / "set", {"x": Image()}, {"x": data}).close()
     with viewing(tmp_path / "set") as client:
         assert client.get("/media/0/x").content == data

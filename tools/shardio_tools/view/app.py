@@ -20,16 +20,6 @@ from starlette.routing import Route
 import shardio
 from shardio import InvalidArgument
 from shardio_tools.view import rows
-from shardio_tools.view.answers import (
-    Download,
-    NotFound,
-    answer_of,
-    error_answer,
-    json_answer,
-    ranged_answer,
-    static_answer,
-    static_files,
-)
 from shardio_tools.view.epochs import EpochBatches
 from shardio_tools.view.jobs import Jobs, in_own_thread
 from shardio_tools.view.marks import Marks
@@ -37,6 +27,16 @@ from shardio_tools.view.mp4 import open_media
 from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import parse_filter
+from shardio_tools.view.responses import (
+    Download,
+    NotFound,
+    error_response,
+    json_response,
+    range_response,
+    response_for,
+    static_files,
+    static_response,
+)
 from shardio_tools.view.samples import describe_sample
 from shardio_tools.view.searches import Listing, Queries
 from shardio_tools.view.series import MAX_POINTS, heatmap, series
@@ -130,7 +130,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     texts = {404: "page not found", 405: "method not allowed"}
-    return error_answer(status, texts.get(status, "the request cannot be answered"))
+    return error_response(status, texts.get(status, "the request cannot be answered"))
 
 
 async def _guarded(answer: Callable[[], Awaitable[Response]]) -> Response:
@@ -138,17 +138,17 @@ async def _guarded(answer: Callable[[], Awaitable[Response]]) -> Response:
     try:
         found = await answer()
     except Exception as error:  # noqa: BLE001  # the server goes on
-        if (known := answer_of(error)) is not None:
+        if (known := response_for(error)) is not None:
             return known
         traceback.print_exception(error, file=sys.stderr)
-        return error_answer(500, "the viewer failed; its terminal shows the error")
+        return error_response(500, "the viewer failed; its terminal shows the error")
     return found
 
 
 def _answered(work: Callable[[ViewerState, Any], Any], viewer: ViewerState, given: Any) -> Response:
     """Return the answer of `work`; any other value that it returns becomes JSON."""
     found = work(viewer, given)
-    return found if isinstance(found, Response) else json_answer(found)
+    return found if isinstance(found, Response) else json_response(found)
 
 
 def _row(request: Request) -> int:
@@ -334,7 +334,7 @@ def _epoch_picture(viewer: ViewerState, request: Request) -> Response:
     return Response(found.data, 200, {"cache-control": "no-store"}, found.media_type)
 
 
-_ANSWERS: Final[Mapping[str, Work]] = {
+_GETS: Final[Mapping[str, Work]] = {
     "/api/classes": lambda viewer, request: viewer.overview.classes_of(
         request.query_params.get("subset", "")
     ),
@@ -351,7 +351,7 @@ _ANSWERS: Final[Mapping[str, Work]] = {
     "/series/{row}/{field:path}": _series,
     "/thumbnail/{row}/{field:path}": _thumbnail,
 }
-_LOADER_ANSWERS: Final[Mapping[str, Work]] = {
+_LOADER_GETS: Final[Mapping[str, Work]] = {
     "/api/classes": lambda viewer, request: viewer.overview.classes_of(
         request.query_params.get("subset", "")
     ),
@@ -384,10 +384,8 @@ class Pages:
             "/media/{row}/{field:path}": self._media,
             "/original/{row}/{field:path}": self._download,
         }
-        pages |= {path: self._answered(work, self._in_thread) for path, work in _ANSWERS.items()}
-        pages |= {
-            path: self._answered(work, self._in_turn) for path, work in _LOADER_ANSWERS.items()
-        }
+        pages |= {path: self._answered(work, self._in_thread) for path, work in _GETS.items()}
+        pages |= {path: self._answered(work, self._in_turn) for path, work in _LOADER_GETS.items()}
         routes = [Route(path, handler) for path, handler in pages.items()]
         for path, work in _POSTS.items():
             routes.append(Route(path, self._posted(work), methods=["POST"]))
@@ -402,7 +400,7 @@ class Pages:
                 await self._turn.acquire()
         except TimeoutError:
             error = "the loader still works on another batch"
-            return error_answer(503, error, "wait, or see whether its transform ever returns")
+            return error_response(503, error, "wait, or see whether its transform ever returns")
         try:
             return await in_own_thread(work)
         finally:
@@ -415,7 +413,7 @@ class Pages:
             try:
                 content = json.loads(await request.body() or b"{}")
             except (ValueError, RecursionError):
-                return error_answer(400, "the body must be JSON")
+                return error_response(400, "the body must be JSON")
             call = partial(_answered, work, self._viewer, content)
             return await _guarded(lambda: self._in_thread(call))
 
@@ -442,7 +440,7 @@ class Pages:
                 found: bytes = await self._in_thread(part)
                 return found
 
-            return ranged_answer(request, **facts, read=read)
+            return range_response(request, **facts, read=read)
 
         return await _guarded(answer)
 
@@ -451,7 +449,7 @@ class Pages:
             async with asyncio.timeout(_TURN_S):
                 await self._downloads.acquire()
         except TimeoutError:
-            return error_answer(503, "other downloads are not complete", "wait for one of them")
+            return error_response(503, "other downloads are not complete", "wait for one of them")
         answer: Response | None = None
 
         async def make() -> Response:
@@ -467,10 +465,10 @@ class Pages:
                 self._downloads.release()
 
     async def _page(self, request: Request) -> Response:
-        return static_answer(self._viewer.static.get("index.html"), request)
+        return static_response(self._viewer.static.get("index.html"), request)
 
     async def _static(self, request: Request) -> Response:
-        return static_answer(self._viewer.static.get(request.path_params["name"]), request)
+        return static_response(self._viewer.static.get(request.path_params["name"]), request)
 
 
 def make_app(viewer: ViewerState) -> Starlette:

@@ -20,12 +20,12 @@ import numpy as np
 import shardio
 from shardio.media import probe
 from shardio_tools.output import decode_names, escaped
-from shardio_tools.view.answers import static_files, to_json
 from shardio_tools.view.jobs import Jobs
 from shardio_tools.view.mp4 import IMAGE_TYPES, MediaBytes, open_media
 from shardio_tools.view.originals import original
 from shardio_tools.view.overview import Overview
 from shardio_tools.view.queries import number_fields
+from shardio_tools.view.responses import static_files, to_json
 from shardio_tools.view.rows import class_field, describe_rows
 from shardio_tools.view.samples import describe_sample
 from shardio_tools.view.series import heatmap, series
@@ -238,7 +238,7 @@ class _Site:
         try:
             media = open_media(self._dataset, row, name)
             path = stem + _SUFFIXES[media.media_type.partition(";")[0]]
-            self._write(path, _pieces(media))
+            self._write(path, _chunks(media))
         except READ_ERRORS:
             return None
         return path
@@ -275,11 +275,11 @@ class _Site:
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._write(name, [to_json(value)])
 
-    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def _write(self, name: str, chunks: Iterable[bytes]) -> None:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
-            for each in pieces:
+            for each in chunks:
                 file.write(each)
 
 
@@ -306,7 +306,7 @@ def _operation(generation: Json) -> str:
     return " ".join(itertools.takewhile(lambda word: "=" not in word, generation["what"].split()))
 
 
-def _pieces(media: MediaBytes) -> Iterable[bytes]:
+def _chunks(media: MediaBytes) -> Iterable[bytes]:
     for start in range(0, media.size, _PIECE_BYTES):
         yield media.read(start, min(start + _PIECE_BYTES, media.size))
 

@@ -1,4 +1,4 @@
-"""Answers of the viewer's server: JSON, errors with a way out, static files, ranges of media."""
+"""Responses of the viewer's server: JSON, errors with hints, static files, ranges of media."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NotFound(Exception):
     """A request names something that does not exist."""
 
 
-PIECE_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 20
 """The number of bytes of media that are read at a time."""
 _TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -65,41 +65,41 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def json_answer(content: Any, status: int = 200) -> Response:
-    """Return an answer of JSON, which is not cached."""
+def json_response(content: Any, status: int = 200) -> Response:
+    """Return a response of JSON, which is not cached."""
     headers = {"cache-control": "no-store"}
     return Response(to_json(content), status, headers, "application/json")
 
 
-def error_answer(status: int, error: str, hint: str = "") -> Response:
+def error_response(status: int, error: str, hint: str = "") -> Response:
     """Return an error as JSON."""
-    return json_answer({"error": decode_names(error), "hint": hint}, status)
+    return json_response({"error": decode_names(error), "hint": hint}, status)
 
 
-def answer_of(error: Exception) -> Response | None:
-    """Return the answer for an error about data, arguments or storage; None for a bug."""
+def response_for(error: Exception) -> Response | None:
+    """Return the response for an error about data, arguments or storage; None for a bug."""
     if isinstance(error, ClosedError):
-        return error_answer(503, str(error), "start shardio view again")
+        return error_response(503, str(error), "start shardio view again")
     if isinstance(error, StoreAccessDenied | StoreUnavailable):
         status = 403 if isinstance(error, StoreAccessDenied) else 503
         hint = "check the credentials and the network, then reload"
-        return error_answer(status, str(error), hint)
+        return error_response(status, str(error), hint)
     if isinstance(error, PermissionError):
-        return error_answer(403, str(error))
+        return error_response(403, str(error))
     if isinstance(error, DatasetConflict):
         hint = "show the new generation, or start shardio view again"
-        return error_answer(409, str(error), hint)
+        return error_response(409, str(error), hint)
     if isinstance(error, shardio.DataError):
         hint = "shardio verify lists all damage; shardio repair saves the undamaged samples"
-        return error_answer(404, str(error), hint)
+        return error_response(404, str(error), hint)
     if isinstance(error, InsufficientMemory | MemoryError):
-        return error_answer(413, str(error) or "there is too little memory for this value")
+        return error_response(413, str(error) or "there is too little memory for this value")
     if isinstance(error, shardio.InvalidArgument | TransformError):
-        return error_answer(400, str(error))
+        return error_response(400, str(error))
     if isinstance(error, _MISSING):
-        return error_answer(404, str(error))
+        return error_response(404, str(error))
     if isinstance(error, OSError):
-        return error_answer(500, str(error))
+        return error_response(500, str(error))
     return None
 
 
@@ -124,10 +124,10 @@ def static_files() -> dict[str, StaticFile]:
     return found
 
 
-def static_answer(file: StaticFile | None, request: Request) -> Response:
+def static_response(file: StaticFile | None, request: Request) -> Response:
     """Return a file of the page; 304 if the browser has it, 404 if there is none."""
     if file is None:
-        return error_answer(404, "the page has no such file")
+        return error_response(404, "the page has no such file")
     headers = {"cache-control": "no-cache", "etag": file.etag}
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
@@ -155,7 +155,7 @@ def requested_range(given: str | None, size: int) -> tuple[int, int] | None:
     return start, end
 
 
-def ranged_answer(
+def range_response(
     request: Request,
     *,
     size: int,
@@ -163,7 +163,7 @@ def ranged_answer(
     media_type: str,
     read: Callable[[int, int], Awaitable[bytes]],
 ) -> Response:
-    """Return a file, or the part that the request asks for, in pieces that are read on demand."""
+    """Return a file, or the part that the request asks for, in chunks that are read on demand."""
     headers = {"accept-ranges": "bytes", "etag": etag, "cache-control": "private, no-cache"}
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
@@ -171,7 +171,7 @@ def ranged_answer(
     try:
         part = requested_range(request.headers.get("range") if is_current else None, size)
     except NotFound as error:
-        found = error_answer(416, str(error))
+        found = error_response(416, str(error))
         found.headers["content-range"] = f"bytes */{size}"
         return found
     start, end = part or (0, size)
@@ -181,32 +181,32 @@ def ranged_answer(
     status = 200 if part is None else 206
     if request.method == "HEAD":
         return Response(None, status, headers, media_type)
-    return StreamingResponse(_pieces(read, start, end), status, headers, media_type)
+    return StreamingResponse(_chunks(read, start, end), status, headers, media_type)
 
 
 class Download(Response):
-    """A file that is sent in pieces as the client reads them; `done` is called at the end."""
+    """A file that is sent in chunks as the client reads them; `done` is called at the end."""
 
     def __init__(self, data: bytes, headers: Mapping[str, str], done: Callable[[], None]) -> None:
         super().__init__(data, 200, headers, "application/octet-stream")
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer: the server waits before each piece until the client has read enough."""
+        """Send the response; before each chunk, wait until the client has read enough."""
         kind, body = "http.response.body", memoryview(self.body)
         try:
             start = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **start})
-            for at in range(0, len(body), PIECE_BYTES):
-                piece = bytes(body[at : at + PIECE_BYTES])
-                await send({"type": kind, "body": piece, "more_body": True})
+            for at in range(0, len(body), CHUNK_BYTES):
+                chunk = bytes(body[at : at + CHUNK_BYTES])
+                await send({"type": kind, "body": chunk, "more_body": True})
             await send({"type": kind, "body": b""})
         finally:
             self._done()
 
 
-async def _pieces(
+async def _chunks(
     read: Callable[[int, int], Awaitable[bytes]], start: int, end: int
 ) -> AsyncIterator[bytes]:
-    for at in range(start, end, PIECE_BYTES):
-        yield await read(at, min(end, at + PIECE_BYTES))
+    for at in range(start, end, CHUNK_BYTES):
+        yield await read(at, min(end, at + CHUNK_BYTES))
