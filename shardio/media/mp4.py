@@ -1,7 +1,7 @@
 """An MP4 file of stored packets that is computed instead of written.
 
 The tables at the start of the file are made from the packet tables of the streams; the packets
-follow in pieces of about a second. The size of the file is therefore known at once, and any range
+follow in chunks of about a second. The size of the file is therefore known at once, and any range
 of its bytes is found by a look-up: nothing is decoded, and only packets in the range are read.
 ISO/IEC 14496-12 defines the boxes. The description of the codec (`stsd`) is written by FFmpeg.
 
@@ -67,12 +67,12 @@ class Mp4File:
         try:
             zero = _begin(streams[0])
             self._tracks = [_Track(each, zero) for each in streams]
-            self._pieces = _interleave(self._tracks)
+            self._chunks = _interleave(self._tracks)
             self._head = self._make_head()
         except (struct.error, OverflowError) as error:
             raise MediaError(f"MP4 cannot store its times: {error}") from error
-        self._starts = self._pieces.offsets + len(self._head)
-        self.size: int = len(self._head) + self._pieces.n_bytes
+        self._starts = self._chunks.offsets + len(self._head)
+        self.size: int = len(self._head) + self._chunks.n_bytes
         """The size of the file in bytes."""
 
     @property
@@ -90,9 +90,9 @@ class Mp4File:
     def n_table_bytes(self) -> int:
         """The size in bytes of the tables that the object keeps in memory."""
         tracks = sum(each.n_table_bytes for each in self._tracks)
-        return len(self._head) + tracks + 6 * self._starts.nbytes  # and five arrays of the pieces
+        return len(self._head) + tracks + 6 * self._starts.nbytes  # and five arrays of the chunks
 
-    def bound(
+    def with_streams(
         self, video: EncodedStream | None = None, sound: EncodedStream | None = None
     ) -> Mp4File:
         """Return the same file, whose packets are read from equal streams of another reader.
@@ -111,7 +111,7 @@ class Mp4File:
         return found
 
     def _make_head(self) -> bytes:
-        n_bytes = self._pieces.n_bytes
+        n_bytes = self._chunks.n_bytes
         mdat = struct.pack(">I4s", n_bytes + 8, b"mdat") if n_bytes + 8 <= _MAX_U32 else b""
         mdat = mdat or struct.pack(">I4sQ", 1, b"mdat", n_bytes + 16)
         ftyp = _box(b"ftyp", b"isom\0\0\2\0isomiso2mp41")
@@ -120,12 +120,12 @@ class Mp4File:
 
     def _movie(self, first: int) -> bytes:
         """Return the box of all tables; `first` is the offset of the first packet in the file."""
-        pieces, scale = self._pieces, math.lcm(*(each.timescale for each in self._tracks))
+        table, scale = self._chunks, math.lcm(*(each.timescale for each in self._tracks))
         scale = scale if scale <= _MAX_I32 else self._tracks[0].timescale
         boxes, length = [], 0
         for number, track in enumerate(self._tracks):
-            mine = pieces.tracks == number
-            chunks = _chunk_boxes(pieces.offsets[mine] + first, pieces.counts[mine])
+            mine = table.tracks == number
+            chunks = _chunk_boxes(table.offsets[mine] + first, table.counts[mine])
             boxes.append(track.box(number + 1, scale, chunks))
             length = max(length, track.end(scale))
         head = struct.pack(">IQQIQ", 1 << 24, 0, 0, scale, length)
@@ -143,14 +143,14 @@ class Mp4File:
             raise InvalidArgument(
                 f"expected a range within the file's {self.size} bytes; found {start} to {stop}"
             )
-        found, pieces = [self._head[start:stop]], self._pieces
+        found, chunks = [self._head[start:stop]], self._chunks
         at = max(start, len(self._head))
-        piece = int(np.searchsorted(self._starts, at, "right")) - 1
+        chunk = int(np.searchsorted(self._starts, at, "right")) - 1
         while at < stop:
-            begin, n_bytes = int(self._starts[piece]), int(pieces.sizes[piece])
-            track, source = self._tracks[int(pieces.tracks[piece])], int(pieces.sources[piece])
+            begin, n_bytes = int(self._starts[chunk]), int(chunks.sizes[chunk])
+            track, source = self._tracks[int(chunks.tracks[chunk])], int(chunks.sources[chunk])
             found.append(track.read(source + at - begin, source + min(stop - begin, n_bytes)))
-            at, piece = begin + n_bytes, piece + 1
+            at, chunk = begin + n_bytes, chunk + 1
         return b"".join(found)
 
 
@@ -165,10 +165,10 @@ def _begin(stream: EncodedStream) -> Fraction:
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """The packets of all tracks, in pieces of about a second, in the order of the file.
+class _Chunks:
+    """The packets of all tracks, in chunks of about a second, in the order of the file.
 
-    For each piece: its track, its offset from the first piece, its number of packets, its size, and
+    For each chunk: its track, its offset from the first chunk, its number of packets, its size, and
     its offset from the first packet of its track.
     """
 
@@ -180,7 +180,7 @@ class _Pieces:
     n_bytes: int
 
 
-def _interleave(tracks: Sequence[_Track]) -> _Pieces:
+def _interleave(tracks: Sequence[_Track]) -> _Chunks:
     parts = []
     for number, track in enumerate(tracks):
         seconds, firsts = np.unique(track.seconds, return_index=True)
@@ -191,7 +191,7 @@ def _interleave(tracks: Sequence[_Track]) -> _Pieces:
     table = np.concatenate(parts, axis=1)
     _, owners, counts, sizes, sources = table[:, np.lexsort((table[1], table[0]))]
     ends = np.cumsum(sizes)
-    return _Pieces(owners, ends - sizes, counts, sizes, sources, int(ends[-1]))
+    return _Chunks(owners, ends - sizes, counts, sizes, sources, int(ends[-1]))
 
 
 class _Track:
@@ -270,7 +270,7 @@ class _Track:
     def read(self, start: int, stop: int) -> bytes:
         """Return some bytes of the packets in the form of the file."""
         if self.stream is None:
-            raise InvalidArgument("the file is bound to no stream")
+            raise InvalidArgument("the file has no streams")
         data, convert = self.stream.data, self._form.convert
         if convert is None:
             return bytes(data[start:stop])

@@ -272,21 +272,21 @@ def test_tables_are_kept_without_the_packets_and_bound_to_equal_streams_later(
     source = str(write_flash(tmp_path / "a.ts", codec="aac"))
     video, sound = demux(source), sound_of(source)
     made = Mp4File(video, sound)
-    whole, tables = made.read(0, made.size), made.bound()
+    whole, tables = made.read(0, made.size), made.with_streams()
     assert tables.n_tracks == 2
     n_head_bytes = whole.index(b"mdat") + 4
     assert tables.read(0, n_head_bytes) == whole[:n_head_bytes]
     assert n_head_bytes < tables.n_table_bytes < 20_000
-    with pytest.raises(InvalidArgument, match="bound to no stream"):
+    with pytest.raises(InvalidArgument, match="file has no streams"):
         tables.read(0, made.size)
-    assert tables.bound(demux(source), sound_of(source)).read(0, made.size) == whole
+    assert tables.with_streams(demux(source), sound_of(source)).read(0, made.size) == whole
     assert made.read(0, made.size) == whole
     for other in (_empty(video), sound):
         with pytest.raises(InvalidArgument, match="not those of the file"):
-            tables.bound(other, sound)
+            tables.with_streams(other, sound)
     for file, streams in ((Mp4File(video), (video, sound)), (made, (video,))):
         with pytest.raises(InvalidArgument, match="not those of the file"):
-            file.bound(*streams)
+            file.with_streams(*streams)
 
 
 def test_the_codec_decides_if_browsers_may_play_a_stream() -> None:

@@ -88,7 +88,7 @@ class _Tables:
         """Keep the tables of a file."""
         with self._lock:
             if key not in self._files:
-                self._files[key] = file.bound()
+                self._files[key] = file.with_streams()
                 self._n_bytes += file.n_table_bytes
             while self._n_bytes > self._max_bytes:
                 self._n_bytes -= self._files.popitem(last=False)[1].n_table_bytes
@@ -147,7 +147,7 @@ def _mp4_media(etag: str, video: Any, sound: Any = None) -> MediaBytes:
             made = Mp4File(video)
         _TABLES.add(etag, made)
     else:
-        made = tables.bound(video, sound if tables.n_tracks > (video is not None) else None)
+        made = tables.with_streams(video, sound if tables.n_tracks > (video is not None) else None)
     return MediaBytes(made.size, etag, made.media_type, made.read)
 
 
