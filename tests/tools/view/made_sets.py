@@ -18,7 +18,7 @@ from tests.media_made import write_video
 Picture = npt.NDArray[np.uint8]
 CLASSES: Final = ("dunes", "rings", "ridge", "tiles", "waves")
 HOSTILE: Final = '<img src="x" onerror="document.title=1"><script>document.title=2</script>'
-_WORDS: Final = ("quiet", "bright", "early", "distant", "plain", "narrow", "second", "warm")
+_WORDS: Final = ("quiet", "bright", "gentle", "distant", "plain", "narrow", "second", "warm")
 _PALETTES: Final = (
     ((20, 38, 66), (222, 141, 92), (250, 226, 180)),
     ((18, 62, 64), (108, 170, 140), (238, 240, 214)),

@@ -26,7 +26,7 @@ export async function checkGeneration() {
   if (!isShown) { delete node.dataset.generation; return fill(node); }
   node.dataset.generation = number;
   const show = h('a', { href: '#/', onclick: (event) => { event.preventDefault(); showGeneration(found.newer); } }, `Show generation ${count(number)}`);
-  fill(node, h('span', {}, describe(found.newer, number)), show, iconButton('close', 'Dismiss', () => { dismissed = number; checkGeneration(); }));
+  fill(node, h('p', {}, describe(found.newer, number), ' ', show), iconButton('close', 'Dismiss', () => { dismissed = number; checkGeneration(); }));
 }
 
 function describe(newer, number) {

@@ -159,15 +159,20 @@ function statisticsOf(found, start) {
   }
   const fields = new Map(store.dataset.fields.map((field) => [field.name, field]));
   const plots = [];
+  const constants = []; // a single bar would show nothing
   for (const [name, each] of Object.entries(found.fields ?? {})) {
     const field = fields.get(name);
     const stats = [each.mean !== null && each.mean !== undefined && `mean ${number(each.mean, 3)}`, each.std !== null && each.std !== undefined && `± ${number(each.std, 3)}`].filter(Boolean).join(' ');
-    if (each.histogram?.counts?.length) {
+    const { lengths } = each;
+    if (each.count && each.min === each.max) constants.push(`${name} = ${number(each.min)}`);
+    else if (each.histogram?.counts?.length) {
       plots.push(histogram({ title: name, ...each.histogram, stats, href: field?.sortable ? (low, high) => link('grid', null, { range: `${name}:${low}:${high}`, sort: name }) : null }));
     }
-    if (each.lengths?.counts?.length) plots.push(histogram({ title: `length of ${name}`, edges: each.lengths.edges, counts: each.lengths.counts, stats: each.lengths.mean ? `mean ${number(each.lengths.mean, 3)}` : '', unit: 'sample' }));
+    if (lengths?.count && lengths.min === lengths.max) constants.push(`length of ${name} = ${number(lengths.min)}`);
+    else if (lengths?.counts?.length) plots.push(histogram({ title: `length of ${name}`, edges: lengths.edges, counts: lengths.counts, stats: lengths.mean ? `mean ${number(lengths.mean, 3)}` : '', unit: 'sample' }));
   }
+  if (constants.length) shown.push(h('p', { class: 'constants' }, 'Constant: ', constants.join(', '), '.'));
   if (plots.length) shown.push(h('div', { class: 'histograms' }, plots), found.state === 'done' && found.text && !PROGRESS.test(found.text) && h('p', { class: 'muted extent' }, withoutPath(found.text)));
-  else if (found.state === 'kept' || found.state === 'done') shown.push(h('p', { class: 'muted' }, 'No field has numbers or lengths to show.'));
+  else if (!constants.length && (found.state === 'kept' || found.state === 'done')) shown.push(h('p', { class: 'muted' }, 'No field has numbers or lengths to show.'));
   return shown;
 }
