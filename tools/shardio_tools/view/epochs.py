@@ -7,7 +7,6 @@ pictures are those of the dataset. With one, a batch is loaded, and its values a
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -23,11 +22,16 @@ from shardio.media import fit, preview_pixels, to_jpeg
 from shardio_tools.view.rows import class_field, class_name
 from shardio_tools.view.stored import (
     READ_ERRORS,
-    StoredArray,
-    kind_of,
     parse_count,
-    stored_value,
     thumbnail_fields,
+)
+from shardio_tools.view.texts import (
+    MAX_FIELDS,
+    MAX_FIRST,
+    MAX_TEXT,
+    array_text,
+    number_text,
+    stored_texts,
 )
 from shardio_tools.view.thumbnails import Picture
 
@@ -43,12 +47,6 @@ _MAX_KEPT_BYTES: Final = 128 << 20
 _MAX_WEIGHTS: Final = 10_000_000
 _MAX_SKIPS: Final = 1 << 20
 _MAX_COUNT: Final = 1 << 62
-_MAX_TEXT: Final = 200
-_MAX_FIELDS: Final = 8
-_MAX_FIRST: Final = 16
-"""The maximum number of an array's numbers that are shown."""
-_TEXT_KINDS: Final = ("text", "tokens", "json", "scalar")
-"""The kinds of fields of which texts are shown instead of a picture, in the order of the texts."""
 _THUMBNAIL: Final = 256
 _CLOSE_S: Final = 0.3
 """The time that `close` waits for a batch."""
@@ -193,7 +191,7 @@ class EpochBatches:
             if i in skipped:
                 failed = _rows(loader.view, np.array([skipped[i].index]))[0]
                 text = f"{skipped[i].error}: {skipped[i].text}"
-                row |= {"skipped": text[:_MAX_TEXT], "row": failed["row"], "thumb": None}
+                row |= {"skipped": text[:MAX_TEXT], "row": failed["row"], "thumb": None}
                 row["origin"] = f"{failed['origin']}, replaced by {row['origin']}"
         return rows, loader.view.summary
 
@@ -294,7 +292,7 @@ def _transform_name(given: Any) -> str | None:
     for option in ("transform", "batch_transform") if isinstance(given, Mapping) else ():
         found = given.get(option)
         if found is not None:
-            names.append(str(getattr(found, "__name__", None) or repr(found))[:_MAX_TEXT])
+            names.append(str(getattr(found, "__name__", None) or repr(found))[:MAX_TEXT])
     return ", ".join(names) or None
 
 
@@ -317,41 +315,8 @@ def _ordered(loader: Any, epoch: int, batch: int) -> list[dict[str, Any]]:
             name = quote(fields[0], safe="")
             row["thumb"] = f"/thumbnail/{row['row']}/{name}?{urlencode({'size': _THUMBNAIL})}"
         else:
-            row["fields"] = _stored_texts(view.dataset, row["row"])
+            row["fields"] = stored_texts(view.dataset, row["row"])
     return rows
-
-
-def _stored_texts(dataset: Any, row: int) -> list[dict[str, str]]:
-    """Return short texts about stored values without pictures, or about the damage to them."""
-    kinds = {name: kind_of(name, field) for name, field in dataset.schema.items()}
-    names = [name for name, kind in kinds.items() if kind in _TEXT_KINDS and name != "label"]
-    names = sorted(names, key=lambda name: _TEXT_KINDS.index(kinds[name]))[:_MAX_FIELDS]
-    return [{"name": name, "text": _stored_text(dataset, row, name)} for name in names]
-
-
-def _stored_text(dataset: Any, row: int, name: str) -> str:
-    try:
-        if dataset.schema[name].array is None:
-            return str(stored_value(dataset, row, name))[:_MAX_TEXT]
-        stored = StoredArray.of(dataset, row, name)
-        return _array_text(stored.array.dtype, stored.shape, stored.first(_MAX_FIRST))
-    except READ_ERRORS as error:
-        return str(error)[:_MAX_TEXT]
-
-
-def _array_text(dtype: object, shape: tuple[int, ...], first: Any) -> str:
-    """Return a text for an array: its dtype, shape and first numbers; of a scalar, its number."""
-    numbers = " ".join(map(_number_text, np.asarray(first).reshape(-1).tolist()))
-    if not shape:
-        return numbers[:_MAX_TEXT]
-    more = " …" if math.prod(shape) > _MAX_FIRST else ""
-    return f"{dtype} {' × '.join(f'{n:,}' for n in shape)}: {numbers}{more}"[:_MAX_TEXT]
-
-
-def _number_text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _rows(view: Any, indices: Any) -> list[dict[str, Any]]:
@@ -415,14 +380,14 @@ class _Loaded:
         for name, items in self.values.items():
             value = items[row]
             if isinstance(value, np.ndarray | np.generic):
-                first = value.reshape(-1)[:_MAX_FIRST]
-                text = _array_text(value.dtype, value.shape, first)
+                first = value.reshape(-1)[:MAX_FIRST]
+                text = array_text(value.dtype, value.shape, first)
             elif isinstance(value, bytes):
                 text = counted(len(value), "bytes")
             else:
-                text = _number_text(value)
-            made.append({"name": name, "text": text[:_MAX_TEXT]})
-        return made[:_MAX_FIELDS]
+                text = number_text(value)
+            made.append({"name": name, "text": text[:MAX_TEXT]})
+        return made[:MAX_FIELDS]
 
 
 def _as_items(value: Any) -> Any:
