@@ -110,6 +110,20 @@ def test_long_texts_are_not_read_for_the_grid(tmp_path: Path) -> None:
     assert second["text"] == "1,048,577 bytes of text"
 
 
+def test_rows_without_texts_and_pictures_show_their_numbers(tmp_path: Path) -> None:
+    schema = Schema(
+        {"tokens": Array("uint16", (None,)), "label": Array("int64"), "x": Array("float32")}
+    )
+    with DatasetWriter(tmp_path / "set", schema) as writer:
+        for n in (3, 1000):
+            writer.append({"tokens": np.arange(n, dtype=np.uint16), "label": 1, "x": n / 2})
+    with viewing(tmp_path / "set") as client:
+        first, second = listed(client)["rows"]
+        assert first["text"] == "tokens uint16 3: 0 1 2, x 1.5"
+        assert second["text"].startswith("tokens uint16 1,000: 0 1 2 3 4 5")
+        assert second["text"].endswith(" 15 …, x 500")
+
+
 def test_words_that_are_only_spaces_are_no_filter(client: TestClient) -> None:
     assert rows_of(client, text="caption:  ") == [*range(N)]
 

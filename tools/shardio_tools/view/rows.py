@@ -11,6 +11,7 @@ import numpy.typing as npt
 import shardio
 from shardio_tools.output import decode_names
 from shardio_tools.view.stored import READ_ERRORS, thumbnail_fields
+from shardio_tools.view.texts import stored_texts
 
 _MAX_TEXT: Final = 200
 _MAX_READ: Final = 1 << 20
@@ -58,6 +59,9 @@ def describe_rows(
                 facts["text"] = _short(value)
             elif value is not None:
                 facts["label"] = class_name(dataset, int(value))
+        if text is None and picture is None and not facts["damaged"]:
+            texts = stored_texts(dataset, row, ("tokens", "scalar"))
+            facts["text"] = _short(", ".join(f"{each['name']} {each['text']}" for each in texts))
         found.append(facts)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,10 +19,12 @@ _TEXT_KINDS: Final = ("text", "tokens", "json", "scalar")
 """The kinds of fields of which texts are shown, in the order of the texts."""
 
 
-def stored_texts(dataset: Any, row: int) -> list[dict[str, str]]:
-    """Return short texts about stored values without pictures, or about the damage to them."""
+def stored_texts(
+    dataset: Any, row: int, shown: Sequence[str] = _TEXT_KINDS
+) -> list[dict[str, str]]:
+    """Return short texts about stored values of some kinds, or about the damage to them."""
     kinds = {name: kind_of(name, field) for name, field in dataset.schema.items()}
-    names = [name for name, kind in kinds.items() if kind in _TEXT_KINDS and name != "label"]
+    names = [name for name, kind in kinds.items() if kind in shown and name != "label"]
     names = sorted(names, key=lambda name: _TEXT_KINDS.index(kinds[name]))[:MAX_FIELDS]
     return [{"name": name, "text": _stored_text(dataset, row, name)} for name in names]
 

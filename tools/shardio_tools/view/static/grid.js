@@ -235,7 +235,7 @@ class Grid {
     if (!row) return h('a', { class: 'line', style, 'aria-busy': 'true', ...props });
     this.isTitled ??= Boolean(row.title) && row.title !== String(row.row); // otherwise titles only repeat the row
     const isLabelled = store.dataset.classes.length > 0;
-    const isTexted = store.dataset.fields.filter((field) => field.searchable).length > (this.isTitled ? 1 : 0);
+    const isTexted = !pictured || store.dataset.fields.filter((field) => field.searchable).length > (this.isTitled ? 1 : 0);
     const names = ['line', pictured && 'pictured', this.isTitled && 'titled', isLabelled && 'labelled', !isTexted && 'untexted', row.damaged && 'damaged'];
     return h('a', { class: names.filter(Boolean).join(' '), style, 'aria-label': name(row), title: row.damaged || null, ...props },
       pictured && (this.image(row, null, 64) ?? h('span', { class: 'thumb' })), h('span', { class: 'row' }, count(row.row)), this.isTitled && h('span', { class: 'title' }, row.title),
