@@ -12,7 +12,6 @@ from typing import Any, Final, Literal
 import numpy as np
 
 import shardio
-from shardio.dataset.manifest import read_pointer
 from shardio.errors import ClosedError, DatasetConflict, DatasetCorrupt, ShardUnsupported
 from shardio_tools.arguments import is_url
 from shardio_tools.output import decode_names
@@ -107,19 +106,20 @@ class Source:
 
         The facts are its number, the number of its samples, and what became of the rows.
         """
-        shown = self.dataset
-        if self.is_remote:
-            published: Any = int(time.monotonic() // _REMOTE_CHECK_S)  # a reason to look again
-        else:
-            try:
-                published = read_pointer(self.path)
-            except (shardio.ShardioError, OSError):
-                return None
-            if shown is not None and published == (shown.generation, shown.lineage):
-                return None
+        try:
+            published = self._version()
+        except OSError:
+            return None
         if published != self._looked_at:
-            self._newer, self._looked_at = self._read_newer(shown), published
+            self._newer, self._looked_at = self._read_newer(self.dataset), published
         return self._newer
+
+    def _version(self) -> object:
+        """Return a value that changes if a generation is published; in a store, each minute."""
+        if self.is_remote:
+            return int(time.monotonic() // _REMOTE_CHECK_S)
+        facts = os.stat(os.path.join(self.path, "dataset.json"))
+        return facts.st_mtime_ns, facts.st_ino, facts.st_size
 
     def _read_newer(self, shown: shardio.ShardDataset | None) -> dict[str, Any] | None:
         try:
