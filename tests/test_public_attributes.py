@@ -167,6 +167,8 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("view", "keys", "write view.schema"),
         ("batch", "shape", "write batch.n_rows, or batch[name].shape of a field"),
         ("batch", "copy", "a batch is read-only: write dict(batch), and change that"),
+        ("batch", "idx", "write batch.indices"),
+        ("batch", "mask", "write batch.valid"),
         ("loader", "next", "write next(iter(loader))"),
         ("loader", "steps_per_epoch", "write len(loader)"),
         ("loader", "fields", "write loader.schema"),
@@ -208,6 +210,8 @@ OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "in": ("dataset", lambda dataset: "x" in dataset, "write 'x' in dataset.schema"),
     "or": ("batch", lambda batch: batch | {"y": 1}, "write {**batch, name: value}"),
     "of a dict": ("batch", lambda batch: {"y": 1} | batch, "write {**batch, name: value}"),
+    "del": ("batch", lambda batch: batch.__delitem__("x"), "write {**batch, name: value}"),
+    "array": ("batch", np.asarray, "a batch is a mapping of names, and not an array: write batch["),
     "float": ("dataset", lambda dataset: dataset[1.5], "dataset[i] takes the integer index"),
     "mixed": ("mixture", lambda mixture: mixture[[1, 2]], "write dataset.select(indices)"),
     "view": ("view", lambda view: view[[1, 2]], "write [view[i] for i in indices]"),
@@ -235,6 +239,18 @@ def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
         objects["batch"]["labels"]
     with pytest.raises(TypeError, match=r"a batch is read-only: write {\*\*batch, name: value}"):
         objects["batch"]["x"] = 1
+
+
+def test_arrays_of_a_batch_may_be_changed_in_place(folder: Path) -> None:
+    """Python assigns the result of `batch["x"] += 1`, which is the array that was changed."""
+    with ShardLoader(folder, 2, num_workers=0, output="numpy") as loader:
+        batch: Any = next(iter(loader))
+    batch["x"] += 1
+    assert batch["x"].tolist() == [[1, 1], [2, 2]]
+    with pytest.raises(TypeError, match="a batch is read-only: write"):
+        batch["x"] = batch["x"] + 1
+    with pytest.raises(TypeError, match="a batch is read-only: write"):
+        batch["y"] = None
 
 
 def test_an_attribute_without_effect_cannot_be_set(objects: dict[str, Any]) -> None:

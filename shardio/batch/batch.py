@@ -54,6 +54,8 @@ _ADVICE: Final = {
     "cpu": 'write batch.to("cpu")',
     "cuda": 'write batch.to("cuda"), or pass device="cuda" to the loader',
     "device": "write batch[name].device",
+    **dict.fromkeys(("ids", "idx", "index"), "write batch.indices"),
+    **dict.fromkeys(("mask", "is_valid"), "write batch.valid"),
     "numpy": 'pass output="numpy" to the loader',
     "pin_memory": 'pass device="cuda" to the loader, which copies batches from pinned memory',
 }
@@ -132,13 +134,24 @@ class Batch(Mapping[str, Value_co], Listed):
             advice = {name: f"write batch[{name!r}]"} if name in fields else {}
             return missing_attribute(self, name, _ADVICE | advice)
 
-        def __setitem__(self, *_: object) -> NoReturn:
+        def _refuse_change(self, *_: object) -> NoReturn:
             raise TypeError(
                 "a batch is read-only: write {**batch, name: value}, or pass batch_transform= to "
                 "the loader"
             )
 
-        __or__ = __ror__ = __setitem__
+        __or__ = __ror__ = __delitem__ = _refuse_change
+
+        def __setitem__(self, name: str, value: object) -> None:
+            if name not in self or value is not self[name]:  # unlike after `batch[name] += 1`
+                self._refuse_change()
+
+        def __array__(self, *_: object, **__: object) -> NoReturn:
+            # NumPy and pandas would make an array or a data frame of the names.
+            raise TypeError(
+                "a batch is a mapping of names, and not an array: write batch[name], or "
+                "pandas.DataFrame(dict(batch)) for a data frame"
+            )
 
     n_rows: int
     """The number of rows, including padding."""
