@@ -49,6 +49,7 @@ def objects(folder: Path) -> Iterator[dict[str, Any]]:
             "loader": loader,
             "mixture": mixture,
             "reader": reader,
+            "stats": loader.stats(),
             "view": loader.view,
         }
 
@@ -175,6 +176,8 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("batch", "label", "write batch['label']"),
         ("batch", "cuda", 'write batch.to("cuda")'),
         ("batch", "pin_memory", 'pass device="cuda" to the loader'),
+        ("stats", "samples_per_second", "write stats.latest.n_samples / stats.latest.elapsed_s"),
+        ("stats", "waiting_s", "write stats.latest.waiting_s"),
         ("loader", "set_epoch", "it is not needed: every iteration is the next epoch"),
         ("loader", "sampler", "set_epoch is not needed"),
     ],

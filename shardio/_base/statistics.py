@@ -10,8 +10,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from time import perf_counter_ns
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
+from shardio._base.callers import missing_attribute
 from shardio._base.classes import listed, one_line
 from shardio._base.html import format_number, fragment, listing, note, table
 from shardio._base.progress import counted
@@ -95,6 +96,15 @@ class LoaderStats:
     n_workers: int
     latest: LoadingStats
     total: LoadingStats
+
+    if not TYPE_CHECKING:  # for type checkers, the figures would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            rate = "write stats.latest.n_samples / stats.latest.elapsed_s"
+            advice = dict.fromkeys(("rate", "samples_per_s", "samples_per_second", "speed"), rate)
+            if name[0] != "_" and hasattr(LoadingStats, name):
+                advice = {name: f"write stats.latest.{name}, or stats.total.{name}"}
+            return missing_attribute(self, name, advice)
 
     def __repr__(self) -> str:
         return one_line(self, (), f"epoch {self.epoch}", _speed_of(self.latest))
@@ -246,6 +256,26 @@ class DatasetStats(dict[str, Any]):
     `shardio.maintenance.StatsReport` describes the statistics of each. They are read from a file
     and not checked, so malformed parts are skipped.
     """
+
+    if not TYPE_CHECKING:  # for type checkers, the statistics would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, {} if name[0] == "_" else {name: self._hint(name)})
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(f"{name!r}: {self._hint(name)}")
+
+    def _hint(self, name: str) -> str:
+        """Return how to get the statistics of the subset or field with this name, or of any."""
+        if name in _dict(self, "subsets"):
+            return f"write dataset.stats['subsets'][{name!r}]"
+        parts = reversed([*self._parts()])  # the whole dataset replaces its subsets
+        homes = {field: subset for subset, part in parts for field in _dict(part, "fields")}
+        if not homes:
+            return _NONE
+        field = name if name in homes else next(iter(homes))
+        part = f"['subsets'][{homes[field]!r}]" if homes[field] else "['whole']"
+        return f"write dataset.stats{part}['fields'][{field!r}]" + "['mean']" * (field != name)
 
     def __repr__(self) -> str:
         facts = [

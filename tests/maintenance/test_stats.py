@@ -127,6 +127,32 @@ def test_a_subset_is_counted_beside_the_whole(tmp_path: Path) -> None:
     assert (report.subset, report.as_json()["subset"]) == ("s", "s")
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("label", "write dataset.stats['whole']['fields']['label']"),
+        ("other", "write dataset.stats['whole']['fields']['label']['mean']"),
+        ("s", "write dataset.stats['subsets']['s']"),
+    ],
+)
+def test_a_field_as_a_key_or_attribute_of_stats_gets_a_hint(
+    tmp_path: Path, name: str, hint: str
+) -> None:
+    folder = write(tmp_path / "d", N, 3, schema=LABELS, samples=labelled(N, n_classes=N))
+    publish_next(folder, load(folder), subsets={"s": RowRuns([3], [2])})
+    with open_dataset(folder) as dataset, pytest.raises(KeyError, match="no statistics: shardio"):
+        dataset.stats[name]
+    for subset in (None, "s"):
+        compute_stats(folder, subset=subset)
+    with open_dataset(folder) as dataset:
+        stats: Any = dataset.stats
+        for read in (stats.__getitem__, lambda key: getattr(stats, key)):
+            with pytest.raises((KeyError, AttributeError), match=re.escape(hint) + r'"?$'):
+                read(name)
+        assert eval(hint.removeprefix("write "), {"dataset": dataset}) is not None
+        assert stats.get(name) is None and name not in stats
+
+
 def test_classes_are_counted_where_labels_say(tmp_path: Path) -> None:
     values = [{"label": label, "source": ""} for label in (0, 1, 1, -1, 7, 1)]
     classes = ["cat", "dog", "eel"]
