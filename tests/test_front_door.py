@@ -104,6 +104,8 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
         (shardio.WeightedSampler, "num_samples", "write n_draws="),
         (shardio.ShardLoader, "target_transform", "write transform=f, which gets the whole"),
         (shardio.ShardLoader, "columns", "write fields=[…]"),
+        (shardio.ShardLoader, "num_replicas", "write world_size="),
+        (shardio.ShardLoader, "format", 'write output="torch"'),
         (shardio.ShardLoader, "pipelines", "write transform=shardio.transforms.Compose(…)"),
         (shardio.ShardDataset.clips, "clip_length", "write frames="),
         (shardio.DataLoader, "shuffle", "write shardio.ShardLoader(dataset, batch_size,"),

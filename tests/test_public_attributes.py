@@ -166,6 +166,11 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("dataset", "to_parquet", 'write shardio.export.export(dataset, out, "parquet")'),
         ("dataset", "save_to_disk", "shardio.export.export writes other formats"),
         ("view", "keys", "write view.schema"),
+        ("dataset", "n_samples", "write len(dataset)"),
+        ("dataset", "value_counts", 'numpy.unique(dataset.column("label"), return_counts=True)'),
+        ("dataset", "export", 'write shardio.export.export(dataset, out, "parquet")'),
+        ("view", "tail", "write view[-n:]"),
+        ("loader", "save", "write json.dump(loader.state_dict(), file)"),
         ("batch", "shape", "write batch.n_rows, or batch[name].shape of a field"),
         ("batch", "copy", "a batch is read-only: write dict(batch), and change that"),
         ("batch", "idx", "write batch.indices"),
@@ -215,7 +220,14 @@ OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "of a dict": ("batch", lambda batch: {"y": 1} | batch, "write {**batch, name: value}"),
     "del": ("batch", lambda batch: batch.__delitem__("x"), "write {**batch, name: value}"),
     "array": ("batch", np.asarray, "a batch is a mapping of names, and not an array: write batch["),
-    "float": ("dataset", lambda dataset: dataset[1.5], "dataset[i] takes the integer index"),
+    "float": ("dataset", lambda dataset: dataset[1.5], "found 1.5: round it"),
+    "whole": ("dataset", lambda dataset: dataset[1.0], "found 1.0: write dataset[1]"),
+    "field": (
+        "dataset",
+        lambda dataset: dataset["x", 3],
+        "for a field of a sample, write dataset[3]['x']",
+    ),
+    "sample": ("view", lambda view: view[3, "x"], "for a field of a sample, write view[3]['x']"),
     "mixed": ("mixture", lambda mixture: mixture[[1, 2]], "write dataset.select(indices)"),
     "view": ("view", lambda view: view[[1, 2]], "write [view[i] for i in indices]"),
     "sum": ("dataset", lambda dataset: dataset + dataset, "shardio.mix([a, b], weights=[1, 1])"),
@@ -229,6 +241,11 @@ def test_operations_of_other_libraries_get_a_hint(objects: dict[str, Any], name:
     thing, operation, hint = OPERATIONS[name]
     with pytest.raises(TypeError, match=re.escape(hint)):
         operation(objects[thing])
+
+
+def test_a_shard_that_is_missing_gets_a_hint(objects: dict[str, Any]) -> None:
+    with pytest.raises(IndexError, match=r"shard 3 of 1; for sample i, write dataset\[i\]"):
+        objects["dataset"].sample(3, 0)
 
 
 def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
@@ -340,6 +357,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "numbers": (lambda path: API.ShardLoader([1, 2], 2), "write its samples to a dataset first: "),
     "paths": (lambda path: API.open([path, path]), "to mix several datasets, write shardio.mix("),
     "opened": (lambda path: API.open(API.open(path)), "; this dataset is open already; dataset.r"),
+    "query": (
+        lambda path: API.open(path).select("label == 0"),
+        "such as select(lambda columns: columns['label'] == 0, fields=['label']); found 'label == ",
+    ),
     "slice": (
         lambda path: API.open(path).select(slice(1, 3)),
         "found slice(1, 3, None): write range(1, 3)",

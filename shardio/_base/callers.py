@@ -199,15 +199,22 @@ def row_index(name: str, index: Any, several: str) -> int:
     """Return the index of a sample as an int.
 
     Raises TypeError if `index` is not an integer. The message names the indexed object, `name`, and
-    the call that takes several indices, `several`. If `index` is a list of field names, the message
-    shows how to read columns instead.
+    the call that takes several indices, `several`. If `index` has the names of fields, the message
+    shows how to read their values instead.
     """
     try:
         return operator.index(index)
     except TypeError:
         hint = f"for several samples, write {several}"
-        if isinstance(index, list | tuple) and index and all(isinstance(n, str) for n in index):
+        if isinstance(index, float):
+            hint = f"write {name}[{int(index)}]" if index.is_integer() else "round it"
+        elif isinstance(index, str):
+            hint = f"for the values of a field, write [sample[{index!r}] for sample in {name}]"
+        elif isinstance(index, list | tuple) and index and all(isinstance(n, str) for n in index):
             hint = f"for several columns, write {{n: {name}.column(n) for n in {list(index)!r}}}"
+        elif isinstance(index, tuple) and len(index) == 2 and str in map(type, index):
+            field, row = index if isinstance(index[0], str) else index[::-1]
+            hint = f"for a field of a sample, write {name}[{row!r:.40}][{field!r}]"
         raise TypeError(
             f"{name}[i] takes the integer index of a sample; found {index!r:.80}: {hint}"
         ) from None

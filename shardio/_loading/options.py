@@ -47,6 +47,7 @@ _LONGEST_S: Final = 1_000_000
 """The longest timeout. The kernel stores a timeout in milliseconds, as a number of 31 bits."""
 
 TORCH_ADVICE: Final = {
+    **dict.fromkeys(("batch", "bs"), "write batch_size="),
     "batches_ahead": "write prefetch=",
     "batch_sampler": "pass the order of samples as sampler=, and batch_size",
     "collate_fn": 'write collate="pad", "ragged", "list" or a function; equal shapes are stacked',
@@ -54,6 +55,7 @@ TORCH_ADVICE: Final = {
     "distributed": "ranks are found in the environment; or write rank= and world_size=",
     "drop_last": 'write tail="drop" instead of drop_last=True',
     "epochs": "every `for` loop over the loader is one epoch",
+    **dict.fromkeys(("format", "framework"), 'write output="torch"'),
     "generator": "write seed=; every epoch has a different order",
     "in_order": "batches are always in order",
     "multiprocessing_context": "write start_method=",
@@ -62,6 +64,7 @@ TORCH_ADVICE: Final = {
         ("augment", "dtype", "image_size", "normalize", "pipelines", "resize", "transforms"),
         "write transform=shardio.transforms.Compose(…)",
     ),
+    "num_replicas": "write world_size=",
     "num_samples": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
     "persistent_workers": "workers always stay until the loader is closed",
     "pin_memory": 'write device="cuda": batches are copied to the GPU from pinned memory',
@@ -80,7 +83,8 @@ LOADER_ADVICE: Final = {
     **dict.fromkeys(("length", "n_batches", "num_batches", "steps_per_epoch"), "write len(loader)"),
     "filter": "pass shardio.open(path).select(lambda columns: …, fields=[…])",
     "repeat": "every `for` loop over the loader is one epoch",
-    **dict.fromkeys(("get_batch", "next"), "write next(iter(loader))"),
+    **dict.fromkeys(("get_batch", "next", "peek"), "write next(iter(loader))"),
+    "save": "write json.dump(loader.state_dict(), file)",
     "num_workers": "loader.stats().n_workers is the number of workers",
     **dict.fromkeys(
         ("batch_sampler", "sampler"),
@@ -92,7 +96,8 @@ LOADER_ADVICE: Final = {
     "shuffle": "pass shuffle=True",
     **dict.fromkeys(("class_names", "classes"), "write loader.dataset.classes"),
     **dict.fromkeys(
-        ("collate_fn", "device", "drop_last", "output", "rank", "seed", "tail", "world_size"),
+        ("collate_fn", "device", "drop_last", "output", "rank", "seed", "tail", "transform")
+        + ("world_size",),
         "options are passed to the loader, and it has no attributes for them",
     ),
     **dict.fromkeys(("shutdown", "stop", "terminate"), "write loader.close()"),

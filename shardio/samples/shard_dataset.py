@@ -268,6 +268,11 @@ def dataset_path(given: Any, others: str = "") -> str:
 
 
 def _check_selection(rows: Any, fields: Sequence[str]) -> None:
+    if isinstance(rows, str):
+        raise InvalidArgument(
+            "select takes indices, a mask or a function of columns, such as select(lambda columns: "
+            f"columns['label'] == 0, fields=['label']); found {rows!r:.80}"
+        )
     if callable(rows) is not bool(fields):
         raise InvalidArgument(
             "select takes a function and the columns for it, select(lambda columns: …, "

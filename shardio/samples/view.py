@@ -42,9 +42,12 @@ SELECT_ADVICE: Final = {
 
 _ATTRIBUTE_ADVICE: Final = {
     **dict.fromkeys(("add_column",), "write shardio.maintenance.add_column(path, …)"),
-    **dict.fromkeys(("append", "extend"), "write shardio.convert(samples, path, append=True)"),
     **dict.fromkeys(
-        ("batch", "batched", "dataloader", "iter", "loader", "to_loader", "to_tf_dataset"),
+        ("append", "extend", "write"), "write shardio.convert(samples, path, append=True)"
+    ),
+    **dict.fromkeys(
+        ("batch", "batched", "dataloader", "iter", "loader", "to_iterable_dataset")
+        + ("to_loader", "to_tf_dataset"),
         "write shardio.ShardLoader({0}, batch_size)",
     ),
     "cache": "write dataset.preload(), which reads the files into the page cache",
@@ -55,30 +58,40 @@ _ATTRIBUTE_ADVICE: Final = {
         "write {0}.schema",
     ),
     **dict.fromkeys(("cuda", "to"), 'write shardio.ShardLoader({0}, batch_size, device="cuda")'),
-    "describe": "write {0}.stats, which shardio.maintenance.compute_stats computes",
+    **dict.fromkeys(
+        ("describe", "mean", "statistics", "std"),
+        "write {0}.stats, which shardio.maintenance.compute_stats computes",
+    ),
     **dict.fromkeys(("concatenate", "interleave"), "write shardio.mix([…], weights=[…])"),
     "filter": "write {0}.select(lambda columns: …, fields=[…])",
     **dict.fromkeys(
         ("groupby", "query"), "write {0}.select(lambda columns: …, fields=[…]) for each group"
     ),
     **dict.fromkeys(
-        ("to_csv", "to_json", "to_parquet"),
+        ("export", "to_csv", "to_json", "to_parquet"),
         'write shardio.export.export(dataset, out, "parquet"), or "files" for JSON Lines',
     ),
-    **dict.fromkeys(("get_item", "iloc", "loc"), "write {0}[i]"),
+    **dict.fromkeys(("first", "get_item", "iloc", "loc"), "write {0}[i]"),
     "head": "write {0}[:n]",
+    "tail": "write {0}[-n:]",
     **dict.fromkeys(("items", "numpy", "values"), 'write {0}.column("label")'),
-    "nbytes": "write dataset.shards.n_bytes",
+    **dict.fromkeys(("n_bytes", "nbytes"), "write dataset.shards.n_bytes"),
+    **dict.fromkeys(("n_shards", "num_shards"), "write len(dataset.shards)"),
+    "name": "write dataset.path",
     "prefetch": "write shardio.ShardLoader({0}, batch_size, prefetch=…)",
     **dict.fromkeys(
         ("apply", "map", "set_transform", "target_transform", "transform", "with_transform"),
         "write shardio.ShardLoader({0}, batch_size, transform=f), which calls f(sample)",
     ),
-    "num_classes": "write len(dataset.classes)",
+    **dict.fromkeys(("n_classes", "num_classes"), "write len(dataset.classes)"),
     "num_columns": "write len({0}.schema)",
-    **dict.fromkeys(("num_rows", "shape"), "write len({0})"),
     **dict.fromkeys(
-        ("push_to_hub", "save_to_disk"),
+        ("length", "n_rows", "n_samples", "num_rows", "num_samples", "shape", "size"),
+        "write len({0})",
+    ),
+    **dict.fromkeys(("metadata", "version"), "write dataset.generation or dataset.operation"),
+    **dict.fromkeys(
+        ("push_to_hub", "save", "save_to_disk"),
         "the folder dataset.path is all of it; shardio.export.export writes other formats",
     ),
     **dict.fromkeys(
@@ -102,14 +115,15 @@ _ATTRIBUTE_ADVICE: Final = {
     "skip": "write {0}.select(range(n, len({0})))",
     "sort": 'write {0}.select(numpy.argsort({0}.column("label")))',
     "take": "write {0}.select(range(n)), or {0}[:n] for a list",
-    "statistics": "write {0}.stats, which shardio.maintenance.compute_stats computes",
     **dict.fromkeys(("labels", "targets"), 'write {0}.column("label")'),
     **dict.fromkeys(
         ("to_pandas", "to_polars"), 'write pandas.DataFrame({{"label": {0}.column("label"), …}})'
     ),
-    **dict.fromkeys(("to_dict", "to_list"), "write list({0})"),
+    "splits": "write dataset.subsets",
+    **dict.fromkeys(("imgs", "to_dict", "to_list"), "write list({0})"),
     "to_numpy": 'write {0}.column("label")',
     "unique": 'write numpy.unique({0}.column("label"))',
+    "value_counts": 'write numpy.unique({0}.column("label"), return_counts=True)',
     "shard": "write shardio.ShardLoader({0}, batch_size, rank=…, world_size=…)",
 }
 """Corrections for attributes that datasets of other libraries have; {0} stands for a variable with
