@@ -399,6 +399,8 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
             f"{root}: this is a single shard file: read it with shardio.ShardReader, or open its "
             f"dataset, the folder {str(root.parent)!r}"
         )
+    if root.name == POINTER and root.is_file():
+        raise DatasetNotFound(f"{root}: open its dataset, the folder {str(root.parent)!r}")
     if root.is_file():
         raise DatasetNotFound(f"{root}: this is a file, not a dataset; {_convert_hint(root)}")
     if not root.is_dir():

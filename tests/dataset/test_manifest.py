@@ -419,6 +419,8 @@ def test_a_folder_that_is_missing_empty_or_a_file_holds_no_dataset(tmp_path: Pat
     publish_in(tmp_path / "inner")
     with pytest.raises(DatasetNotFound, match=f"did you mean '{tmp_path / 'inner'}'"):
         load(tmp_path)
+    with pytest.raises(DatasetNotFound, match=f"open its dataset, the folder '{tmp_path}/inner'$"):
+        load(tmp_path / "inner" / "dataset.json")
 
 
 def test_a_subset_that_is_given_as_a_folder_is_recognized(published: Path) -> None:
