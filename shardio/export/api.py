@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base import __version__
+from shardio._base.callers import one_of
 from shardio._base.classes import one_line
 from shardio._base.progress import ProgressState, counted, shows_progress
 from shardio.dataset.dataset import Dataset
@@ -129,11 +130,8 @@ def export(
         UnsupportedEnvironment: a package that the format needs is not installed, or `overwrite` is
             True and the file system cannot replace a folder in one step.
     """
-    if format not in FORMATS or on_error not in ("stop", "skip"):
-        raise InvalidArgument(
-            f"format {format!r}, on_error {on_error!r}; expected one of {', '.join(FORMATS)}, and "
-            "stop or skip"
-        )
+    one_of("format", format, tuple(FORMATS))
+    one_of("on_error", on_error, ("stop", "skip"))
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes!r}; it must be 1 or more")
     with _open(dataset, subset) as source:

@@ -59,13 +59,24 @@ _NAMES = {
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 """The full name of the module that defines each public name."""
+_ADVICE = {
+    **dict.fromkeys(("check", "validate", "verify"), "verify_dataset"),
+    **dict.fromkeys(("concat", "concatenate"), "merge"),
+    **dict.fromkeys(("statistics", "stats"), "compute_stats"),
+}
+"""Names that users try, and the public names."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module on first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
+
+    if name not in _HOMES:
+        from shardio._base.callers import did_you_mean
+
+        known = _ADVICE.get(name)
+        hint = f"write {__name__}.{known}" if known else did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint and f': {hint}'}")
 
     value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value

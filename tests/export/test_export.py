@@ -158,8 +158,8 @@ def test_ambiguous_member_names_are_refused(names: tuple[str, ...], tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"format": "zip"}, "format 'zip', on_error 'stop'; expected one of .*files.*"),
-        ({"on_error": "ignore"}, "on_error 'ignore'; expected one of .*stop or skip$"),
+        ({"format": "zip"}, "format must be one of 'files', 'parquet', 'webdataset'; found 'zip'$"),
+        ({"on_error": "ignore"}, "on_error must be one of 'stop', 'skip'; found 'ignore'$"),
         ({"shard_bytes": 0}, "^shard_bytes is 0; it must be 1 or more$"),
         ({"fields": ["nothing"]}, "d: no field 'nothing'; the fields are label, source$"),
         ({"fields": []}, "d: fields is empty; the fields are label, source$"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from shardio import maintenance
 
@@ -23,6 +26,21 @@ def test_each_name_leads_to_what_the_type_checker_sees_at_its_home() -> None:
     assert sorted(seen) == maintenance.__all__
     for name, home in seen.items():
         assert getattr(maintenance, name) is vars(sys.modules[str(home)])[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("validate", "write shardio.maintenance.verify_dataset"),
+        ("stats", "write shardio.maintenance.compute_stats"),
+        ("compute_statistics", "did you mean 'compute_stats'?"),
+    ],
+)
+def test_a_name_that_is_missing_gets_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}: {hint}")):
+        getattr(maintenance, name)
+    with pytest.raises(AttributeError, match="has no attribute 'x'$"):
+        getattr(maintenance, "x")  # noqa: B009 - a checker would refuse the plain spelling
 
 
 def test_who_audits_loads_nothing_that_reads_datasets_or_rewrites_them() -> None:
