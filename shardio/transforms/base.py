@@ -13,6 +13,7 @@ from shardio._base.callers import checking, shown, takes_rng
 from shardio._base.classes import listed
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.types.array_values import is_of
+from shardio.media.values import StoredImage, StoredVideo
 from shardio.outputs.torch import as_step
 
 Pixels = npt.NDArray[np.uint8]
@@ -80,6 +81,13 @@ class PictureTransform(ABC):
             return ". In a chain with torch modules, write shardio.transforms.Compose(…)"
         if not self.takes_floats and any(_is_picture(value, "f") for value in sample.values()):
             return ". Put ToFloat or Normalize after the transforms of uint8"
+        for name, value in sample.items():
+            if isinstance(value, StoredImage | StoredVideo):
+                decoded = f"{{{name!r}: sample[{name!r}].decode()}}"
+                return (
+                    f". A stored sample is not decoded: pass {decoded}, or a sample of "
+                    "shardio.map_view.MapView(dataset)"
+                )
         return ""
 
 

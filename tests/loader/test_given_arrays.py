@@ -126,11 +126,18 @@ def test_a_transform_that_writes_is_told_to_copy(folders: Mapping[str, str]) -> 
             next(iter(loader))
 
 
+def convolve(_: Sample) -> Sample:
+    """Fail as a layer of torch."""
+    raise TypeError("invalid combination of arguments - got (dict, Parameter, tuple)")
+
+
 @pytest.mark.parametrize(
     ("transform", "hint"),
     [
         (lambda sample: sample / 255, "a transform is given a sample, a dict of fields"),
         (lambda sample: sample.flatten(), "a transform is given a sample"),
+        (lambda sample: sample + 1, r"OnTensors\(lambda sample: {\*\*sample, 'image': f\("),
+        (convolve, "a transform is given a sample, a dict of fields"),
         (
             lambda sample: {"x": sample["image"].permute(2, 0, 1)},
             r"pass shardio\.transforms\.OnTensors\(transform\)",

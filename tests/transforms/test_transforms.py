@@ -14,6 +14,8 @@ import pytest
 from shardio import Array, Schema, ShardLoader
 from shardio import open as shardio_open
 from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment
+from shardio.media import encode_jpeg
+from shardio.media.values import StoredImage
 from shardio.transforms import (
     CenterCrop,
     ColorJitter,
@@ -538,6 +540,10 @@ def test_what_is_no_sample_is_refused_with_what_to_write() -> None:
         HorizontalFlip()({"x": picture().astype(np.float32)}, generator(0))
     with pytest.raises(SchemaError, match=r"expects uint8 .*Put ToFloat or Normalize after"):
         Resize(8, fields="x")({"x": picture().astype(np.float32)})
+    stored = {"x": StoredImage(encode_jpeg(picture()), *picture().shape)}
+    for resize in (Resize(8), Resize(8, fields="x")):
+        with pytest.raises(SchemaError, match=r"pass {'x': sample\['x'\]\.decode\(\)}, or a sam"):
+            resize(stored)
 
 
 def test_a_chain_says_what_to_write() -> None:

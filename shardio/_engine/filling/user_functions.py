@@ -90,7 +90,10 @@ _PACKAGE: Final = os.path.dirname(_ENGINE)
 _TRANSFORM: Final = "the transform"
 _BATCH_TRANSFORM: Final = "batch_transform"
 _COLLATE: Final = "the collate function"
-_IS_GIVEN_A_DICT: Final = "a transform is given a sample, a dict of fields, and returns a dict"
+_IS_GIVEN_A_DICT: Final = (
+    "a transform is given a sample, a dict of fields, and returns a dict; for f of one field, "
+    "write shardio.transforms.OnTensors(lambda sample: {**sample, 'image': f(sample['image'])})"
+)
 _IS_GIVEN_ARRAYS: Final = (
     "a transform is given arrays of NumPy; for tensors of torch, pass "
     "shardio.transforms.OnTensors(transform)"
@@ -123,6 +126,7 @@ _HINTS: Final[Mapping[str, tuple[tuple[type[Exception], str, str], ...]]] = {
         (TypeError, "numpy.ndarray", _IS_GIVEN_ARRAYS),
         (AttributeError, "'dict'", _IS_GIVEN_A_DICT),
         (TypeError, "'dict'", _IS_GIVEN_A_DICT),
+        (TypeError, "(dict, ", _IS_GIVEN_A_DICT),  # a layer of torch
         *_OF_TORCH,
     ),
     _BATCH_TRANSFORM: _OF_TORCH,
