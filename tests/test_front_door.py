@@ -105,6 +105,11 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
         (shardio.ShardLoader, "target_transform", "write transform=f, which gets the whole"),
         (shardio.ShardLoader, "columns", "write fields=[…]"),
         (shardio.ShardLoader, "num_replicas", "write world_size="),
+        (
+            shardio.DatasetWriter,
+            "overwrite",
+            "write shardio.convert(samples, path, schema=schema, overwrite=True)",
+        ),
         (shardio.ShardLoader, "format", 'write output="torch"'),
         (shardio.ShardLoader, "pipelines", "write transform=shardio.transforms.Compose(…)"),
         (shardio.ShardDataset.clips, "clip_length", "write frames="),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -212,6 +212,14 @@ def _rank(outcome: str) -> int:
 
 _IGNORED_OUTCOMES: Final = ("unsupported", "part")
 _MAX_SUFFIXES: Final = 4
+_UNREADABLE: Final = {
+    **dict.fromkeys((".7z", ".bz2", ".gz", ".rar", ".xz", ".zip"), "unpack the archive first"),
+    **dict.fromkeys(
+        (".pickle", ".pkl", ".pt", ".pth"),
+        "load the file in Python, and pass its samples to shardio.convert(samples, out)",
+    ),
+}
+"""For suffixes of files that no converter reads, what to do instead."""
 
 
 def check_any_of_kind(
@@ -225,19 +233,27 @@ def check_any_of_kind(
         what = f"no file of the kind {kind!r}"
     else:
         what = "no file of a kind recognized by name, and no video"
-    hint, is_converted = "pass its kind (--kind KIND, or kind=)", False
+    hint, lists_kinds = "pass its kind (--kind KIND, or kind=)", True
     if appends:
         hint = "an append needs files of the same kind as the dataset"
     elif any(report.name == POINTER for report in reports):
-        hint, is_converted = f"this is a dataset already: shardio inspect {source} shows it", True
+        hint, lists_kinds = f"this is a dataset already: shardio inspect {source} shows it", False
     elif all(report.name.endswith(".shard") for report in reports):
-        hint, is_converted = "shards are converted already: shardio inspect shows them", True
+        hint, lists_kinds = "shards are converted already: shardio inspect shows them", False
     elif suggested and suggested != kind:
         hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
+    elif advice := _advice_on(report.name for report in reports):
+        hint, lists_kinds = advice, False
     error = InvalidArgument(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
-    if not is_converted:
+    if lists_kinds:
         error.add_note(f"kinds: {', '.join(known_kinds())}")
     raise error
+
+
+def _advice_on(names: Iterable[str]) -> str | None:
+    """Return what to do instead if all files have suffixes with one piece of advice."""
+    found = {_UNREADABLE.get(PurePath(name).suffix.lower()) for name in names}
+    return found.pop() if len(found) == 1 else None
 
 
 def _describe_files(reports: Sequence[InputReport]) -> str:

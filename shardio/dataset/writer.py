@@ -243,6 +243,14 @@ def check_shard_bytes(shard_bytes: object) -> None:
 
 @refuses(
     {"columns": "write schema=shardio.Schema({…})", "compression": "write it as codec= of a field"}
+    | {
+        name: f"write shardio.convert(samples, path, schema=schema, {option}=True)"
+        for option, names in (
+            ("append", ("append", "mode")),
+            ("overwrite", ("exist_ok", "force", "overwrite", "replace")),
+        )
+        for name in names
+    }
 )
 class DatasetWriter(SampleWriter):
     """A writer of a new dataset. It writes shard after shard, and `close` publishes the dataset.

@@ -107,6 +107,19 @@ def test_a_shard_as_a_source_is_answered(tmp_path: Path) -> None:
         shardio.convert(tmp_path / "a.shard", tmp_path / "out", workers=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("a.zip", r"1 file, \.zip \(1\); unpack the archive first$"),
+        ("a.pt", r"in Python, and pass its samples to shardio\.convert\(samples, out\)$"),
+    ],
+)
+def test_files_that_no_converter_reads_get_a_hint(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / name).write_bytes(b"x" * 5000)
+    with pytest.raises(InvalidArgument, match=hint):
+        shardio.convert(tmp_path / name, tmp_path / "out", workers=0)
+
+
 def test_if_no_file_is_of_the_kind_the_error_suggests_another(notes: Path, tmp_path: Path) -> None:
     (notes / "table.csv").write_text("x\n1\n")
     message = (
