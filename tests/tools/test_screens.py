@@ -193,7 +193,7 @@ def test_json_is_the_same_on_a_terminal(
         (["inspect", "out", "-1"], "arguments: -1; did you mean --sample -1?"),
         (["inspect", "out", "train"], "arguments: train; did you mean --subset train?"),
         (["verify", "out", "3"], "arguments: 3\n"),
-        (["convert", "a", "b", "out"], "arguments: out; convert takes one SRC: put the sources"),
+        (["convert", "a", "b", "out"], "arguments: out; convert takes one SRC: a folder, or a p"),
         (["convert", "--kidn", "videos"], "arguments: --kidn; did you mean --kind?"),
     ],
 )

@@ -109,7 +109,12 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 _OTHER_FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("--force", "-f", "--replace"), "--overwrite"),
-    **dict.fromkeys(("-j", "--jobs", "--num-workers", "--threads"), "--workers"),
+    **dict.fromkeys(("-j", "-w", "--jobs", "--num-workers", "--threads"), "--workers"),
+    **dict.fromkeys(("-q", "--silent"), "--quiet"),
+    "-v": "--verbose",
+    "-V": "--version",
+    **dict.fromkeys(("--converter", "--type"), "--kind"),
+    "--format": "--store",
     **dict.fromkeys(("--shard-size", "--max-shard-size"), "--shard-bytes"),
 }
 """Options of other programs, and the options of shardio that do the same."""
@@ -123,12 +128,17 @@ def habit_hint(flag: str, known: Iterable[str], command: str) -> str:
         return "; OUT is an argument without an option, after the others"
     if flag == "--subset" and command == "view":
         return "; open the subset in the page: its filters have the subsets"
-    if flag == "-n" and command == "inspect":
+    if flag in ("-n", "-i", "--head", "--index", "--row") and command == "inspect":
         return "; write --sample N for one sample, or --sheet FILE for a picture of many"
     if flag in ("--val", "--test") and command == "convert":
         return "; write --split train=0.9,val=0.1"
-    if flag == "--dry-run":
-        return "; there is no dry run: convert a few files first, chosen by a pattern in quotes"
+    if flag in ("--classes", "--class-names") and command == "convert":
+        return "; classes are the names of folders, or those of --labels FILE"
+    if flag in ("--seed", "--shuffle") and command == "convert":
+        return "; the order is that of the names, and a ShardLoader shuffles: shuffle=True, seed=…"
+    if flag in ("--dry-run", "--limit", "--max-samples", "--num-samples"):
+        what = "dry run" if flag == "--dry-run" else "limit"
+        return f"; there is no {what}: convert a few files first, chosen by a pattern in quotes"
     if flag == "--compression":
         return "; media are compressed already, and --store chooses how"
     return ""
@@ -156,7 +166,7 @@ def expand_home(options: argparse.Namespace) -> None:
 
 _COPYING = {
     **dict.fromkeys(("http", "https"), "`curl -O`, and tar if it is an archive"),
-    "hf": "`huggingface-cli download --repo-type dataset NAME --local-dir FOLDER`",
+    "hf": "`hf download --repo-type dataset NAME --local-dir FOLDER`",
 }
 """Commands that copy files from a URL, by its scheme."""
 

@@ -190,7 +190,8 @@ def _print_exception(error: BaseException, what: str) -> None:
 _HABITS = {
     word: f"; did you mean {command}?"
     for command, words in {
-        "inspect": ("info", "show", "ls", "list", "describe", "head"),
+        "diff": ("cmp", "compare"),
+        "inspect": ("info", "show", "ls", "list", "describe", "head", "cat", "summary"),
         "view": ("browse", "gui", "explore", "ui"),
         "verify": ("check", "validate", "fsck", "test"),
         "convert": ("import", "create", "make", "write", "build", "pack"),
@@ -199,7 +200,7 @@ _HABITS = {
         "--version": ("version",),
     }.items()
     for word in words
-}
+} | dict.fromkeys(("delete", "remove", "rm"), "; a dataset is a folder, which rm -r removes")
 """Suggestions for words that other programs use for similar commands."""
 
 
@@ -255,7 +256,8 @@ class _Parser(argparse.ArgumentParser):
         """Return the end of a message about a surplus argument: the option that takes it."""
         if self.prog.endswith(" convert"):
             return (
-                "; convert takes one SRC: put the sources into a folder, or --append them in turn"
+                "; convert takes one SRC: a folder, or a pattern in quotes; or --append the "
+                "sources in turn"
             )
         flag = "--sample" if _NUMBER.fullmatch(word) else "--subset"
         is_known = flag in self._option_string_actions
@@ -279,7 +281,12 @@ class _Parser(argparse.ArgumentParser):
         """Print the usage of the command and an error, and exit.
 
         If a required flag is missing because it was mistyped, the error names the mistyped flag.
+        If --format is missing because a format was given without it, the error says so.
         """
+        if message.endswith(": --format"):
+            found = (_FORMATS.get(word.lower(), word) for word in self._arguments)
+            named = [word for word in found if word in _FORMATS.values()]
+            message += f"; write --format {named[0]}" if named else ""
         if message.endswith("is required") or message.startswith("the following arguments"):
             for argument in self._arguments:
                 flag = argument.partition("=")[0]
