@@ -348,6 +348,17 @@ def test_a_loader_file_is_executed_with_its_neighbours(tmp_path: Path) -> None:
     del sys.modules["beside_it"], sys.modules["my_loader"]
 
 
+def test_a_loader_file_that_parses_arguments_finds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", given := ["shardio", "view", "out", "--port", "80"])
+    path = written(tmp_path, "import sys\nfound = sys.argv")
+    assert load_named(f"{path}:found") == [path]
+    with pytest.raises(shardio.InvalidArgument, match="line 1 raised ZeroDivisionError"):
+        load_named(f"{written(tmp_path, '1 / 0', 'broken.py')}:found")
+    assert sys.argv is given
+
+
 def test_a_file_with_the_name_of_a_module_does_not_replace_it(tmp_path: Path) -> None:
     path = written(tmp_path, "x = 5", "json.py")
     assert load_named(f"{path}:x") == 5

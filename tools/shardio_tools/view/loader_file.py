@@ -38,7 +38,8 @@ def _executed(path: str, shown: str) -> Any:
     """Import the file under its own name, so that worker processes find its functions.
 
     A file whose name is no identifier, or that of a module in use, gets a name that only this
-    process knows: its functions cannot be sent to worker processes.
+    process knows: its functions cannot be sent to worker processes. If the file parses
+    `sys.argv`, it finds no arguments, and not those of this program.
     """
     folder, stem = os.path.split(path.removesuffix(".py"))
     if folder not in sys.path:
@@ -50,6 +51,7 @@ def _executed(path: str, shown: str) -> Any:
         raise InvalidArgument(f"--loader: {escaped(shown)} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    arguments, sys.argv = sys.argv, [shown]
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script may parse arguments
@@ -61,4 +63,6 @@ def _executed(path: str, shown: str) -> Any:
         raise InvalidArgument(
             f"--loader: {escaped(shown)}{line} raised {type(error).__name__}: {error}"
         ) from error
+    finally:
+        sys.argv = arguments
     return module
