@@ -10,11 +10,16 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shardio._base.callers import path_as_given, refuse_unknown_options, row_index
+from shardio._base.callers import (
+    missing_attribute,
+    path_as_given,
+    refuse_unknown_options,
+    row_index,
+)
 from shardio._base.classes import Closing
 from shardio._base.html import fragment
 from shardio._loading.options import dataset_advice
@@ -30,6 +35,14 @@ from shardio.storage.remote.connection import is_url
 __all__ = ["MapView"]
 
 _OPTIONS: Final = ("fields", "transform", "decode", "layout")
+_OPTION_ADVICE: Final = dataset_advice("MapView({})") | {
+    **dict.fromkeys(("device", "output"), "torch's DataLoader makes tensors of the arrays"),
+}
+_SEVERAL: Final = "view.__getitems__(indices), and for one field [sample[name] for sample in view]"
+_ATTRIBUTE_ADVICE: Final = {
+    name: f"write shardio.open(path).{name}, and pass the dataset to MapView"
+    for name in ("classes", "schema", "stats", "subset", "subsets")
+}
 
 
 class MapView(Closing):
@@ -56,7 +69,7 @@ class MapView(Closing):
     def __init__(
         self, dataset: str | os.PathLike[str] | OpenDataset | SampleView, **options: Any
     ) -> None:
-        refuse_unknown_options("MapView", options, _OPTIONS, dataset_advice("MapView({})"))
+        refuse_unknown_options("MapView", options, _OPTIONS, _OPTION_ADVICE)
         source = dataset.dataset if isinstance(dataset, SampleView) else dataset
         if isinstance(source, Mixture):
             raise InvalidArgument(
@@ -113,6 +126,11 @@ class MapView(Closing):
             facts = loader.view.summary, "closed" * self._closed, before
             return fragment("MapView", loader.dataset.path, facts, table)
 
+    if not TYPE_CHECKING:  # for type checkers, a view would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return missing_attribute(self, name, _ATTRIBUTE_ADVICE)
+
     def __len__(self) -> int:
         return self._n_samples
 
@@ -121,7 +139,7 @@ class MapView(Closing):
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return the samples with the given indices, in the given order; load them as one batch."""
-        numbers = [row_index("view", i, "view.__getitems__(indices)") for i in indices]
+        numbers = [row_index("view", i, _SEVERAL) for i in indices]
         for number in numbers:
             if not -self._n_samples <= number < self._n_samples:
                 raise IndexError(f"sample {number} of {self._n_samples}")

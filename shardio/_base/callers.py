@@ -208,8 +208,6 @@ def row_index(name: str, index: Any, several: str) -> int:
         hint = f"for several samples, write {several}"
         if isinstance(index, float):
             hint = f"write {name}[{int(index)}]" if index.is_integer() else "round it"
-        elif isinstance(index, str):
-            hint = f"for the values of a field, write [sample[{index!r}] for sample in {name}]"
         elif isinstance(index, list | tuple) and index and all(isinstance(n, str) for n in index):
             hint = f"for several columns, write {{n: {name}.column(n) for n in {list(index)!r}}}"
         elif isinstance(index, tuple) and len(index) == 2 and str in map(type, index):

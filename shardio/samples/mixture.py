@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shardio._base.callers import one_of, refuses
 from shardio._base.classes import listed
+from shardio._base.progress import counted
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import ShardList
 from shardio.dataset.files import DatasetFiles
@@ -325,7 +326,7 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
     """Return the shares of n sources as positive integers; exact if they fit MAX_SHARE_SUM."""
-    what = f"weights must be {n} numbers above 0, one for each source"
+    what = f"weights must be {counted(n, 'numbers')} above 0, one for each source"
     if weights is None:
         raise InvalidArgument(f"{what}; found none: pass weights=, or a dict {{source: weight}}")
     try:

@@ -105,8 +105,10 @@ def open_shard(path: str, name: str = "") -> int:
             raise ShardNotFound(f"{name}: {_NOT_A_FILE[error.errno]}; a shard is a file") from error
         raise
     with undo_on_error(os.close, fd):
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ShardNotFound(f"{name}: is a folder or device; a shard is a file")
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            hint = ", and shardio.open opens the folder of a dataset" * stat.S_ISDIR(mode)
+            raise ShardNotFound(f"{name}: is a folder or device; a shard is a file{hint}")
     return fd
 
 

@@ -212,6 +212,8 @@ def test_a_dict_has_sources_and_weights(large: str, small: str) -> None:
     assert orders[0] == orders[1]
     with pytest.raises(InvalidArgument, match="numbers above 0"):
         mix({large: 1, small: 0})
+    with pytest.raises(InvalidArgument, match="weights must be 1 number above 0, one for each"):
+        mix([large], weights=[1, 2])
 
 
 def test_unmixable_source_refused(mixture: Mixture, large: str, small: str, tmp_path: Path) -> None:

@@ -87,6 +87,14 @@ def test_options_say_what_a_sample_is(folder: Path) -> None:
         MapView(folder, shuffle=True)
     with pytest.raises(TypeError, match=r"no option 'clip': write .*\.clips\("):
         MapView(folder, clip=None)
+    with pytest.raises(TypeError, match="no option 'output': torch's DataLoader makes tensors of"):
+        MapView(folder, output="torch")
+    with MapView(folder) as view:
+        for name, hint in (("classes", r"write shardio\.open\(path\)\.classes, and"), ("x", "")):
+            with pytest.raises(AttributeError, match=f"no attribute '{name}'(: )?{hint}"):
+                getattr(view, name)
+        with pytest.raises(TypeError, match=r"for one field \[sample\[name\] for sample in view\]"):
+            view["x"]  # type: ignore[index]
     with shardio.open(folder) as dataset, MapView(dataset.select([4, 2]), fields=["x"]) as view:
         assert [view[i]["x"][0] for i in range(len(view))] == [4, 2]
 
