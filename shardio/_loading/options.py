@@ -106,13 +106,7 @@ LOADER_ADVICE: Final = {
 }
 """Attributes of other libraries' loaders, and what to write instead."""
 _OPEN_OPTIONS: Final = (
-    "access",
-    "cache",
-    "cache_bytes",
-    "generation",
-    "storage_options",
-    "subset",
-    "verify",
+    *("access", "cache", "cache_bytes", "generation", "storage_options", "subset", "verify"),
 )
 
 
