@@ -125,11 +125,13 @@ _ADVICE = {
         "write shardio.open(path)",
     ),
     **dict.fromkeys(
-        ("ConcatDataset", "concatenate_datasets", "interleave_datasets"),
+        ("ConcatDataset", "concat", "concatenate_datasets", "interleave_datasets"),
         "write shardio.mix([…], weights=[…])",
     ),
     **dict.fromkeys(
-        ("DatasetFolder", "ImageFolder", "VideoFolder", "from_generator"),
+        ("DatasetFolder", "ImageFolder", "VideoFolder")
+        + tuple(f"from_{kind}" for kind in ("dict", "folder", "generator", "list", "pandas"))
+        + ("build", "create"),
         "write shardio.convert(source, path), then shardio.open(path)",
     ),
     **dict.fromkeys(
@@ -153,7 +155,14 @@ _ADVICE = {
         ("WebDataset", "WebLoader"),
         "write shardio.convert(tars, path), then shardio.ShardLoader(path, batch_size)",
     ),
-    "inspect": "show shardio.open(path), or run `shardio inspect`",
+    **dict.fromkeys(("info", "inspect"), "show shardio.open(path), or run `shardio inspect`"),
+    **dict.fromkeys(("show", "view"), "write shardio.open(path).show(), or run `shardio view`"),
+    **dict.fromkeys(
+        ("manual_seed", "seed_everything", "set_seed"), "pass seed= to shardio.ShardLoader"
+    ),
+    **dict.fromkeys(("collate", "default_collate"), "pass collate= to shardio.ShardLoader"),
+    "JSON": "write shardio.Json()",
+    **dict.fromkeys(("Int", "Int64", "Scalar"), 'write shardio.Array("int64")'),
     "WeightedRandomSampler": "write shardio.WeightedSampler(weights)",
     **{
         name: f"write shardio.maintenance.{name}"

@@ -93,6 +93,8 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
     ("function", "option", "hint"),
     [
         (shardio.open, "split", "write subset="),
+        (shardio.open, "transform", "pass it to shardio.ShardLoader"),
+        (shardio.open, "columns", "write fields=[…] for shardio.ShardLoader"),
         (
             shardio.ShardLoader,
             "split",

@@ -335,6 +335,10 @@ def test_the_hints_work(folder: Path, objects: dict[str, Any]) -> None:
         ("inspect", "show shardio.open(path), or run `shardio inspect`"),
         ("split", "write shardio.maintenance.split(path, …)"),
         ("Tensor", 'write shardio.Array("float32", shape)'),
+        ("view", "write shardio.open(path).show(), or run `shardio view`"),
+        ("from_pandas", "write shardio.convert(source, path), then shardio.open(path)"),
+        ("set_seed", "pass seed= to shardio.ShardLoader"),
+        ("Scalar", 'write shardio.Array("int64")'),
         ("ClassLabel", 'write shardio.Array("int64"), and DatasetWriter(…, classes=[…])'),
     ],
 )
@@ -349,6 +353,10 @@ def test_names_of_other_libraries_get_a_hint(name: str, hint: str) -> None:
 
 API: Any = shardio  # without its types, which refuse these calls
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "cache": (
+        lambda path: API.open(path, cache=True),
+        "cache must be the path of a folder; found True",
+    ),
     "generation": (
         lambda path: API.open(path, generation="latest"),
         "generation must be an integer from 1 up; found 'latest'",
@@ -474,6 +482,10 @@ def test_samples_that_are_none_are_answered_with_what_to_write(
         batch = next(iter(loader))
     for samples, hint in (
         ([class_of_samples(1)], r"the dataclass Sample; write dataclasses\.asdict\(sample\)"),
+        ([{"x": tmp_path}], r"PosixPath cannot be put into a batch; return str\(path\)"),
+        ([{"x": 1j}], r"return its real and imaginary parts, \[x\.real, x\.imag\]"),
+        ([{"x": np.array(["a"])}], "bfloat16; for texts, return a list of str$"),
+        ([{"x": 2**70}], r"bfloat16; return a large int as str\(x\)$"),
         ([batch], "a batch would be stored as one sample: pass samples one by one"),
         ([{"x": np.zeros(3)}, {"x": np.zeros(4)}], "with None for a dimension that varies"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -68,11 +69,16 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         return Json()
     if isinstance(value, _NUMBERS):
         return _infer_array(name, np.asarray(value), source)
-    is_pillow = is_of(value, "PIL", "Image")
     hint = "NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
+    if is_of(value, "PIL", "Image"):
+        hint = "its pixels, numpy.asarray(image)"
+    elif isinstance(value, os.PathLike):
+        hint = "str(path)"
+    elif isinstance(value, complex):
+        hint = "its real and imaginary parts, [x.real, x.imag]"
     raise SchemaError(
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
-        f"batch; return {'its pixels, numpy.asarray(image)' if is_pillow else hint}"
+        f"batch; return {hint}"
     )
 
 
@@ -99,7 +105,11 @@ def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
 def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -> Array:
     dtype = "bfloat16" if is_bfloat16_bits(value.dtype) else value.dtype.name
     if dtype not in DTYPES:
-        raise SchemaError(f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}")
+        hint = "; for texts, return a list of str" * (value.dtype.kind in "SU")
+        hint += "; return a large int as str(x)" * isinstance(value[()], int)
+        raise SchemaError(
+            f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}{hint}"
+        )
     shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
     if known := source.array if source else None:
         if dtype == "uint16" and known.dtype == "bfloat16":

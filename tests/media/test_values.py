@@ -102,9 +102,11 @@ def test_what_is_no_array_says_how_to_decode_it(dataset: shardio.ShardDataset) -
     for take in (lambda: video[0], lambda: video[::2], lambda: list(video)):
         with pytest.raises(TypeError, match=r"write video\.decode\(start, stop, step\), or"):
             take()
-    for name in ("shape", "numpy"):
+    for name in ("shape", "numpy", "get_frame"):
         with pytest.raises(AttributeError, match=rf"no attribute '{name}': write .*video\.decode"):
             getattr(video, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'num_frames': write video\.n_frames"):
+        video.num_frames  # noqa: B018
 
 
 def test_an_image_says_how_to_get_pixels_or_an_image_of_pillow(

@@ -91,7 +91,7 @@ _SCALAR_FORMATS: Final[dict[str, tuple[type, str]]] = {
 """For each dtype, a Python type, and the `struct` format that packs it as NumPy does."""
 
 
-@refuses({"compression": 'write codec="zstd"'})
+@refuses({"compression": 'write codec="zstd"', "nullable": "write optional=True"})
 @dataclass(frozen=True, slots=True, repr=False)
 class Array(Field):
     """A field of numbers.

@@ -73,6 +73,8 @@ class RemoteOptions:
             raise InvalidArgument(
                 "storage_options must be a dict with string keys, and its client_options a dict"
             )
+        if cache is not None and not isinstance(cache, str | os.PathLike):
+            raise InvalidArgument(f"cache must be the path of a folder; found {cache!r:.80}")
         cache_folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
         return cls(cache_folder, cache_bytes, options)
 
