@@ -93,6 +93,10 @@ def test_documented_modules_are_attributes_and_python_corrects_mistyped_names() 
     ("function", "option", "hint"),
     [
         (shardio.open, "split", "write subset="),
+        (shardio.Array, "nullable", "write optional=True"),
+        (shardio.Text, "nullable", "write optional=True"),
+        (shardio.Text, "max_length", "its options are codec, optional"),
+        (shardio.List, "compression", 'write codec="zstd"'),
         (shardio.open, "transform", "pass it to shardio.ShardLoader"),
         (shardio.open, "columns", "write fields=[…] for shardio.ShardLoader"),
         (

@@ -29,6 +29,7 @@ from shardio.format.checksum import ROW_HASH_MIN
 from shardio.format.layout import Required
 from shardio.format.types.array_values import encode_array, is_of
 from shardio.format.types.field import (
+    FIELD_ADVICE,
     MAX_RECORD_BYTES,
     Content,
     Dims,
@@ -91,7 +92,7 @@ _SCALAR_FORMATS: Final[dict[str, tuple[type, str]]] = {
 """For each dtype, a Python type, and the `struct` format that packs it as NumPy does."""
 
 
-@refuses({"compression": 'write codec="zstd"', "nullable": "write optional=True"})
+@refuses(FIELD_ADVICE)
 @dataclass(frozen=True, slots=True, repr=False)
 class Array(Field):
     """A field of numbers.
@@ -365,6 +366,7 @@ def _view(array: npt.NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+@refuses(FIELD_ADVICE | {"element": 'an array, such as shardio.Array("float32", (None,))'})
 @dataclass(frozen=True, slots=True, repr=False)
 class List(Field):
     """A field of lists of arrays, which all have the same dtype and number of dimensions.

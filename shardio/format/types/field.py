@@ -193,6 +193,10 @@ class Field(ABC):
         return f"{shape}".encode() + record
 
 
+FIELD_ADVICE: Final = {"compression": 'write codec="zstd"', "nullable": "write optional=True"}
+"""Options that other libraries' fields have, and what to write instead."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordField(Field):
     """A field that is stored as records, without further options."""

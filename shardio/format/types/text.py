@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import refuses
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.types.field import Content, Dims, FieldType, RecordField, type_mismatch
+from shardio.format.types.field import (
+    FIELD_ADVICE,
+    Content,
+    Dims,
+    FieldType,
+    RecordField,
+    type_mismatch,
+)
 
 if TYPE_CHECKING:
     from shardio.format.types.streams import Record
 
 
+@refuses(FIELD_ADVICE)
 @dataclass(frozen=True, slots=True, repr=False)
 class Bytes(RecordField):
     """A field of bytes of any length. See `Array` for `codec` and `optional`."""
@@ -43,6 +52,7 @@ class Bytes(RecordField):
         return np.ones(len(dims), np.bool_)
 
 
+@refuses(FIELD_ADVICE)
 @dataclass(frozen=True, slots=True, repr=False)
 class Text(RecordField):
     """A field of text, stored as UTF-8. See `Array` for `codec` and `optional`."""
@@ -81,6 +91,7 @@ class Text(RecordField):
         return [str(record, "utf-8") for record in records]
 
 
+@refuses(FIELD_ADVICE)
 @dataclass(frozen=True, slots=True, repr=False)
 class Json(RecordField):
     """A field of JSON values, stored as canonical JSON. See `Array` for `codec` and `optional`.
