@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from shardio import InvalidArgument
@@ -34,12 +36,21 @@ def load_named(text: str) -> Any:
     return found
 
 
+@contextlib.contextmanager
+def no_arguments(program: str) -> Iterator[None]:
+    """Hide the arguments of this process in the block: code of a user may parse `sys.argv`."""
+    arguments, sys.argv = sys.argv, [program]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
 def _executed(path: str, shown: str) -> Any:
     """Import the file under its own name, so that worker processes find its functions.
 
     A file whose name is no identifier, or that of a module in use, gets a name that only this
-    process knows: its functions cannot be sent to worker processes. If the file parses
-    `sys.argv`, it finds no arguments, and not those of this program.
+    process knows: its functions cannot be sent to worker processes.
     """
     folder, stem = os.path.split(path.removesuffix(".py"))
     if folder not in sys.path:
@@ -51,9 +62,9 @@ def _executed(path: str, shown: str) -> Any:
         raise InvalidArgument(f"--loader: {escaped(shown)} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    arguments, sys.argv = sys.argv, [shown]
     try:
-        spec.loader.exec_module(module)
+        with no_arguments(shown):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script may parse arguments
         sys.modules.pop(name, None)
         frames = [
@@ -63,6 +74,4 @@ def _executed(path: str, shown: str) -> Any:
         raise InvalidArgument(
             f"--loader: {escaped(shown)}{line} raised {type(error).__name__}: {error}"
         ) from error
-    finally:
-        sys.argv = arguments
     return module
