@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -15,6 +16,13 @@ from shardio.format.types.array_values import format_dtype, is_bfloat16_bits, is
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)
+_CONVERSIONS: Final = (
+    (os.PathLike, "str(path)"),
+    (complex, "its real and imaginary parts, [x.real, x.imag]"),
+    ((frozenset, range, set), "list(x)"),
+    (io.IOBase, "the bytes of the file, file.read()"),
+)
+"""Types that no field holds, and what to return instead."""
 _SHAPES_HINT: Final = '; collate="pad", "ragged" or "list" takes arrays of different shapes'
 _SIZES_HINT: Final = (
     ". Pictures are stacked if the transform gives them one size, such as "
@@ -60,6 +68,10 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         return Text()
     if isinstance(value, bytes | bytearray | memoryview):
         return Bytes()
+    for kinds, hint in _CONVERSIONS:
+        if isinstance(value, kinds):
+            kind = type(value).__name__
+            raise SchemaError(f"field {name!r}: a {kind} cannot be put into a batch; return {hint}")
     if isinstance(value, list | tuple) and (value or (source and source.item)):
         if all(isinstance(each, np.ndarray | np.generic) for each in value):
             return _infer_list(name, value, source)
@@ -69,16 +81,11 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         return Json()
     if isinstance(value, _NUMBERS):
         return _infer_array(name, np.asarray(value), source)
+    is_pillow = is_of(value, "PIL", "Image")
     hint = "NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
-    if is_of(value, "PIL", "Image"):
-        hint = "its pixels, numpy.asarray(image)"
-    elif isinstance(value, os.PathLike):
-        hint = "str(path)"
-    elif isinstance(value, complex):
-        hint = "its real and imaginary parts, [x.real, x.imag]"
     raise SchemaError(
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
-        f"batch; return {hint}"
+        f"batch; return {'its pixels, numpy.asarray(image)' if is_pillow else hint}"
     )
 
 
@@ -103,13 +110,11 @@ def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
 
 
 def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -> Array:
+    if value.dtype.kind in "SU":
+        raise SchemaError(f"field {name!r}: an array has no texts; return a list of str")
     dtype = "bfloat16" if is_bfloat16_bits(value.dtype) else value.dtype.name
     if dtype not in DTYPES:
-        hint = "; for texts, return a list of str" * (value.dtype.kind in "SU")
-        hint += "; return a large int as str(x)" * isinstance(value[()], int)
-        raise SchemaError(
-            f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}{hint}"
-        )
+        raise SchemaError(f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}")
     shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
     if known := source.array if source else None:
         if dtype == "uint16" and known.dtype == "bfloat16":

@@ -354,6 +354,9 @@ def test_a_loader_file_that_parses_arguments_finds_none(
     monkeypatch.setattr(sys, "argv", given := ["shardio", "view", "out", "--port", "80"])
     path = written(tmp_path, "import sys\nfound = sys.argv")
     assert load_named(f"{path}:found") == [path]
+    path = written(tmp_path, "import sys\ndef make(): return sys.argv", "beside_it.py")
+    make = load_named(f"{path}:make")
+    assert (make(), make()) == ([path], [path])
     with pytest.raises(shardio.InvalidArgument, match="line 1 raised ZeroDivisionError"):
         load_named(f"{written(tmp_path, '1 / 0', 'broken.py')}:found")
     assert sys.argv is given

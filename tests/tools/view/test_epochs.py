@@ -311,19 +311,3 @@ def test_a_function_of_the_loader_that_needs_arguments_is_an_error(tmp_path: Pat
     epochs = EpochBatches(str(tmp_path), make)
     with pytest.raises(InvalidArgument, match=r"--loader: the function raised TypeError: .*'path'"):
         epochs.picture(0, 0, 0, "image")
-
-
-def test_a_function_of_the_loader_finds_no_arguments_of_the_viewer(
-    dataset: shardio.ShardDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["shardio", "view", "out", "--port", "80"])
-    found: list[list[str]] = []
-
-    def make() -> dict[str, Any]:
-        found.append([*sys.argv])
-        return {"batch_size": 2}
-
-    epochs = EpochBatches(dataset.path, make)
-    assert len(epochs.describe(dataset, {})["samples"]) == 2
-    epochs.close()
-    assert found == [["shardio"]] and len(sys.argv) == 5

@@ -7,7 +7,6 @@ pictures are those of the dataset. With one, a batch is loaded, and its values a
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ import numpy as np
 import shardio
 from shardio._base.progress import counted
 from shardio.media import fit, preview_pixels, to_jpeg
-from shardio_tools.view.loader_file import no_arguments
 from shardio_tools.view.rows import class_field, class_name
 from shardio_tools.view.stored import (
     READ_ERRORS,
@@ -266,8 +264,7 @@ def _loader_of(given: Any, path: str) -> Any:
     """Return the loader that the object named by --loader stands for."""
     if callable(given) and not isinstance(given, shardio.ShardLoader | Mapping):
         try:
-            with no_arguments(sys.argv[0]):
-                given = given()
+            given = given()
         except shardio.ShardioError:
             raise
         except (Exception, SystemExit) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -33,7 +34,8 @@ def load_named(text: str) -> Any:
     found = getattr(module, name)
     if found is None:
         raise InvalidArgument(f"--loader: {name} in {escaped(path)} is None")
-    return found
+    # A function is called later, and may parse the arguments, too.
+    return no_arguments(path)(found) if inspect.isfunction(found) else found
 
 
 @contextlib.contextmanager
