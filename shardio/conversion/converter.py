@@ -337,7 +337,10 @@ def kind_of(converter: str | type[Converter] | None) -> str | None:
     return kind
 
 
-_ADVICE: Final = {
+OPTION_ADVICE: Final = {
+    "compression": "write it as codec= of a field in schema=",
+    "features": "write schema=shardio.Schema({…})",
+    "shuffle": "pass it to shardio.ShardLoader",
     **dict.fromkeys(("exist_ok", "force", "replace"), "write overwrite=True, or append=True"),
     **dict.fromkeys(
         ("max_shard_size", "maxsize", "shard_size", "size_limit"), "write shard_bytes="
@@ -366,7 +369,7 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
         raise InvalidArgument(
             f"{', '.join(unknown)}: not an option of the converter {kind!r}; "
             + (
-                _ADVICE.get(unknown[0])
+                OPTION_ADVICE.get(unknown[0])
                 or did_you_mean(unknown[0], (*known, *PARAMETERS))
                 or f"its options are {listed}"
             )

@@ -38,6 +38,7 @@ from shardio.conversion.classes import (
     subset_sizes,
 )
 from shardio.conversion.converter import (
+    OPTION_ADVICE,
     PARAMETERS,
     Converter,
     fit_converter,
@@ -106,7 +107,7 @@ class ConvertOptions:
         given = [name for name in names if getattr(self, name) != getattr(default, name)]
         others = [name for name in self.converter_options if name not in accepted]
         if given := [*given, *others]:
-            hints = (did_you_mean(each, PARAMETERS) for each in others)
+            hints = (OPTION_ADVICE.get(each) or did_you_mean(each, PARAMETERS) for each in others)
             reason = next(filter(None, hints), reason)
             raise InvalidArgument(f"{', '.join(given)}: {reason}")
 

@@ -237,6 +237,8 @@ def test_the_schema_is_given_or_that_of_the_first_sample(tmp_path: Path) -> None
         ([(1, 2)], {"names": ("x", "x")}, "names must be unique; found 'x', 'x'"),
         (["a"], {"names": ("x",), "resume": True}, "resume: not for samples"),
         (["a"], {"names": ("x",), "frames": 3}, "frames: not for samples from an iterable"),
+        (["a"], {"names": ("x",), "shard_size": 3}, "shard_size: write shard_bytes="),
+        (["a"], {"names": ("x",), "features": 3}, r"features: write schema=shardio\.Schema\("),
         (["a"], {"names": ("x",), "num_workers": 3}, "num_workers: did you mean 'workers'"),
         (".", {"kind": "tables", "columns": ["x"]}, r"fields \(--schema\), references \(--refe"),
         (".", {"num_workers": 3}, "not an option of .*; did you mean 'workers'"),
