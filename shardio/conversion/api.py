@@ -225,7 +225,8 @@ def convert(
             resumed with the other.
         address: the address of the Ray cluster, as for `ray.init`. The default is the value of the
             environment variable RAY_ADDRESS; if it is not set, Ray is started on this machine.
-        options: the options of the converter.
+        options: the options of the converter. For Python objects, the only one is `classes`: the
+            names of the integers in a field `label`, counted from 0.
 
     Raises:
         InvalidArgument: `src` does not exist, is empty, matches no file, or has no file of the
@@ -334,7 +335,7 @@ def _convert_object(
                 for subset, one in (splits or {"": src}).items()
             ]
             return write_samples(parts, os.fspath(out), schema, options)
-    options.refuse(("kind", "labels", "split_folders"), "only for files")
+    options.refuse(("kind", "labels", "split_folders"), "only for files", accepted=("classes",))
     if samples is not None:
         return convert_items(src, samples, _function_name(samples), out, options, schema, names)
     items, name = index_runs(len(src)), type(src).__qualname__
@@ -363,7 +364,7 @@ def _sample_part(
         return SamplePart(rows, None, class_names_of(src), subset)
     _refuse_names(names)
     frame = FrameRows(src)
-    return SamplePart(frame, frame.schema, tuple(frame.classes), subset)
+    return SamplePart(frame, frame.schema, tuple(frame.classes), subset, frame.units)
 
 
 def _refuse_names(names: Sequence[str] | None) -> None:

@@ -103,7 +103,7 @@ def check_same_samples(
 ) -> None:
     """Raise InvalidArgument if the converter, its version, its options or the schema differ."""
     differences = []
-    if base.converter:
+    if "name" in base.converter:
         found = different_settings(_sample_settings(base.converter), _sample_settings(converter))
         differences = [f"{name} was {before!r}, is {now!r}" for name, before, now in found]
     check_same_schema(base.schema, schema, out, differences)
@@ -210,7 +210,7 @@ def _describe_change(one: Input, entries: Sequence[Entry]) -> str:
 
 
 def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
-    if base.n_samples and not base.classes and not base.converter and listing.classes:
+    if base.n_samples and not base.classes and "name" not in base.converter and listing.classes:
         raise InvalidArgument(
             f"{os.fspath(out)}: has labels but no class names, while the source has the classes "
             f"{', '.join(map(repr, listing.classes[:3]))}; append files without classes, or "

@@ -18,12 +18,14 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._base.callers import check_encodable, warn
+from shardio._base.progress import counted
 from shardio.conversion.converter import SHARD_NUMBER, Converter, is_media_name
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import InputReport
 from shardio.dataset.generation import Generation
 from shardio.dataset.selection import RowRuns
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, SchemaError
+from shardio.format.schema import Schema
 from shardio.maintenance.splitting import random_subsets, split_operation
 
 LABEL_COLUMNS: Final = ("path", "label")
@@ -164,6 +166,29 @@ def warn_of_equal_names(classes: Iterable[str], where: str | os.PathLike[str]) -
                 f"in different Unicode normal forms: {' and '.join(map(ascii, names))}; to have "
                 "one class, give them one name, and convert again"
             )
+
+
+def check_label_field(schema: Schema) -> None:
+    """Raise InvalidArgument unless the field `label` can be the number of a class."""
+    label = schema["label"].array if "label" in schema else None
+    if label is None or label.shape or np.dtype(label.numpy).kind not in "iu":
+        found = f"{schema['label']}" if "label" in schema else f"the fields {', '.join(schema)}"
+        raise InvalidArgument(
+            "classes: are the names of the integers in the field 'label', counted from 0; found "
+            f"{found}"
+        )
+
+
+def check_label(sample: Mapping[str, Any], n_classes: int) -> None:
+    """Raise SchemaError if the label of a sample has no name among the classes."""
+    label = sample.get("label")
+    if label is None or np.ndim(label):  # The writer refuses what the field cannot store.
+        return
+    if not 0 <= label < n_classes:
+        raise SchemaError(
+            f"label {label} has no name; classes has {counted(n_classes, 'names')}, for the labels "
+            "from 0"
+        )
 
 
 SPLIT_FOLDERS: Final = "split_folders"

@@ -40,7 +40,7 @@ class FrameRows:
     """The rows of a data frame, or of a dict of arrays, as dicts.
 
     `schema` is the schema that can store all rows. `classes` are the class names of the column
-    `label`.
+    `label`, and `units` maps the names of columns with times to their units.
     """
 
     def __init__(self, frame: Any) -> None:
@@ -56,6 +56,7 @@ class FrameRows:
         else:
             self._n_rows, self._columns = arrow_columns(frame)
         self.classes = next((each.classes for each in self._columns if each.name == "label"), ())
+        self.units = {each.name: each.unit for each in self._columns if each.unit}
         # In pandas, any hashable object can be the name of a column.
         names: list[Any] = [column.name for column in self._columns]
         for name in names:
@@ -86,6 +87,7 @@ class FrameColumn(NamedTuple):
     field: Field
     values: Callable[[int, int], Sequence[Any]]
     classes: tuple[str, ...] = ()
+    unit: str = ""
 
 
 def _with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
@@ -300,8 +302,19 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
     # Only columns of timestamps and durations have `asi8`: the values as integers, in the unit of
     # the column. Timestamps are in UTC.
     if hasattr(series.array, "asi8"):
-        return _pandas_numbers(name, np.asarray(series.array.asi8), nulls)
+        values = np.asarray(series.array.asi8)
+        return _pandas_numbers(name, values, nulls)._replace(unit=_pandas_unit(dtype))
     return _pandas_objects(name, series, nulls)
+
+
+def _pandas_unit(dtype: Any) -> str:
+    """Return the unit of times as Arrow writes it, such as `timestamp[us, tz=UTC]`."""
+    if dtype.kind not in "mM":
+        return str(dtype)  # such as `period[M]`
+    zone = getattr(dtype, "tz", None)
+    unit = getattr(dtype, "unit", None) or np.datetime_data(dtype)[0]
+    name = "duration" if dtype.kind == "m" else "timestamp"
+    return f"{name}[{unit}{f', tz={zone}' if zone else ''}]"
 
 
 def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:

@@ -25,10 +25,12 @@ from shardio._workers.processes.serialization import pickled
 from shardio.batch.batch import Batch
 from shardio.batch.schema_inference import infer_schema
 from shardio.conversion.append import known_classes, load_base
+from shardio.conversion.classes import check_label, check_label_field
 from shardio.conversion.converter import ITEMS, Converter, Input, Item, Outcome
 from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import ConversionReport
+from shardio.dataset.manifest import check_classes
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
@@ -177,18 +179,26 @@ def convert_items(
     """Convert items to a new dataset, or append their samples to an existing one.
 
     `make` returns the samples of one item, and `function` is its name, which the dataset records.
-    `classes` are the class names of the field `label`.
+    `classes` are the class names of the field `label`, unless the options name them.
     """
     options.check_for_inputs(None)
     base = load_base(out) if options.append else None
+    given = options.converter_options.get("classes")
+    classes = classes if given is None else check_classes(given)
+    recorded = None if given is None else classes
+    if base is not None:
+        recorded = base.converter.get("options", {}).get("classes")
     staging = options.make_staging(out)
     listing = list_items(items)
     parts = None if names is None else tuple(names)
     if schema is None:
         schema = base.schema if base is not None else infer_item_schema(make, listing.inputs, parts)
+    if given is not None:
+        check_label_field(schema)
     if "label" in schema:
         listing = replace(listing, classes=known_classes(base, classes, out))
-    job = options.make_job(ItemSource(function, parts, make, schema), base, staging)
+    source = ItemSource(function, parts, recorded, make, schema)
+    job = options.make_job(source, base, staging)
     return convert_inputs(listing, staging, job, options)
 
 
@@ -241,13 +251,17 @@ _NO_SAMPLE: Final = object()
 
 @dataclass(frozen=True)
 class ItemSource(Converter):
-    """A converter that calls `make` for each item; `fields` is the schema of the samples."""
+    """A converter that calls `make` for each item; `fields` is the schema of the samples.
+
+    If the caller gives `classes`, each label must be the number of one of them.
+    """
 
     kind: ClassVar[str] = ITEMS
     version: ClassVar[str] = "1"
 
     function: str
     names: tuple[str, ...] | None = None
+    classes: Sequence[str] | None = None
     make: InitVar[SampleFunction | None] = None
     fields: InitVar[Schema | None] = None
 
@@ -266,6 +280,8 @@ class ItemSource(Converter):
         for value in _call(vars(self)["_make"], _unpickle(source), self.names):
             try:
                 sample = validate_sample(as_mapping(value, self.names), self.schema())
+                if self.classes is not None:
+                    check_label(sample, len(self.classes))
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
             except Exception as error:  # A user-defined mapping may raise any exception.

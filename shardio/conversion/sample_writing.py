@@ -8,13 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from shardio._base.progress import counted
 from shardio.conversion.append import check_same_schema, known_classes, load_base, rebase
-from shardio.conversion.classes import random_split_details, subset_details, subset_sizes
+from shardio.conversion.classes import (
+    check_label,
+    check_label_field,
+    random_split_details,
+    subset_details,
+    subset_sizes,
+)
 from shardio.conversion.execution import ConvertOptions
 from shardio.conversion.journal import conversion_settings
 from shardio.conversion.python_samples import infer_sample_schema, prepare_sample
@@ -35,13 +39,14 @@ class SamplePart(NamedTuple):
     """Samples of one subset; `subset` is "" for no subset.
 
     `schema` is a schema that can store the samples; None to infer it from the first sample.
-    `classes` are the class names of the field `label`.
+    `classes` are the class names of the field `label`, and `units` are the units of times.
     """
 
     samples: Iterable[Mapping[str, Any]]
     schema: Schema | None = None
     classes: tuple[str, ...] = ()
     subset: str = ""
+    units: Mapping[str, str] = MappingProxyType({})
 
 
 def write_samples(
@@ -61,6 +66,7 @@ def write_samples(
     given = options.converter_options.get("classes")
     named = _merge_classes(parts) if given is None else check_classes(given)
     classes = known_classes(base, named, out)
+    units = _merge_units(parts, base, out)
     schema = _known_schema(parts, schema, base, out)
     is_inferred = schema is None
     rows: Rows = ((part.subset, sample) for part in parts for sample in part.samples)
@@ -68,13 +74,15 @@ def write_samples(
         schema, rows = _infer_schema(rows)
     check_schema(schema)
     if given is not None:
-        _check_label(schema)
+        check_label_field(schema)
     if base is None and not options.overwrite and holds_dataset(out):
         refuse_existing(out, hint=REPLACE_HINT)
     classes = classes if "label" in schema else ()
     n_labels = None if given is None else len(classes)
     run = _SampleRun(
-        rows, schema, classes, base, options, out, is_inferred=is_inferred, n_labels=n_labels
+        *(rows, schema, classes, units, base, options, out),
+        is_inferred=is_inferred,
+        n_labels=n_labels,
     )
     latest, found = run.replace_dataset() if options.overwrite else run.write(out)
     shards = found.shards if found else ()
@@ -97,11 +105,13 @@ class _SampleRun:
     """One run that writes samples; `is_inferred` is True for the schema of the first sample.
 
     If the caller gives the names of the classes, labels must be less than `n_labels`, their number.
+    A new dataset records `units` among the options of its converter, as that of Arrow files does.
     """
 
     rows: Rows
     schema: Schema
     classes: tuple[str, ...]
+    units: Mapping[str, str]
     base: Generation | None
     options: ConvertOptions
     out: str
@@ -123,7 +133,8 @@ class _SampleRun:
             latest = None if base is None else rebase(base, Path(folder))
             if not self.n_samples:
                 return latest, latest
-            details: dict[str, Any] = {"classes": self.classes}
+            options = {"options": {"units": self.units}} if self.units else {}
+            details: dict[str, Any] = {"classes": self.classes, "converter": options}
             if latest is not None:
                 output.set_previous(latest)
                 details = {
@@ -139,10 +150,7 @@ class _SampleRun:
 
     def _append(self, output: GenerationWriter, sample: Mapping[str, Any]) -> None:
         try:
-            prepared = _prepare(sample, self.schema, self.n_samples)
-            if self.n_labels is not None:
-                _check_class(prepared, self.n_labels, self.n_samples)
-            output.append(prepared)
+            output.append(_prepare(sample, self.schema, self.n_labels, self.n_samples))
         except SchemaError as error:
             if not self.is_inferred:
                 raise
@@ -166,6 +174,7 @@ class _SampleRun:
                 shards=list(new.shards),
                 classes=new.classes,
                 subsets=new.subsets,
+                converter=new.converter,
                 operation=new.operation,
             )
             staging.finish()
@@ -188,27 +197,18 @@ def _merge_classes(parts: Sequence[SamplePart]) -> tuple[str, ...]:
     return classes
 
 
-def _check_label(schema: Schema) -> None:
-    """Raise InvalidArgument unless the field `label` can be the number of a class."""
-    label = schema["label"].array if "label" in schema else None
-    if label is None or label.shape or np.dtype(label.numpy).kind not in "iu":
-        found = f"{schema['label']}" if "label" in schema else f"the fields {', '.join(schema)}"
-        raise InvalidArgument(
-            "classes: are the names of the integers in the field 'label', counted from 0; found "
-            f"{found}"
-        )
-
-
-def _check_class(sample: Mapping[str, Any], n_classes: int, number: int) -> None:
-    """Raise SchemaError if the label of a sample has no name among the classes."""
-    label = sample.get("label")
-    if label is None or np.ndim(label):  # The writer refuses what the field cannot store.
-        return
-    if not 0 <= label < n_classes:
-        raise SchemaError(
-            f"sample {number}: label {label} has no name; classes has {counted(n_classes, 'names')}"
-            ", for the labels from 0"
-        )
+def _merge_units(parts: Sequence[SamplePart], base: Generation | None, out: str) -> dict[str, str]:
+    """Return the units of all parts and the dataset; raise InvalidArgument if they differ."""
+    recorded = {} if base is None else base.converter.get("options", {}).get("units")
+    units = dict(recorded or {})
+    for part in parts:
+        for name, unit in part.units.items():
+            if units.setdefault(name, unit) != unit:
+                raise InvalidArgument(
+                    f"{out}: column {name!r}: expected {units[name]} as in the rows before, found "
+                    f"{unit}; convert the column first"
+                )
+    return units
 
 
 def _known_schema(
@@ -261,9 +261,14 @@ def _merge_schemas(parts: Sequence[SamplePart]) -> Schema | None:
     return merged
 
 
-def _prepare(sample: Mapping[str, Any], schema: Schema, number: int) -> Mapping[str, Any]:
+def _prepare(
+    sample: Mapping[str, Any], schema: Schema, n_labels: int | None, number: int
+) -> Mapping[str, Any]:
     """Return a sample in the form that a writer accepts; an error names the sample and field."""
     try:
-        return prepare_sample(sample, schema)
+        prepared = prepare_sample(sample, schema)
+        if n_labels is not None:
+            check_label(prepared, n_labels)
+        return prepared
     except SchemaError as error:
         raise SchemaError(f"sample {number}: {error}") from error

@@ -53,12 +53,15 @@ def dataset_html(dataset: Dataset) -> str:
     clips = _clip_words(dataset.view)
     sizes = dataset.subsets if dataset.rows.selects_all else {}
     subsets = (f"{name} {size:,}" for name, size in sizes.items())
+    units = dataset.converter.get("options", {}).get("units") or {}
+    times = (f"{name}: {unit}" for name, unit in units.items())
     can_read = bool(n) and not dataset.remote_storages
     value = functools.partial(_stored_value, dataset)
     parts = [
         listing("clips", clips, len(clips)),
         listing("subsets", subsets, len(sizes)),
         listing(f"{len(dataset.classes):,} classes", _classes(dataset), len(dataset.classes)),
+        listing("times", times, len(units)),
         _table(dataset.schema, lambda name: value(0, name), can_read=can_read),
     ]
     if can_read:

@@ -335,3 +335,87 @@ def test_the_categories_of_a_pandas_label_are_the_classes(tmp_path: Path) -> Non
     with shardio.open(tmp_path / "gaps") as dataset:
         assert dataset.schema["label"] == Array("int64", optional=True)
         assert [sample["label"] for sample in dataset] == [1, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "names"),
+    [(pl.Enum(["cat", "dog", "fox"]), ("cat", "dog", "fox")), (pl.Categorical, ("dog", "cat"))],
+)
+def test_the_categories_of_a_polars_label_are_the_classes(
+    dtype: Any, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    labels = ["dog", "cat", "dog"]
+    frame = pl.DataFrame({"label": pl.Series(labels, dtype=dtype)})
+    assert shardio.convert(frame, tmp_path / "out").classes == names
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["label"] == Array("int64")
+        assert [dataset.classes[k] for k in dataset["label"]] == labels
+    gaps = pl.DataFrame({"label": pl.Series([*labels, None], dtype=dtype)})
+    shardio.convert(gaps, tmp_path / "gaps")
+    with shardio.open(tmp_path / "gaps") as dataset:
+        assert dataset.schema["label"] == Array("int64", optional=True)
+        assert dataset.classes == names and dataset[3]["label"] is None
+
+
+def test_the_categories_of_an_arrow_label_are_the_classes(tmp_path: Path) -> None:
+    parts = [pa.array(each).dictionary_encode() for each in (["b", "a"], ["c", "a"])]
+    frame = pa.table({"label": pa.chunked_array(parts), "other": pa.chunked_array(parts)})
+    assert shardio.convert(frame, tmp_path / "out").classes == ("b", "a", "c")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset["label"].tolist() == [0, 1, 2, 1]
+        assert dataset["other"] == ["b", "a", "c", "a"]
+    numbers = pa.table({"label": pa.array([7, 8]).dictionary_encode()})
+    assert shardio.convert(numbers, tmp_path / "numbers").classes == ()
+
+
+ARROW_TIMES: dict[str, Any] = {
+    "when": pa.array(DAYS, pa.timestamp("us")),
+    "where": pa.array(DAYS, pa.timestamp("ms", "Asia/Tokyo")),
+    "long": pa.array([1, 2, 3], pa.duration("s")),
+}
+UNITS = {"when": "timestamp[us]", "where": "timestamp[ms, tz=Asia/Tokyo]", "long": "duration[s]"}
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
+def test_a_dataset_records_the_units_of_times(kind: str, tmp_path: Path) -> None:
+    frame: Any = pa.table(ARROW_TIMES)
+    units = dict(UNITS)
+    if kind == "pandas":
+        frame = frame.to_pandas()
+        frame["month"] = pd.period_range("2020-01", periods=3, freq="M")
+        units["month"] = "period[M]"
+    if kind == "polars":
+        frame = pl.DataFrame(frame).with_columns(day=pl.col("when").dt.date())
+        units |= {"day": "date32[day]", "long": "duration[ms]"}  # Polars has no seconds
+    frame_dict = {name: frame[name] for name in units}
+    for out, source in (("frame", frame), ("dict", frame_dict)):
+        if kind == "arrow" and out == "dict":
+            continue
+        shardio.convert(source, tmp_path / out)
+        shardio.convert(source, tmp_path / out, append=True)
+        shardio.convert(source, tmp_path / out, overwrite=True)
+        with shardio.open(tmp_path / out) as dataset:
+            assert dataset.converter == {"options": {"units": units}}
+            assert ">times</span> " in dataset._repr_html_() and "timestamp[us]" in str(
+                dataset._repr_html_()
+            )
+
+
+def test_an_append_with_another_unit_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"when": pd.to_datetime(["2020-01-01"]).as_unit("us")})
+    shardio.convert(frame, tmp_path / "out")
+    said = r"column 'when': expected timestamp\[us\] as in the rows before, found timestamp\[s\]"
+    with pytest.raises(InvalidArgument, match=said):
+        shardio.convert(frame.astype("datetime64[s]"), tmp_path / "out", append=True)
+    assert shardio.convert(frame, tmp_path / "out", append=True).n_samples_before == 1
+
+
+def test_a_file_with_the_same_fields_is_appended_to_rows_with_times(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"when": pd.to_datetime(["2020-01-01"]), "source": ["here"]})
+    shardio.convert(frame, tmp_path / "out")
+    (tmp_path / "more.jsonl").write_text(json.dumps({"when": 5}))
+    more = tmp_path / "more.jsonl"
+    shardio.convert(more, tmp_path / "out", kind="tables", append=True, workers=0)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset["source"] == ["here", "more.jsonl"]
+        assert dataset.converter == {"options": {"units": {"when": "timestamp[us]"}}}

@@ -539,3 +539,46 @@ def test_workers_that_crash_before_the_first_item_are_an_error(tmp_path: Path) -
 
     with pytest.raises(UnsupportedEnvironment, match="crash before they do anything: .* code 3"):
         shardio.convert([1], tmp_path / "out", samples=make, workers=1)
+
+
+class Labelled:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, k: int) -> dict[str, Any]:
+        return {"x": np.float32(k), "label": k}
+
+
+@pytest.mark.parametrize("kind", ["function", "dataset"])
+def test_classes_name_the_labels_of_items(kind: str, tmp_path: Path) -> None:
+    source: Any = range(3) if kind == "function" else Labelled()
+    make: Any = Labelled().__getitem__ if kind == "function" else None
+    options: dict[str, Any] = {"samples": make, "workers": 0}
+    out, names = tmp_path / "out", ["cat", "dog", "fox"]
+    assert shardio.convert(source, out, classes=names, **options).classes == tuple(names)
+    report = shardio.convert(source, out, classes=names, append=True, **options)
+    assert report.counts == {"duplicate": 3}
+    assert shardio.convert(source, out, classes=names, resume=True, **options).n_samples == 0
+    with pytest.raises(InvalidArgument, match="classes"):
+        shardio.convert(source, out, classes=names[::-1], append=True, **options)
+    with pytest.warns(RuntimeWarning, match="1 of 3 inputs are broken"):
+        report = shardio.convert(source, tmp_path / "fewer", classes=names[:2], **options)
+    said = "sample 0: label 2 has no name; classes has 2 names, for the labels from 0"
+    assert ([one.reason for one in report.broken], report.n_samples) == ([said], 2)
+
+
+def test_an_append_of_items_accepts_only_labels_with_names(tmp_path: Path) -> None:
+    make: Any = Labelled().__getitem__
+    shardio.convert([0, 1], tmp_path / "out", samples=make, workers=0, classes=["cat", "dog"])
+    with pytest.warns(RuntimeWarning, match="label 2 has no name"):
+        shardio.convert([2, 1], tmp_path / "out", samples=make, workers=0, append=True)
+    assert column(tmp_path / "out", "label") == [0, 1]
+
+
+@pytest.mark.parametrize("sample", [{"label": "pos"}, {"label": 0.5}, {"other": 1}])
+def test_classes_of_items_need_a_field_label_of_integers(sample: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="names of the integers in the field 'label'"):
+        shardio.convert(
+            [0], tmp_path / "out", samples=lambda _: sample, workers=0, classes=["neg", "pos"]
+        )
+    assert not (tmp_path / "out").exists()

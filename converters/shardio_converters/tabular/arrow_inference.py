@@ -137,9 +137,9 @@ def refuse_other_unit_or_classes(
         )
 
 
-FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]], tuple[str, ...]]
+FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]], tuple[str, ...], str]
 """A column of a data frame: its name, its field, a function of (start, stop) that returns the
-values of these rows, and its class names."""
+values of these rows, its class names, and the unit of its times."""
 ReadRows = Callable[[str, int, int], pa.Table]
 """A function of (name, start, stop) that returns a column of these rows as a table."""
 
@@ -158,19 +158,39 @@ def frame_columns(table: pa.Table, read: ReadRows | None = None) -> Iterator[Fra
     If `read` is given, the values come from `read`: its rows may be fewer than those of the table,
     or in another order. The fields are still inferred from the table.
 
-    Lists of times are refused, because their units would be lost. Lists of arrays of several
+    The categories of a column `label` are its class names, and its values are their numbers. Lists
+    of times are refused, because their units would be lost. Lists of arrays of several
     dimensions and varying shapes become JSON, because their rows may be ragged.
     """
     features = features_of(table.schema)
     for place, (name, type_) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
         of_column = table.select([place])
+        if read is None and name == "label" and (label := _categorical_label(of_column)):
+            yield label
+            continue
         rows = partial(_slice, of_column) if read is None else partial(read, name)
         try:
             for column in columns_of_type(name, type_, about=features.get(name)):
                 kind = _field_of(of_column, column)
-                yield column.name, kind, partial(_rows, rows, column, kind), column.classes
+                values = partial(_rows, rows, column, kind)
+                yield column.name, kind, values, column.classes, column.unit
         except MediaError as error:
             raise InvalidArgument(str(error)) from error
+
+
+def _categorical_label(table: pa.Table) -> FrameColumn | None:
+    """Return a column of categories that are text as the numbers of classes; None for others."""
+    if not types.is_dictionary(table.field(0).type):
+        return None
+    array = table.column(0).combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0)
+    names = array.dictionary.to_pylist()
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    numbers = array.indices.cast(pa.int64())
+    field = parse_field("label", f"int64{'?' if numbers.null_count else ''}")
+    return "label", field, lambda start, stop: numbers[start:stop].to_pylist(), tuple(names), ""
 
 
 def _field_of(table: pa.Table, column: ArrowColumn) -> Field:

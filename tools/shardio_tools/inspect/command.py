@@ -221,11 +221,16 @@ def _fields(found: Inspection) -> Iterator[Element]:
     if not schema:
         yield Cell("  cannot be read", "bad")
         return
+    units = found.facts.get("converter", {}).get("options", {}).get("units") or {}
     rows = [
-        [escaped(name), type_text(kind), media_text(found.media.get(name, ()))]
+        [
+            escaped(name),
+            type_text(kind),
+            media_text(found.media.get(name, ())) or escaped(units.get(name, "")),
+        ]
         for name, kind in schema.items()
     ]
-    yield Table(rows if found.media else [row[:2] for row in rows])
+    yield Table(rows if found.media or units else [row[:2] for row in rows])
     if any(kind["type"] == "Audio" for kind in schema.values()):
         yield "  loaders deliver 16,000 Hz mono; decode={…: shardio.Sound(…)} changes it"
     n_media = max(map(len, found.media.values()), default=0)
