@@ -256,7 +256,9 @@ class Batch(Mapping[str, Value_co], Listed):
         """Return a description of the values of a list, such as "3 texts"."""
         n, field = self.n_rows, self._layout.schema[slot.name]
         if field.array is not None:
-            things = "arrays" if self._wrap is None else "tensors"
+            kinds = map(type, self._values.values())
+            is_jax = any(kind.__module__.startswith("jax") for kind in kinds)
+            things = "arrays" if self._wrap is None or is_jax else "tensors"
             return f"{counted(n, things)} of {field.array.dtype} {self._sizes(slot)}"
         if field.item is not None:
             shape = _shown(["any" if n is None else f"{n}" for n in field.item.shape])
@@ -474,7 +476,7 @@ def _moved(value: Any, device: Any, *, non_blocking: bool) -> Any:
         return value.to(device, non_blocking=non_blocking)
     if hasattr(value, "shape"):
         raise TypeError(
-            f"batch.to moves tensors of torch, and this batch has a {type(value).__name__}: pass "
-            'output="torch" to the loader'
+            "batch.to moves tensors of torch; found values of the type "
+            f'{type(value).__name__}: pass output="torch" to the loader'
         )
     return value

@@ -43,6 +43,11 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
     return ShardLoader(folder, 4, **given)
 
 
+def test_the_repr_of_a_batch_names_arrays(folder: str) -> None:
+    with _loader(folder) as loader:
+        assert "run 4 arrays of int16 (0–2,)" in repr(next(iter(loader)))
+
+
 @pytest.mark.parametrize("options", [{}, {"reuse": True}], ids=["leased", "reuse"])
 def test_held_arrays_of_lists_keep_values(folder: str, options: dict[str, Any]) -> None:
     with _loader(folder, prefetch=0, **options) as loader:
