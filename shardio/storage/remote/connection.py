@@ -33,6 +33,9 @@ CACHE_VARIABLE: Final = "SHARDIO_CACHE"
 
 DEADLINE_S: Final = 120.0
 """The default limit on the time that a call may take without receiving a byte."""
+DEADLINE_VARIABLE: Final = "SHARDIO_DEADLINE_S"
+"""The environment variable with another limit, in seconds."""
+DEADLINE_HINT: Final = f"{DEADLINE_VARIABLE}=… or storage_options={{'deadline_s': …}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,10 @@ class RemoteOptions:
     @property
     def for_reopening(self) -> RemoteOptions:
         """The options to use once the server has answered: connecting has the same deadline."""
-        return replace(self, options={"deadline_s": DEADLINE_S, **self.options})
+        options = dict(self.options)
+        given_s = pop_deadline(options)
+        options["deadline_s"] = DEADLINE_S if given_s is None else given_s
+        return replace(self, options=options)
 
     @property
     def cache_folder(self) -> str:
@@ -106,6 +112,23 @@ class RemoteOptions:
 def is_url(place: str) -> bool:
     """Return True for a URL, False for a path."""
     return _SCHEME.match(place) is not None
+
+
+def pop_deadline(options: dict[str, Any]) -> float | None:
+    """Remove the deadline from options; return it, or else that of the environment, in seconds.
+
+    Return None if neither has one. Raise InvalidArgument unless it is a number above 0.
+    """
+    name, given = "storage_options['deadline_s']", options.pop("deadline_s", None)
+    if given is None and (text := os.environ.get(DEADLINE_VARIABLE)):
+        name, given = DEADLINE_VARIABLE, text
+        with contextlib.suppress(ValueError):
+            given = float(text)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise InvalidArgument(f"{name} must be a number of seconds above 0; found {given!r}")
+    return float(given)
 
 
 def validate_url(url: str) -> str:

@@ -29,7 +29,6 @@ from shardio._base.callers import warn
 from shardio._base.progress import counted
 from shardio.errors import (
     DatasetConflict,
-    InvalidArgument,
     ShardChanged,
     ShardNotFound,
     StoreUnavailable,
@@ -37,6 +36,7 @@ from shardio.errors import (
 from shardio.storage.remote.connection import (
     AZURE,
     CONNECT_TIMEOUT_S,
+    DEADLINE_HINT,
     DEADLINE_S,
     NoConnection,
     TransientError,
@@ -44,6 +44,7 @@ from shardio.storage.remote.connection import (
     load_obstore,
     map_obstore_errors,
     open_store,
+    pop_deadline,
     replaced_error,
     validate_url,
 )
@@ -186,15 +187,9 @@ class ObjectStore:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url = validate_url(url)
         self._options = dict(options or {})
-        is_patient = "deadline_s" in self._options
-        given = self._options.pop("deadline_s", DEADLINE_S)
-        if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-            raise InvalidArgument(
-                "storage_options['deadline_s'] must be a number of seconds above 0; "
-                f"found {given!r}"
-            )
-        self.deadline_s = float(given)
-        self._connect_deadline_s = self.deadline_s if is_patient else _CONNECT_DEADLINE_S
+        given_s = pop_deadline(self._options)
+        self.deadline_s = DEADLINE_S if given_s is None else given_s
+        self._connect_deadline_s = _CONNECT_DEADLINE_S if given_s is None else given_s
         self._store: Any = None
         self._pid = 0
         self._has_answered = self._is_noted = False
@@ -480,7 +475,7 @@ class _BackOff:
                 raise StoreUnavailable(
                     f"{self._object}: {failure}, after {counted(self._n_tries, 'attempts')} in "
                     f"{taken_s:.0f} s; check the address, or set "
-                    "storage_options={'deadline_s': …} to wait for the server"
+                    f"{DEADLINE_HINT} to wait for the server"
                 ) from None
             raise self._no_data_error(failure, taken_s, self._n_tries) from None
         if taken_s > _NOTE_AFTER_S:
@@ -495,5 +490,5 @@ class _BackOff:
         return StoreUnavailable(
             f"{self._object}: no data from the store for {taken_s:.0f} s, after "
             f"{counted(n_tries, 'attempts')}; last failure: {failure}; try again later "
-            "(transferred data is kept), or set a longer storage_options={'deadline_s': …}"
+            f"(transferred data is kept), or set {DEADLINE_HINT} to wait longer"
         )

@@ -35,6 +35,17 @@ def test_inspect_by_ranges(told: Scene, tmp_path: Path, capsys: pytest.CaptureFi
     assert "  samples  400\n" in out and " in 2 shards\n" in out
 
 
+def test_a_command_names_the_variable_of_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHARDIO_DEADLINE_S", "0.2")
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/set"
+        assert cli.main(["inspect", url]) == 3
+    assert "check the address, or set SHARDIO_DEADLINE_S=… or" in capsys.readouterr().err
+
+
 def test_view_by_ranges(told: Scene, tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", 400, 2, TWO_FIELDS, two_fields(400))
     url = told.put_dataset(tmp_path / "set", "viewed")

@@ -371,6 +371,25 @@ def test_a_server_that_has_answered_is_waited_for(
         assert ObjectStore(store.url("objects"), told).read("a.shard") == DATA
 
 
+def test_the_environment_may_have_the_deadline(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDIO_DEADLINE_S", "0.1")
+    options = {**OPTIONS, "aws_endpoint": silent, "client_options": {"timeout": "1h"}}
+    del options["deadline_s"]
+    hint = r"set SHARDIO_DEADLINE_S=… or storage_options=\{'deadline_s': …\} to wait longer$"
+    with pytest.raises(StoreUnavailable, match=hint):
+        ObjectStore("s3://bucket/set", options).read("a.shard")
+    assert RemoteOptions(None, None, options).for_reopening.options["deadline_s"] == 0.1
+    assert ObjectStore("s3://bucket/set", {**options, "deadline_s": 7}).deadline_s == 7
+    for text in ("long", "0", "-1", "nan"):
+        monkeypatch.setenv("SHARDIO_DEADLINE_S", text)
+        with pytest.raises(InvalidArgument, match="^SHARDIO_DEADLINE_S must be a number of sec"):
+            ObjectStore("s3://bucket/set", options)
+    monkeypatch.setenv("SHARDIO_DEADLINE_S", "")
+    assert ObjectStore("s3://bucket/set", options).deadline_s == 120
+
+
 def test_repetition_is_noted_once_until_a_success(
     store: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
