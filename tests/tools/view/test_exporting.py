@@ -20,6 +20,7 @@ import shardio
 from shardio import Array, InvalidArgument, Json, Text
 from shardio.maintenance import split
 from shardio.media import demux
+from shardio_tools import cli
 from shardio_tools.view.exporting import export_site
 from tests.media.images_made import saved
 from tests.media_made import quadrants
@@ -188,6 +189,28 @@ def test_a_folder_that_exists_is_not_touched(mixture: Path, tmp_path: Path) -> N
     with pytest.raises(InvalidArgument, match="site: already exists: choose another folder"):
         export_site(str(mixture), tmp_path / "site")
     assert list((tmp_path / "site").iterdir()) == []
+
+
+def test_a_site_is_replaced_only_on_request(mixture: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    export_site(str(mixture), site, n_samples=3)
+    kept = (site / "index.html").stat().st_ino
+    with pytest.raises(InvalidArgument, match=r"choose another folder, or replace it \(--overwr"):
+        export_site(str(mixture), site)
+    assert (site / "index.html").stat().st_ino == kept
+    assert cli.main(["view", str(mixture), "--export", str(site), "--samples", "1"]) == 2
+    options = ["--export", str(site), "--samples", "1", "--overwrite"]
+    assert cli.main(["view", str(mixture), *options]) == 0
+    assert len(json.loads((site / "api/rows.json").read_text())["rows"]) == 1
+    assert [path.name for path in tmp_path.glob("*site*")] == ["site"]
+
+
+def test_a_folder_that_is_no_site_is_never_replaced(mixture: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/index.html").write_text("my own page")
+    with pytest.raises(InvalidArgument, match="already exists: choose another folder, or remove"):
+        export_site(str(mixture), tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine/index.html").read_text() == "my own page"
 
 
 def test_an_export_that_fails_leaves_nothing(

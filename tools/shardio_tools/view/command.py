@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, which turns tokens into text")
     add("--export", metavar="DIR", help="write a static site to DIR instead, and exit")
+    add("--overwrite", action="store_true", help="replace a static site in DIR")
     add(
         "--samples",
         type=int,
@@ -161,6 +162,8 @@ def _export(options: argparse.Namespace) -> int:
     """Write a static site, and return the exit code."""
     from shardio_tools.view.exporting import export_site
 
-    n = export_site(options.path, options.export, n_samples=options.samples)
+    n = export_site(
+        options.path, options.export, n_samples=options.samples, overwrite=options.overwrite
+    )
     print_screen([Done(f"exported {format_count(n, 'sample')} to {escaped(options.export)}")])
     return 0

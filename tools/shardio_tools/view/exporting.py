@@ -69,23 +69,23 @@ _NOT_EVERYWHERE: Final = ("hvc1",)
 """Codecs that many browsers do not play: frames are exported, too."""
 
 
-def export_site(path: str, out: str | os.PathLike[str], *, n_samples: int = 100) -> int:
+def export_site(
+    path: str, out: str | os.PathLike[str], *, n_samples: int = 100, overwrite: bool = False
+) -> int:
     """Write a site that shows some samples, spread over the dataset; return their number.
 
     The folder appears when it is complete. A file server is needed to look at it, such as
     `python -m http.server`, because browsers run no modules from files. The
     path of the dataset, the inputs of its conversion and the options of operations are left out.
+    With `overwrite`, the folder may be an earlier site, which is replaced.
 
     Raises:
-        InvalidArgument: the folder exists.
+        InvalidArgument: the folder exists, and must not or cannot be replaced.
         DatasetNotFound, DatasetCorrupt, …: the dataset cannot be opened.
         OSError: a file cannot be written.
     """
     target = Path(out)
-    if target.exists():
-        raise shardio.InvalidArgument(
-            f"{escaped(str(target))}: already exists: choose another folder, or remove it"
-        )
+    _check_target(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     source = Source(path)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -93,6 +93,8 @@ def export_site(path: str, out: str | os.PathLike[str], *, n_samples: int = 100)
         with source.opened() as dataset:
             n = _Site(staging, source, dataset).write(n_samples)
         staging.chmod(0o777 & ~_umask())
+        if target.exists():
+            shutil.rmtree(target)
         staging.rename(target)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
@@ -100,6 +102,22 @@ def export_site(path: str, out: str | os.PathLike[str], *, n_samples: int = 100)
     finally:
         source.close()
     return n
+
+
+def _check_target(target: Path, *, overwrite: bool) -> None:
+    """Raise InvalidArgument if a folder is there, unless it is a site that may be replaced."""
+    if not target.exists():
+        return
+    try:
+        is_site = _STATIC_MODE in (target / "index.html").read_bytes()
+    except OSError:
+        is_site = False
+    if is_site and overwrite:
+        return
+    hint = "or replace it (--overwrite)" if is_site else "or remove it"
+    raise shardio.InvalidArgument(
+        f"{escaped(str(target))}: already exists: choose another folder, {hint}"
+    )
 
 
 def _umask() -> int:
