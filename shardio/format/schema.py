@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from shardio._base.callers import ANY_OPTION, refuses
+from shardio._base.callers import ANY_OPTION, missing_attribute, refuses, unknown_field
 from shardio._base.classes import Listed, cached_property, listed
 from shardio._base.html import format_shape, fragment, table
 from shardio.errors import SchemaError
@@ -25,6 +25,13 @@ MAX_NAME_BYTES: Final = 255
 _SHOWN_LENGTH: Final = 40
 """Messages show this number of characters of a name that is too long."""
 
+_ADVICE: Final = {
+    **dict.fromkeys(("column_names", "field_names", "names"), "write list(schema)"),
+    **dict.fromkeys(("features", "fields", "to_dict", "types"), "write dict(schema)"),
+    **dict.fromkeys(("dtype", "dtypes"), "write schema[name].dtype"),
+    **dict.fromkeys(("shape", "shapes"), "write schema[name].shape"),
+}
+"""Attributes of other libraries' schemas, and what to write instead."""
 _AS_A_DICT: Final = 'write the fields as a dict, Schema({"image": shardio.Image()})'
 
 
@@ -77,8 +84,21 @@ class Schema(Mapping[str, Field], Listed):
         }
         """The fields stored record by record in the payload, in schema order."""
 
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            # The module `copy` looks up special methods before the schema has fields.
+            fields = () if name[0] == "_" else self._fields
+            advice = {name: f"write schema[{name!r}]"} if name in fields else {}
+            return missing_attribute(self, name, _ADVICE | advice)
+
     def __getitem__(self, name: str) -> Field:
+        if name not in self._fields:
+            raise unknown_field("the schema", str(name), self._fields)
         return self._fields[name]
+
+    def __contains__(self, name: object) -> bool:  # `Mapping` would create the KeyError
+        return name in self._fields
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)

@@ -43,7 +43,7 @@ _STRIP_HEIGHT: Final = 160
 _IMAGE_ADVICE: Final = {
     **dict.fromkeys(("numpy", "pixels", "to_numpy", "to_tensor"), "write image.decode()"),
     **dict.fromkeys(
-        ("convert", "crop", "mode", "resize", "save", "size"),
+        ("__array_interface__", "convert", "crop", "mode", "resize", "save", "size"),
         "write image.to_pil(), an image of Pillow",
     ),
 }
@@ -52,7 +52,8 @@ _IMAGE_ADVICE: Final = {
 class StoredImage(EncodedImage):
     """An image of a stored sample: the bytes of its file, which can be decoded and shown.
 
-    `np.asarray` cannot convert subclasses of bytes: use `decode`.
+    NumPy and Pillow cannot convert subclasses of bytes: use `decode` for an array, and `to_pil` in
+    place of `PIL.Image.open` and `PIL.Image.fromarray`.
     """
 
     if not TYPE_CHECKING:  # for type checkers, an image would have every attribute
@@ -104,6 +105,7 @@ class StoredImage(EncodedImage):
 
 _BY_INDEX: Final = "video.decode(frames=[…])"
 _VIDEO_ADVICE: Final = {
+    "__array_interface__": "write video.to_pil(frame), an image of Pillow",
     **dict.fromkeys(("frames", "numpy", "read", "to_numpy"), "write video.decode()"),
     **dict.fromkeys(
         ("frame", "get_batch", "get_frame", "get_frame_at", "get_frames_at"), f"write {_BY_INDEX}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +249,38 @@ def test_codes_of_later_versions_are_named_with_their_field() -> None:
         with pytest.raises(ShardUnsupported) as caught:
             Schema.from_json(b'{"fields":[{' + entry + b"}]}")
         assert str(caught.value) == f"field 'a' has {what}, which this version cannot read"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, r"write list\(schema\)$") for name in ("names", "column_names", "field_names")),
+        *((name, r"write dict\(schema\)$") for name in ("fields", "types", "features", "to_dict")),
+        *((name, r"write schema\[name\]\.dtype$") for name in ("dtype", "dtypes")),
+        *((name, r"write schema\[name\]\.shape$") for name in ("shape", "shapes")),
+        ("x", r"write schema\['x'\]$"),
+        ("y", "'Schema' object has no attribute 'y'$"),
+    ],
+)
+def test_an_attribute_of_another_schema_is_answered(name: str, words: str) -> None:
+    with pytest.raises(AttributeError, match=words):
+        getattr(Schema({"x": Array("int8"), "label": Text()}), name)
+
+
+def test_an_unknown_field_is_answered_with_the_fields() -> None:
+    schema = Schema({"x": Array("int8"), "label": Text()})
+    assert (len(schema), schema["x"], list(schema)) == (2, Array("int8"), ["x", "label"])
+    with pytest.raises(KeyError, match="the schema: no field 'labels'; did you mean 'label'"):
+        schema["labels"]
+    with pytest.raises(KeyError, match="no field 'zz'; its fields are x, label"):
+        schema["zz"]
+    with pytest.raises(KeyError, match="no field '0'"):
+        schema[0]  # type: ignore[index]
+    assert "labels" not in schema and schema.get("labels") is None
+    assert schema.get("x") == Array("int8") and schema.get("labels", 1) == 1
+
+
+def test_a_schema_is_copied_and_pickled() -> None:
+    schema = Schema({"x": Array("int8"), "a.b": Text()})
+    for again in (copy.copy(schema), copy.deepcopy(schema), pickle.loads(pickle.dumps(schema))):
+        assert again == schema and again.groups == {"a"}

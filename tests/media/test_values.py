@@ -63,6 +63,13 @@ def test_an_array_of_an_image_is_an_error_that_names_decode(dataset: shardio.Sha
         np.stack([image, image])
 
 
+def test_pillow_is_answered_with_to_pil(dataset: shardio.ShardDataset) -> None:
+    with pytest.raises(AttributeError, match=r"write image\.to_pil\(\), an image of Pillow"):
+        Pillow.fromarray(dataset[0]["image"])
+    with pytest.raises(AttributeError, match=r"write video\.to_pil\(frame\), an image of Pillow"):
+        Pillow.fromarray(dataset[0]["video"])
+
+
 def test_a_video_decodes_all_frames_a_slice_or_a_list(dataset: shardio.ShardDataset) -> None:
     video = dataset[0]["video"]
     expected = decoded(video, range(FRAMES), (64, 96, 3))
