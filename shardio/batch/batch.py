@@ -476,7 +476,7 @@ def _moved(value: Any, device: Any, *, non_blocking: bool) -> Any:
         return value.to(device, non_blocking=non_blocking)
     if hasattr(value, "shape"):
         raise TypeError(
-            "batch.to moves tensors of torch; found values of the type "
-            f'{type(value).__name__}: pass output="torch" to the loader'
+            f"batch.to moves tensors of torch, and this batch has a {type(value).__name__}: pass "
+            'output="torch" to the loader'
         )
     return value
