@@ -111,6 +111,18 @@ def test_a_terminal_gets_colours_by_meaning(terminal: Terminal) -> None:
     assert "\x1b[2m  # look\x1b[0m" in text and "no room" not in text
 
 
+def test_a_terminal_aligns_numbers_at_the_point(terminal: Terminal) -> None:
+    rows = [["a", "1.25"], ["b", "-1000.5"], ["c", Cell("7", "bad")], ["d", "–"]]
+    lines = shown(terminal, [Table(rows, ("name", "n"), "<.")])
+    assert [re.sub("\x1b\\[[0-9;]*m", "", line).rstrip() for line in lines] == [
+        "  name         n",
+        "  a         1.25",
+        "  b     -1000.5",
+        "  c         7",
+        "  d         –",
+    ]
+
+
 def test_code_comes_under_a_title_of_its_own_with_its_import(terminal: Terminal) -> None:
     code = Next(code=[("loader = 1", "")])
     assert re.sub("\x1b\\[[0-9;]*m", "", "\n".join(shown(terminal))).endswith(

@@ -456,7 +456,8 @@ def _conclusion(report: DemoReport) -> Iterator[Element]:
         f" {format_count(report.n_workers, 'worker')} loaded {report.samples_per_s:,.0f} clips/s"
         f"{scope}"
     )
-    step = f"{1000 * report.step_s:.3g} ms a step"
+    step_ms = 1000 * report.step_s
+    step = f"{step_ms:{',.0f' if step_ms >= 100 else '.3g'}} ms a step"
     if report.waiting_share > WAITS:
         yield Cell(
             f"the network is small ({step}), so decoding sets the pace: clips/s depend on the CPUs "

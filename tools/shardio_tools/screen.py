@@ -172,17 +172,17 @@ def _visible_rows(table: Table) -> tuple[list[Sequence[str]], int]:
     columns = [list(column) for column in zip(*table.rows[:limit], strict=True)]
     for i, column in enumerate(columns):
         if table.align[i : i + 1] == ".":
-            columns[i] = _align_points(column)
+            columns[i] = _align_points(column, len(table.head[i]) if table.head else 0)
     return [*map(list, zip(*columns, strict=True))], max(0, len(table.rows) - limit)
 
 
-def _align_points(cells: Sequence[str]) -> list[str]:
-    """Pad numbers on the right, so that their points line up in a column that is aligned right."""
+def _align_points(cells: Sequence[str], width: int) -> list[str]:
+    """Pad numbers on both sides, to at least `width` characters, so that their points line up."""
     lengths = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
     longest = max(lengths, default=0)
-    return [
-        _with_role(cell, cell + " " * (longest - n)) for cell, n in zip(cells, lengths, strict=True)
-    ]
+    padded = [cell + " " * (longest - n) for cell, n in zip(cells, lengths, strict=True)]
+    width = max([width, *map(len, padded)])
+    return [_with_role(cell, text.rjust(width)) for cell, text in zip(cells, padded, strict=True)]
 
 
 def _with_role(cell: str, text: str) -> str:
@@ -279,10 +279,13 @@ def _rich_table(table: Table, rows: Sequence[Sequence[str]]) -> RichTable:
     )
     n_columns = len(rows[0]) if rows else len(table.head)
     for i in range(n_columns):
-        is_last = i == n_columns - 1
+        is_last, align = i == n_columns - 1, table.align[i : i + 1]
+        head = table.head[i] if table.head else ""
+        if align == "." and rows:  # rich would strip the spaces behind numbers that it aligns right
+            head = head.rjust(len(rows[0][i]))
         made.add_column(
-            Text(table.head[i]) if table.head else "",
-            justify="right" if table.align[i : i + 1] in (">", ".") else "left",
+            Text(head),
+            justify="right" if align == ">" else "left",
             no_wrap=not is_last,
             overflow="fold" if is_last else "ellipsis",
         )
