@@ -30,7 +30,7 @@ from shardio import (
     Video,
     maintenance,
 )
-from shardio._base.html import MAX_BYTES, format_number
+from shardio._base.html import MAX_BYTES, format_number, table
 from shardio._base.progress import format_size
 from shardio._base.statistics import DatasetStats, LoaderStats, LoadingStats
 from shardio.conversion import InputReport
@@ -427,6 +427,14 @@ def test_stored_statistics_of_any_form_are_shown(part: Any) -> None:
 def test_figures_have_few_digits() -> None:
     values = [1234, 0.123456, None, [1, 2.5], "text"]
     assert [format_number(n) for n in values] == ["1,234", "0.1235", "–", "1, 2.5", "text"]
+
+
+def test_numbers_line_up_at_the_point() -> None:
+    rows = [("a", 129.5, 7), ("b", 0.875, 8), ("c", 1, 9), ("d", None, 10)]
+    cells = re.findall("<td[^>]*>([^<]*)</td>", table(("", "mean", "n"), rows, len(rows)))
+    as_wide = [cell.replace("\u2008", ".").replace("\u2007", "0") for cell in cells[1::3]]
+    assert as_wide == ["129.500", "0.875", "1.000", "–.000"]
+    assert cells[2::3] == ["7", "8", "9", "10"]
 
 
 def test_statistics_of_pixels_have_a_transform_to_copy() -> None:

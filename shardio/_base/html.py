@@ -23,6 +23,8 @@ _ESCAPES: Final = str.maketrans(
 _LINE: Final = "1px solid rgba(128,128,128,.4)"
 _PADDING: Final = "padding:1px 14px 1px 0"
 _MUTED: Final = "opacity:.65"
+_POINT: Final = "\N{PUNCTUATION SPACE}"
+_DIGIT: Final = "\N{FIGURE SPACE}"
 
 
 def escaped(value: object, max_length: int = 60) -> str:
@@ -68,22 +70,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], n_rows: int) 
     """Return a table of the first rows, and the number of the others; "" without any rows.
 
     `n_rows` is the number of all rows; at most 20 are read from `rows`. A cell is a text, a number
-    or a list of numbers. Columns with numbers are aligned right; columns of empty texts are left
-    out.
+    or a list of numbers. Numbers are aligned at the point, lists of numbers right; columns of empty
+    texts are left out.
     """
     if not n_rows:
         return ""
     first = list(islice(rows, _MAX_ROWS))
     used = [any(cell != "" for cell in column) for column in zip(*first, strict=True)]
     header = list(compress(header, used))
-    shown = [list(compress(row, used)) for row in first]
-    numeric = [
-        any(isinstance(cell, int | float | list) for cell in column)
-        for column in zip(*shown, strict=True)
-    ]
+    columns = list(compress(zip(*first, strict=True), used))
+    numeric = [any(isinstance(cell, int | float | list) for cell in column) for column in columns]
     found = [_row("th", header, numeric)]
     n_left = _MAX_TABLE_BYTES
-    for row in shown:
+    for row in zip(*map(_texts, columns), strict=True):
         made = _row("td", row, numeric)
         if (n_left := n_left - _size(made)) < 0:
             break
@@ -141,11 +140,24 @@ def pictures(shown: Iterable[tuple[bytes | None, object]]) -> str:
     return f"<div>{found}</div>" if found else ""
 
 
-def _row(tag: str, cells: Sequence[object], numeric: Sequence[bool]) -> str:
+def _texts(column: Sequence[object]) -> list[str]:
+    """Return the escaped texts of a column, with spaces behind numbers that align their points."""
+    texts = [escaped(cell if isinstance(cell, str) else format_number(cell)) for cell in column]
+    if any(isinstance(cell, list) for cell in column):
+        return texts
+    is_float = any(isinstance(cell, float) for cell in column)
+    lengths = [len(text) - text.find(".") if "." in text else 0 for text in texts]
+    longest = max(lengths) if is_float else 0
+    return [
+        text + _POINT * (n == 0 < longest) + _DIGIT * (longest - max(n, 1))
+        for text, n in zip(texts, lengths, strict=True)
+    ]
+
+
+def _row(tag: str, cells: Sequence[str], numeric: Sequence[bool]) -> str:
     made, line = "", f";border-bottom:{_LINE}" if tag == "th" else ""
-    for cell, is_number in zip(cells, numeric, strict=True):
+    for text, is_number in zip(cells, numeric, strict=True):
         side = "right" if is_number else "left"
-        text = escaped(cell if isinstance(cell, str) else format_number(cell))
         made += f'<{tag} style="text-align:{side};{_PADDING}{line}">{text}</{tag}>'
     return f'<tr style="background:none">{made}</tr>'
 
