@@ -495,9 +495,20 @@ def test_samples_that_are_none_are_answered_with_what_to_write(
             API.convert(samples, tmp_path / "new")
 
 
-def test_a_path_to_dataloader_says_to_use_shardloader(folder: Path) -> None:
-    with pytest.raises(shardio.InvalidArgument, match="ShardLoader"):
-        shardio.DataLoader(str(folder))
+LOADERS_OF_ITEMS: dict[str, Callable[[Any], object]] = {
+    "DataLoader": shardio.DataLoader,
+    "Loader": lambda path: shardio.Loader(path),  # type: ignore[abstract, call-arg]
+    "load": lambda path: shardio.load(path, [2]),
+    "MultiLoader": lambda path: shardio.MultiLoader(path, 2),
+    "Pipeline": lambda path: shardio.Pipeline(path),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS_OF_ITEMS)
+def test_a_path_to_a_loader_of_items_says_to_use_shardloader(name: str, folder: Path) -> None:
+    for path in (folder, str(folder)):
+        with pytest.raises(shardio.InvalidArgument, match="not a path or text; .*ShardLoader"):
+            LOADERS_OF_ITEMS[name](path)
 
 
 @pytest.mark.parametrize("opens", [shardio.open, lambda path: ShardLoader(path, 2)])

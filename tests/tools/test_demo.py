@@ -173,7 +173,8 @@ def test_figures_leave_out_the_first_epoch(
     lines = [*demo._conclusion(report)]
     assert "; 2 workers loaded 100 clips/s, after the first epoch" in str(lines[0])
     assert lines[1] == "decoding keeps up with the network (50 ms a step)"
-    slow = demo.DemoReport("", "out", None, {"a": 9}, **(FIGURES | {"step_s": 10.2}))
+    slow_figures: dict[str, Any] = FIGURES | {"step_s": 10.2}
+    slow = demo.DemoReport("", "out", None, {"a": 9}, **slow_figures)
     assert "(10,200 ms a step)" in str([*demo._conclusion(slow)][1])
 
 
