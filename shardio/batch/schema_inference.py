@@ -81,11 +81,14 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         return Json()
     if isinstance(value, _NUMBERS):
         return _infer_array(name, np.asarray(value), source)
-    is_pillow = is_of(value, "PIL", "Image")
     hint = "NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
+    if is_of(value, "PIL", "Image"):
+        hint = "its pixels, numpy.asarray(image)"
+    elif hasattr(value, "isoformat"):
+        hint = "a text, its .isoformat(), or a number"
     raise SchemaError(
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
-        f"batch; return {'its pixels, numpy.asarray(image)' if is_pillow else hint}"
+        f"batch; return {hint}"
     )
 
 
@@ -114,7 +117,10 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
         raise SchemaError(f"field {name!r}: an array has no texts; return a list of str")
     dtype = "bfloat16" if is_bfloat16_bits(value.dtype) else value.dtype.name
     if dtype not in DTYPES:
-        raise SchemaError(f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}")
+        hint = "; return integers, value.astype('int64')" * (value.dtype.kind in "mM")
+        raise SchemaError(
+            f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}{hint}"
+        )
     shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
     if known := source.array if source else None:
         if dtype == "uint16" and known.dtype == "bfloat16":

@@ -208,7 +208,7 @@ def _infer_type(name: str, row: int, value: Any) -> _InferredType:
         kind = f"an array of {made.dtype}"
     raise InvalidArgument(
         f"column {name!r}, row {row}: found {kind}; expected text, bytes, numbers, arrays, lists "
-        "or dicts; convert the column first, for example times to datetime64"
+        "or dicts; convert the column first, for example times to a Series of datetime64"
     )
 
 
@@ -330,9 +330,10 @@ def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
 
 
 def _unsupported_dtype(name: str, dtype: str) -> str:
+    is_time = dtype.startswith(("datetime64", "timedelta64"))
     return (
         f"column {name!r}: unsupported dtype {dtype}; expected one of {', '.join(DTYPES)}, or "
-        "text; convert the column first"
+        f"text; {'pass a Series of pandas' if is_time else 'convert the column first'}"
     )
 
 

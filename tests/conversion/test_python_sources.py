@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import subprocess
@@ -76,7 +77,7 @@ def test_a_dict_of_arrays_is_converted_row_by_row(tmp_path: Path) -> None:
         ({"x": {"y": [1]}}, "column 'x': found dict"),
         ({"x": {1, 2}}, "column 'x': found set"),
         ({"x": np.zeros(3, complex)}, "column 'x': unsupported dtype complex128"),
-        ({"x": np.zeros(3, "M8[s]")}, r"column 'x': unsupported dtype datetime64\[s\]"),
+        ({"x": np.zeros(3, "M8[s]")}, r"column 'x': unsupported dtype datetime64\[s\].*; pass a S"),
         (
             {"x": np.zeros(3, [("a", "i4"), ("b", "f4")])},
             r"column 'x': found a structured array; .*: \{'a': x\['a'\], 'b': x\['b'\]\}",
@@ -369,3 +370,19 @@ def test_classes_need_a_field_label_of_integers(tmp_path: Path, sample: Any) -> 
     with pytest.raises(InvalidArgument, match="names of the integers in the field 'label'"):
         shardio.convert([sample], tmp_path / "out", classes=["neg", "pos"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            datetime.datetime(2020, 1, 1),
+            r"datetime cannot be .* return a text, its \.isoformat\(\), or a",
+        ),
+        (datetime.date(2020, 1, 1), r"date cannot be .* return a text, its \.isoformat\(\)"),
+        (np.datetime64("2020-01-01", "s"), r"datetime64\[s\] is not .*value\.astype\('int64'\)"),
+    ],
+)
+def test_times_in_samples_are_answered(value: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=said):
+        shardio.convert([{"t": value}], tmp_path / "out")
