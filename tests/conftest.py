@@ -73,6 +73,10 @@ def quick_disk() -> Iterator[None]:
         yield
 
 
+_PRELOAD = ("hypothesis", "pytest", "tests.loading", "tests.media_made")
+"""Imported for the workers: half a second of CPU time of each that unpickles a test's function."""
+
+
 class KeptZygote:
     """A pool that keeps a zygote running while tests want one."""
 
@@ -87,7 +91,9 @@ class KeptZygote:
         if self._pool is None or zygote._current is None or not zygote._current.is_running():
             self.end()
             self._pool = ExitStack()
-            self._pool.enter_context(WorkerPool(1, lambda channel: channel.recv()))
+            self._pool.enter_context(
+                WorkerPool(1, lambda channel: channel.recv(), preload=_PRELOAD)
+            )
 
     def end(self) -> None:
         if self._pool is not None:
