@@ -364,8 +364,22 @@ def test_built_in_converters_ignore_the_installed_metadata(monkeypatch: pytest.M
     from shardio.conversion import converter
 
     moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", converter.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(converter, "entry_points", lambda group: [moved])
+    monkeypatch.setattr(converter, "_installed", lambda folders: [moved])
     assert converter.make_converter("videos", {"frames": 8}).kind == "videos"
+
+
+def test_a_converter_that_is_installed_later_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio.conversion import converter
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for n in range(2):
+        meta = tmp_path / f"theirs{n}-1.0.dist-info"
+        meta.mkdir()
+        (meta / "entry_points.txt").write_text(f"[shardio.converters]\nkind{n} = theirs:Theirs\n")
+        os.utime(tmp_path, ns=(n, n))
+        assert f"kind{n}" in converter.known_kinds()
 
 
 def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_path: Path) -> None:

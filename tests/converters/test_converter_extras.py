@@ -44,7 +44,7 @@ class Lacking(Converter):
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("lacking", f"{__name__}:Lacking", converter.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(converter, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(converter, "_installed", lambda folders: [entry])
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -93,7 +93,7 @@ def test_a_third_party_converter_that_cannot_be_used_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "theirs", raising=False)
     entry = EntryPoint("theirs", "theirs:Theirs", converter.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(converter, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(converter, "_installed", lambda folders: [entry])
     with pytest.raises(error, match=message):
         shardio.convert(tmp_path, tmp_path / "out", kind="theirs")
 
