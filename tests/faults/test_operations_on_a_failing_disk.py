@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def stage() -> Iterator[Stage]:
     """Return a stage in memory if there is some: thousands of fsyncs need no disk."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder, pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)  # the stage installs a converter
+        patch.setattr(sys, "path", [*sys.path])  # the stage installs a converter
         for name in ("MIN_UNIT_BYTES", "MIN_INPUT_BYTES"):
             patch.setattr(f"shardio.conversion.journal.{name}", 8)
         made = Stage(Path(folder), Random(0))
