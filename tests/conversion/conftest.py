@@ -8,8 +8,8 @@ from tests.lines import note_reads
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick(quick_disk: None) -> None:
-    """Skip fsync."""
+def _quick(quick_disk: None, shared_zygote: None) -> None:
+    """Skip fsync, and start workers from a running zygote."""
 
 
 @pytest.fixture

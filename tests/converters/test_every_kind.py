@@ -25,7 +25,7 @@ from tests.converters.test_lerobot import MADE as MADE_BY_LEROBOT
 from tests.lines import contents
 from tests.media_made import scene, write_video
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("quick_disk", "warm_zygote")
 
 
 def write(folder: Path, suffix: str, n: int, columns: list[str], n_rows: int = 4) -> None:

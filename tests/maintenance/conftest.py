@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick_disk(quick_disk: None) -> None:
-    """Of every module here."""
+def _quick(quick_disk: None, shared_zygote: None) -> None:
+    """Skip fsync, and start workers from a running zygote."""

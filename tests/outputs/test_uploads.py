@@ -15,7 +15,7 @@ from shardio import ShardLoader
 from shardio.outputs.torch import CudaUploads
 from tests.loading import TWO_FIELDS, WORKERS, write_dataset
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.usefixtures("warm_zygote")
 
 N, BATCH, EPOCHS = 22, 4, 3
 
