@@ -108,7 +108,7 @@ KEPT_ZYGOTE = KeptZygote()
 def shared_zygote() -> Iterator[None]:
     """Keep a zygote running until a test does without this fixture."""
     KEPT_ZYGOTE.start()
-    markers.forget_starts()  # the test itself has started no process yet
+    markers.pytest_runtest_setup()  # the test itself has started no process yet
     yield
     gc.collect()  # what failures refer to must not end in the middle of other tests
 

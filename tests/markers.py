@@ -96,8 +96,8 @@ def unmarked_start(item: pytest.Item) -> str | None:
     return f"the test has started a process ({_started[0]}): mark it with pytest.mark.process"
 
 
-@pytest.hookimpl(tryfirst=True, specname="pytest_runtest_setup")
-def forget_starts() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
     """Forget the processes that were started so far."""
     _started.clear()
 
