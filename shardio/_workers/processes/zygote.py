@@ -97,8 +97,9 @@ def _set_up() -> None:
 
 
 class _Session:
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, modules: tuple[str, ...]) -> None:
         self.socket = end
+        self.modules = modules  # the modules that a new interpreter imports
         self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (index in the pool, pid)
         self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that are not sent yet
         self.is_ending = False  # True once the main process has closed the pool
@@ -109,7 +110,7 @@ class _Zygote:
 
     def __init__(self, control: socket.socket, main_pidfd: int, modules: tuple[str, ...]) -> None:
         self.pid = os.getpid()
-        self.modules = modules  # the modules that were imported
+        self.modules = modules  # the modules that the workers of every pool import
         self.control = control
         self.main_pidfd = main_pidfd
         self.sessions: dict[int, _Session] = {}  # {descriptor of the session's socket: session}
@@ -140,10 +141,9 @@ class _Zygote:
         if not data:  # the main process has released the zygote
             os._exit(0)
         (fd,) = unpack_fds(ancillary, flags)
-        self.sessions[fd] = _Session(socket.socket(fileno=fd))
-        self.epoll.register(fd, select.EPOLLIN)
         names = tuple(data.decode().split())
-        self.modules += tuple(name for name in names if name not in self.modules)
+        self.sessions[fd] = _Session(socket.socket(fileno=fd), (*self.modules, *names))
+        self.epoll.register(fd, select.EPOLLIN)
         if any(name not in sys.modules for name in names):
             preload(names)
 
@@ -180,7 +180,7 @@ class _Zygote:
             self._reply(session, REPLY.pack(NOT_STARTED, index, 0, 0, error.errno or 0))
         else:
             if pid == 0:
-                self._become_worker(index, action, fds)
+                self._become_worker(session.modules, index, action, fds)
             pidfd = open_pidfd(pid)
             session.workers[pidfd] = (index, pid)
             self.session_of[pidfd] = session
@@ -189,7 +189,9 @@ class _Zygote:
         for fd in fds:
             os.close(fd)
 
-    def _become_worker(self, index: int, action: int, fds: tuple[int, ...]) -> NoReturn:
+    def _become_worker(
+        self, modules: tuple[str, ...], index: int, action: int, fds: tuple[int, ...]
+    ) -> NoReturn:
         try:
             die_with_parent(self.pid)
             # Close the copies of the zygote's sockets in this fork. Otherwise the main process
@@ -201,7 +203,7 @@ class _Zygote:
             for fd in (self.main_pidfd, *self.session_of):
                 os.close(fd)
             if action == EXECUTE:
-                execute(index, fds, self.modules)
+                execute(index, fds, modules)
             run(index, fds)
         finally:
             os._exit(1)  # a worker must never continue as a second zygote
