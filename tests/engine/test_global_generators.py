@@ -13,6 +13,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -20,6 +21,9 @@ import shardio
 from shardio import Array, Schema, ShardLoader, load_with_workers
 from shardio._engine.dispatch.thread_workers import GeneratorLock
 from tests.faces.loaders import loader_of
+
+# Spawned workers would import pytest with this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SCHEMA = Schema({"label": Array("int64")})
 N = 24

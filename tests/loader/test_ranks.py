@@ -64,8 +64,8 @@ def indices(batches: Iterator[Batch]) -> list[int]:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 60])
 def test_ranks_share_the_order(folder: str, world_size: int, tail: str, num_workers: int) -> None:
     if world_size == 60 and num_workers:
-        world_size = 20  # processes take their time
-    found = epoch_of(folder, world_size, tail=tail, num_workers=num_workers)
+        world_size = 15  # processes take their time; the last rank has no row
+    found = epoch_of(folder, world_size, fields=["label"], tail=tail, num_workers=num_workers)
     order = epoch_permutation(N, seed=3, epoch=0).at(np.arange(N)).tolist()
     assert indices(in_order(found)) == order
 
