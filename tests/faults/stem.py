@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import socket
@@ -70,12 +71,15 @@ def _adopting_orphans() -> Iterator[None]:
 
 
 @contextmanager
-def stem(mark: str) -> Iterator[Stem]:
-    """Start a stem, and end it; `mark` names the variable that differs in each environment."""
+def stem(mark: str, *modules: str) -> Iterator[Stem]:
+    """Start a stem, and end it.
+
+    `mark` names the variable that differs in each environment; `modules` are imported as well.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno()), mark]
+            command = [sys.executable, __file__, str(theirs.fileno()), mark, *modules]
             variables = {"PYTHONPATH": str(_ROOT), "PYTHONFAULTHANDLER": "1", mark: "0" * 32}
             process = subprocess.Popen(
                 command,
@@ -125,11 +129,9 @@ def _set_environment(variables: dict[str, str], mark: str) -> None:
     os.environ.update(variables)
 
 
-def _main(control_fd: int, mark: str) -> None:
-    from shardio import ShardLoader
-    from shardio._workers.processes import zygote
-
-    del ShardLoader, zygote
+def _main(control_fd: int, mark: str, modules: Sequence[str]) -> None:
+    for name in ("shardio.loader", "shardio._workers.processes.zygote", *modules):
+        importlib.import_module(name)
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"{n_threads} threads: a fork would lack some"
     gc.collect()
@@ -149,4 +151,4 @@ def _main(control_fd: int, mark: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2])
+    _main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

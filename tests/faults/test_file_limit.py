@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ from shardio import Image, Input, Outcome, Schema
 from shardio._workers.processes.blocks import Block
 from shardio.media import encode_jpeg
 from shardio_tools import cli
+from tests.faults.scene import MARK
+from tests.faults.stem import stem
 from tests.limits import files_of_at_most
 from tests.lines import Lines, contents, convert
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-ROOT = str(Path(__file__).resolve().parents[2])
 LIMITED = """
 import resource, sys
-sys.path[:0] = sys.argv[2].split(":")
-limit = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-del sys.argv[1:3]
+sys.argv[1:] = {arguments!r}
+sys.path.insert(0, {site!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 """
 LOAD = """
 from shardio import ShardLoader
@@ -47,15 +47,25 @@ raise SystemExit(cli.main(sys.argv[1:]))
 """
 
 
-def _run(
-    code: str, n_bytes: int, *arguments: object, path: str = ROOT
-) -> subprocess.CompletedProcess[str]:
-    """Run a program in which no file may exceed n_bytes."""
-    # -B: an interpreter that meets the limit would leave truncated bytecode for all later ones.
-    command = [sys.executable, "-B", "-c", LIMITED + code, n_bytes, path, *arguments]
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=120
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Return a function that runs a program in which no file may exceed n_bytes."""
+    # An interpreter that meets the limit would leave truncated bytecode for all later ones.
+    env = {**os.environ, MARK: "0" * 32, "PYTHONDONTWRITEBYTECODE": "1"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with stem(MARK, "shardio_tools.cli", "shardio.conversion.api") as grown:
+
+        def run(code: str, n_bytes: int, *arguments: object, site: object = "") -> Any:
+            given = {"limit": n_bytes, "arguments": [*map(str, arguments)], "site": str(site)}
+            command = [sys.executable, "-c", LIMITED.format(**given) + code]
+            with grown.popen(command, **pipes, text=True, env=env) as program:
+                said = program.communicate(timeout=120)
+            return subprocess.CompletedProcess(command, program.returncode, *said)
+
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +75,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_a_loader_that_needs_less_than_the_limit_works(place: str, num_workers: int) -> None:
-    assert _run(LOAD, 4 << 20, place, 128, num_workers).stdout == "128\n"
+def test_a_loader_that_needs_less_than_the_limit_works(
+    run: Run, place: str, num_workers: int
+) -> None:
+    assert run(LOAD, 4 << 20, place, 128, num_workers).stdout == "128\n"
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("n_bytes", [0, 1 << 13, 600 << 10])
-def test_a_loader_says_what_it_needs(place: str, num_workers: int, n_bytes: int) -> None:
-    done = _run(LOAD, n_bytes, place, 128, num_workers)
+def test_a_loader_says_what_it_needs(run: Run, place: str, num_workers: int, n_bytes: int) -> None:
+    done = run(LOAD, n_bytes, place, 128, num_workers)
     found = re.search(
         rf"InsufficientMemory: .*: a memory file of (\d+) bytes is needed, and RLIMIT_FSIZE allows "
         rf"{n_bytes}: raise that limit \(`ulimit -f unlimited`\)$",
@@ -86,16 +98,18 @@ def test_a_loader_says_what_it_needs(place: str, num_workers: int, n_bytes: int)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_batch_that_outgrows_the_limit_is_an_error(tmp_path: Path, num_workers: int) -> None:
+def test_a_batch_that_outgrows_the_limit_is_an_error(
+    run: Run, tmp_path: Path, num_workers: int
+) -> None:
     schema = Schema({"image": Image()})
     sizes = [16] * 31 + [1200]
     samples = ({"image": encode_jpeg(np.zeros((n, n, 3), np.uint8))} for n in sizes)
     place = write_dataset(tmp_path / "set", 32, 1, schema, samples)
-    done = _run(LOAD, 3 << 20, place, 1, num_workers)
+    done = run(LOAD, 3 << 20, place, 1, num_workers)
     assert re.search(
         r"InsufficientMemory: .* memory file of \d{7} bytes .* allows 3145728: ", done.stderr
     )
-    assert _run(LOAD, 64 << 20, place, 1, num_workers).stdout == "32\n"
+    assert run(LOAD, 64 << 20, place, 1, num_workers).stdout == "32\n"
 
 
 def test_a_block_grows_as_far_as_the_limit_allows() -> None:
@@ -108,11 +122,11 @@ def test_a_block_grows_as_far_as_the_limit_allows() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("n_bytes", [100, 8 << 10, 20 << 10])
-def test_a_conversion(lines: Path, tmp_path: Path, n_bytes: int, workers: int) -> None:
+def test_a_conversion(run: Run, lines: Path, tmp_path: Path, n_bytes: int, workers: int) -> None:
     convert(lines, tmp_path / "whole")
     out = tmp_path / "out"
     command = ["convert", lines, out, "--kind=lines", f"--workers={workers}"]
-    done = _run(COMMAND, n_bytes, *command, path=f"{ROOT}:{tmp_path / 'site'}")
+    done = run(COMMAND, n_bytes, *command, site=tmp_path / "site")
     assert done.returncode == cli.ENVIRONMENT, done.stderr
     # A worker needs a block of shared memory before it writes a shard.
     place = rf"{out}: File too large:|a block: a memory file of \d+ bytes is needed, and"
@@ -131,7 +145,9 @@ def test_a_conversion(lines: Path, tmp_path: Path, n_bytes: int, workers: int) -
 
 
 @pytest.mark.parametrize("command", ["merge", "reshard", "repair", "stats", "export"])
-def test_a_command_that_writes_leaves_the_dataset_as_it_was(tmp_path: Path, command: str) -> None:
+def test_a_command_that_writes_leaves_the_dataset_as_it_was(
+    run: Run, tmp_path: Path, command: str
+) -> None:
     source, out = tmp_path / "set", tmp_path / "out"
     write_dataset(source, 128, 2, TWO_FIELDS, two_fields(128))
     if command == "repair":  # the last page is restored from the first
@@ -145,7 +161,7 @@ def test_a_command_that_writes_leaves_the_dataset_as_it_was(tmp_path: Path, comm
         "export": ["export", source, out, "--format=webdataset"],
     }[command]
     before = contents(source)
-    done = _run(COMMAND, 256, *arguments)
+    done = run(COMMAND, 256, *arguments)
     assert done.returncode == cli.ENVIRONMENT, done.stderr
     assert re.search(
         r"^shardio: \S+: File too large: RLIMIT_FSIZE allows 256: raise that limit",
