@@ -302,20 +302,6 @@ def test_the_kind_asked_for_has_to_be_there(tmp_path: Path) -> None:
         demux(b"", "text")
 
 
-@pytest.mark.slow
-def test_every_real_clip_by_packets_is_that_of_the_file(media_root: Path) -> None:
-    rng = random.Random(11)
-    for path in sorted((media_root / "clips").rglob("*.*")):
-        pictures, times = by_file(path)
-        stream = demux(str(path))
-        assert times_of(stream).tolist() == times, path
-        n = len(pictures)
-        for stride in (1, 2, 7):
-            start = rng.randrange(n)
-            frames = list(range(start, min(n, start + 4 * stride), stride))
-            assert np.array_equal(by_packets(stream, frames), pictures[frames]), (path, frames)
-
-
 def test_the_real_corrupted_file_takes_a_check(media_root: Path) -> None:
     path = str(media_root / "broken" / "corrupted.mp4")
     assert demux(path, check=False).n_frames == 50

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardio.errors import MediaError
-from shardio.media.demuxing import demux
+from shardio.media.demuxing import demux, times_of
 from shardio.media.media_files import VideoFile, library_versions
 from tests.media.test_demuxing import B_FRAMES, VARIANTS, by_packets, damaged, made
 from tests.media_made import plain_decode, scene, write_cut, write_gif, write_sound, write_video
@@ -26,13 +26,15 @@ def decode(path: Path | str, size: int = 48) -> tuple[list[np.ndarray], list[int
     return pictures, [time for time, _ in found], video.time_base
 
 
-def assert_same_as_plain_decode(path: Path | str) -> None:
+def assert_same_as_plain_decode(path: Path | str) -> tuple[list[np.ndarray], list[int]]:
+    """Compare pictures and times with those of a plain decode, and return them."""
     pictures, times, time_base = decode(path)
     wanted, wanted_times, wanted_base = plain_decode(path, 48)
     assert len(pictures) == len(wanted)
     for n, (found, plain) in enumerate(zip(pictures, wanted, strict=True)):
         assert np.array_equal(found, plain), f"{path}, frame {n}"
     assert (times, time_base) == (sorted(t for t in wanted_times if t is not None), wanted_base)
+    return pictures, times
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - {"no container"}))
@@ -258,9 +260,17 @@ def test_the_versions_that_decide_over_pixels_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_every_real_clip_decodes_as_plainly(media_root: Path) -> None:
+def test_every_real_clip_decodes_as_plainly_and_by_packets(media_root: Path) -> None:
+    rng = random.Random(11)
     for path in sorted((media_root / "clips").rglob("*.*")):
-        assert_same_as_plain_decode(path)
+        pictures, times = assert_same_as_plain_decode(path)
+        stream = demux(str(path))
+        assert times_of(stream).tolist() == times, path
+        for stride in (1, 2, 7):
+            start = rng.randrange(len(pictures))
+            frames = list(range(start, min(len(pictures), start + 4 * stride), stride))
+            wanted = np.stack([pictures[n] for n in frames])
+            assert np.array_equal(by_packets(stream, frames), wanted), (path, frames)
 
 
 def test_the_file_with_reordered_packets_is_not_broken(media_root: Path) -> None:
