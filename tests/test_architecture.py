@@ -155,13 +155,15 @@ def _nodes(
     root: ast.AST, *, at_run_time: bool = False, at_import: bool = False
 ) -> Iterator[ast.AST]:
     """Walk a module, without the branches that only type checkers or only calls reach."""
-    for node in ast.iter_child_nodes(root):
-        if at_run_time and _is_type_checking(node):
-            continue
-        if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        yield node
-        yield from _nodes(node, at_run_time=at_run_time, at_import=at_import)
+    parents = [root]
+    while parents:
+        for node in ast.iter_child_nodes(parents.pop()):
+            if at_run_time and _is_type_checking(node):
+                continue
+            if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            yield node
+            parents.append(node)
 
 
 def _imported(node: ast.AST) -> list[str]:
@@ -174,7 +176,7 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         names = [f"{node.module}.{alias.name}" for alias in node.names]
         return [name if name in MODULES else node.module for name in names]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "import_extra":
+    if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "import_extra":
         return [ast.literal_eval(module) for module in node.args[2:]]
     return []
 
