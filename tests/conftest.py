@@ -106,7 +106,7 @@ KEPT_ZYGOTE = KeptZygote()
 
 @pytest.fixture(scope="module")
 def shared_zygote() -> Iterator[None]:
-    """Keep a zygote running until a test does without this fixture."""
+    """Keep a zygote running until a test that starts processes does without this fixture."""
     KEPT_ZYGOTE.start()
     markers.pytest_runtest_setup()  # the test itself has started no process yet
     yield
@@ -120,7 +120,8 @@ def warm_zygote(shared_zygote: None) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "shared_zygote" not in getattr(item, "fixturenames", ()):
+    uses_it = "shared_zygote" in getattr(item, "fixturenames", ())
+    if not uses_it and item.get_closest_marker("process"):
         KEPT_ZYGOTE.end()
     if item.get_closest_marker("cpu_device") and not cpu_device_works():
         pytest.skip("needs tinygrad's CPU device, which needs clang")

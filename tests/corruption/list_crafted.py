@@ -49,7 +49,7 @@ def crafted(folder: Path) -> Iterator[Case]:
     for what, change, codes in test_forged_media.VERIFIED_MEDIA:
         yield what, forged(media, change), "", codes[0]
     for what, content in test_crafted.bombs(folder):
-        code = test_crafted.BOMBS[what][1]
+        code = test_crafted.BOMBS[what][-1]
         yield what, content, code, code
     for what, (content, reader_code, code) in test_crafted.optional_cases(folder).items():
         yield what, content, reader_code, code
