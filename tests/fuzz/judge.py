@@ -118,6 +118,8 @@ class Judge:
         return int(status[at : status.index(b"kB", at)]) << 10
 
     def close(self) -> None:
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)  # one that is left would kill this process later
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._clear)

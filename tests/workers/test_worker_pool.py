@@ -313,6 +313,7 @@ def test_close_in_a_signal_handler_ends_the_wait_that_it_interrupts() -> None:
         with pytest.raises(ClosedError):
             pool.wait(PATIENCE_S)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # it would kill this process after a failure
         signal.signal(signal.SIGALRM, before)
 
 
