@@ -36,6 +36,9 @@ def spin(sample):
 # Generous: a test waits this long only when it is about to fail.
 PATIENCE_S = 20.0
 
+PAUSE_S = 0.05
+"""The time between two looks at all processes, each of which takes 1 ms of a CPU or more."""
+
 
 class Scene:
     """A process group in which programs run, and every process that descends from them.
@@ -77,12 +80,12 @@ class Scene:
 
     def processes(self) -> dict[int, str]:
         """Return the pid and name of every living process of this scene."""
-        found = {}
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                with contextlib.suppress(OSError):  # it ended while we looked
-                    if self.mark.encode() in (folder / "environ").read_bytes():
-                        found[int(folder.name)] = (folder / "comm").read_text().strip()
+        found, mark = {}, self.mark.encode()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it ended while we looked
+                with open(f"/proc/{pid}/environ", "rb", buffering=0) as environ:
+                    if mark in environ.read():
+                        found[int(pid)] = Path(f"/proc/{pid}/comm").read_text().strip()
         return found
 
     def wait_for_processes(self, n: int) -> None:
@@ -94,7 +97,7 @@ class Scene:
         while len(found := self.processes()) != n:
             if time.monotonic() > end_s:
                 raise AssertionError(f"expected {n} processes, found {found}")
-            time.sleep(0.01)
+            time.sleep(PAUSE_S)
 
     def left_after(self, *, but: set[int] | None = None) -> dict[int, str]:
         """Wait until all processes but `but` are gone; return those that stay."""
@@ -104,7 +107,7 @@ class Scene:
             left = {pid: name for pid, name in self.processes().items() if pid not in (but or ())}
             if not left:
                 break
-            time.sleep(0.02)
+            time.sleep(PAUSE_S)
         return left
 
     def files_in_dev_shm(self) -> list[str]:
