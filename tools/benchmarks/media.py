@@ -22,6 +22,7 @@ import simplejpeg
 
 import shardio
 from benchmarks.child import NotMeasured
+from benchmarks.clip_peers import OpenFiles
 from benchmarks.data import filmed_videos
 from benchmarks.harness import Bench, Lane, Lanes, Limit, case
 from benchmarks.image_peers import ffcv_decoder
@@ -157,10 +158,10 @@ class Ours:
         for clip in clips:
             self._decoder.decode(clip.film.packets, clip.frames, self._rgb)
 
-    def rgb(self, clips: list[Clip]) -> None:
+    def rgb(self, clips: list[Clip], pixels: str = "rgb") -> None:
         """Decode independent clips from small groups of pictures."""
         for clip in clips:
-            self._decoder.decode(clip.film.small, clip.frames, self._rgb)
+            self._decoder.decode(clip.film.small, clip.frames, self._rgb, pixels=pixels)
 
     def yuv(self, clips: list[Clip]) -> None:
         """Decode the clips of `rgb` to planes of YUV."""
@@ -184,7 +185,7 @@ class Ours:
     def bare_rgb(self, clips: list[Clip]) -> None:
         """Decode and convert with swscale only."""
         for frame in self._frames(clips):
-            self._converter.rgb(frame, SIZE, SIZE)
+            self._converter.rgb(frame, SIZE, SIZE)[0](frame)
 
     def _frames(self, clips: list[Clip]) -> Iterator[av.VideoFrame]:
         for clip in clips:
@@ -220,19 +221,26 @@ def one_core() -> Iterator[None]:
     Limit("packets, epoch", "clips/s", "pyav", at_least=3.0),
     Limit("h264 rgb", "clips/s", "pyav", at_least=55),
     Limit("h264 yuv", "clips/s", "pyav", at_least=100),
+    Limit("h264 rgb-fast", "clips/s", "pyav", at_least=68),
+    Limit("h264 rgb-fast", "clips/s", "h264 by torchcodec", at_least=1.0),
+    Limit("h264 yuv", "clips/s", "h264 by pyav", at_least=1.4),
     rounds=20,
 )
 def clips(bench: Bench, *, videos: str = "", stride: int = 1, n: int = 12) -> Lanes:
     """Compare random clips from packets and from `h264` with reopening the files, on one core."""
     films, ours = _load(bench, filmed_videos(videos)), Ours()
+    peers = OpenFiles(bench.temporary(), [film.small for film in films])
     lanes: dict[str, Lane] = {}
     methods: dict[str, tuple[Callable[[list[Clip]], None], int]] = {"pyav": (_pyav, 1)}
+    methods["h264 by pyav"] = partial(_by_peer, peers.by_pyav), 8
     try:
         import_module("torchcodec.decoders")
         methods["torchcodec"] = _torchcodec, 1
+        methods["h264 by torchcodec"] = partial(_by_peer, peers.by_torchcodec), 8
     except (ImportError, OSError, RuntimeError) as error:
         bench.note(f"without torchcodec: {str(error).splitlines()[0]}")
     methods |= {"packets": (ours.packets, 1), "h264 rgb": (ours.rgb, 8), "h264 yuv": (ours.yuv, 8)}
+    methods["h264 rgb-fast"] = partial(ours.rgb, pixels="rgb-fast"), 8
     methods |= {"h264 bare": (ours.bare, 8), "h264 bare rgb": (ours.bare_rgb, 8)}
     for name, (method, times) in methods.items():
         turns = _turns(films, n, stride, times)
@@ -247,6 +255,11 @@ def clips(bench: Bench, *, videos: str = "", stride: int = 1, n: int = 12) -> La
     lanes["packets, epoch"] = partial(_clips_rate, ours.epoch, itertools.repeat(whole))
     with one_core():
         yield lanes
+
+
+def _by_peer(decode: Callable[[EncodedStream, np.ndarray], None], clips: list[Clip]) -> None:
+    for clip in clips:
+        decode(clip.film.small, clip.frames)
 
 
 def _clips_rate(
