@@ -466,7 +466,7 @@ def batch_spec_of(
 def _picture_fields(view: SampleView, media: Media) -> frozenset[str]:
     """Return the fields of pictures: images, videos, and uint8 arrays shaped as pictures."""
     schema = view.dataset.schema
-    mediums = {"image"} if view.clip and view.clip.pixels != "rgb" else {"image", "video"}
+    mediums = {"image"} if view.clip and view.clip.pixels == "yuv420" else {"image", "video"}
     fields = {name: schema[name] for name in media.fields}
     return frozenset(
         name

@@ -166,10 +166,10 @@ def _check_outputs(
     numbers: Sequence[npt.NDArray[np.int64]],
     pixels: str,
 ) -> tuple[int, int]:
-    if pixels not in ("rgb", "yuv420"):
-        raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb' or 'yuv420'")
+    if pixels not in ("rgb", "rgb-fast", "yuv420"):
+        raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb', 'rgb-fast' or 'yuv420'")
     row = clips[0][1].shape[1:]
-    is_rgb = pixels == "rgb"
+    is_rgb = pixels != "yuv420"
     if not (len(row) == 3 and row[2] == 3 if is_rgb else len(row) == 2 and row[0] % 3 == 0):
         expected = "(n, height, width, 3)" if is_rgb else "(n, height * 3 / 2, width)"
         raise InvalidArgument(f"out has the shape {clips[0][1].shape}; {pixels} needs {expected}")
@@ -247,12 +247,13 @@ class ClipDecoder(Closing):
             stream: a video stream.
             frames: for each row of `out`, the index of its frame in presentation order. The indices
                 may be in any order, and may be repeated. Each group of pictures is decoded once.
-            out: an array of uint8 to fill. Its shape is (n, height, width, 3) for "rgb". For
-                "yuv420" it is (n, height * 3 / 2, width): Y is above, U and V are side by side
-                below Y, and height and width are even.
+            out: an array of uint8 to fill. Its shape is (n, height, width, 3) for RGB. For "yuv420"
+                it is (n, height * 3 / 2, width): Y is above, U and V are side by side below Y, and
+                height and width are even.
             crop: the position of the crop, which has the aspect ratio of the output; None for the
                 centre.
-            pixels: "rgb", or "yuv420" for BT.601 in limited range.
+            pixels: "rgb"; "rgb-fast" for less exact colours (see `FrameConverter.rgb`); or "yuv420"
+                for BT.601 in limited range.
 
         Raises:
             MediaError: the stream is damaged; the contents of `out` are then undefined.

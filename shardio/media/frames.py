@@ -117,8 +117,9 @@ class FrameWriter:
         size: the height and width of the written pictures, whose pixels are square.
         aspect: the width of a stored pixel divided by its height; 0 if unknown.
         crop: the position of the crop, which has the aspect ratio of `size`; None for the centre.
-        pixels: "rgb" for arrays of (height, width, 3); "yuv420" for arrays of (height * 3 / 2,
-            width) with even sides: Y is above, and U and V are side by side below Y.
+        pixels: "rgb" for arrays of (height, width, 3); "rgb-fast" for the same with less exact
+            colours (see `FrameConverter.rgb`); "yuv420" for arrays of (height * 3 / 2, width) with
+            even sides: Y is above, and U and V are side by side below Y.
         converter: the converter to use; None creates a converter.
     """
 
@@ -131,7 +132,7 @@ class FrameWriter:
         converter: FrameConverter | None = None,
     ) -> None:
         self._size, self._aspect, self._crop = size, aspect, crop
-        self._is_yuv = pixels == "yuv420"
+        self._is_yuv, self._is_fast = pixels == "yuv420", pixels == "rgb-fast"
         self._converter = converter or FrameConverter()
         self._format: tuple[FrameFormat, bytes | None] | None = None
 
@@ -182,7 +183,9 @@ class FrameWriter:
                 self._is_even and self._converter.yuv(frame, *self._scaled_size) is frame
             )
         else:
-            self._to_rgb, self._channels = self._converter.rgb(frame, *self._scaled_size)
+            self._to_rgb, self._channels = self._converter.rgb(
+                frame, *self._scaled_size, is_fast=self._is_fast
+            )
 
     def _cropped(self, planes: Planes, n_bytes: int = 1) -> list[Pixels]:
         """Return the crop of each plane of the scaled picture, as an upright view.

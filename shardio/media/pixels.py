@@ -171,15 +171,20 @@ class FrameConverter:
             | Interpolation.FULL_CHR_H_INT
             | Interpolation.FULL_CHR_H_INP
         )
+        self._fast_flags = int(Interpolation.BILINEAR)
         self._alpha: dict[str, bool] = {}
 
     def rgb(
-        self, frame: VideoFrame, width: int, height: int
+        self, frame: VideoFrame, width: int, height: int, *, is_fast: bool = False
     ) -> tuple[Callable[[VideoFrame], Planes], tuple[int, ...]]:
         """Return a function that scales frames and makes them RGB; also return a tuple of channels.
 
         The function accepts all frames with the format of `frame`, and returns planes. The tuple
         lists the channel of each plane; it is empty for a single plane with interleaved channels.
+
+        If `is_fast`, 8-bit 4:2:0 that is not scaled is converted in a sixth of the time: the four
+        pixels that share chroma get the same chroma, without interpolation, and rounding is less
+        exact.
         """
         if self._has_alpha(frame):
 
@@ -188,17 +193,19 @@ class FrameConverter:
                 return self._reformat(opaque, width, height, "rgb24")(opaque)
 
             return blend, ()
+        if is_fast and _converts_fast(frame, width, height):
+            return self._reformat(frame, width, height, "rgb24", self._fast_flags), ()
         if _converts_to_planes(frame, height):
             return self._reformat(frame, width, height, "gbrp"), (1, 2, 0)
         return self._reformat(frame, width, height, "rgb24"), ()
 
     def _reformat(
-        self, frame: VideoFrame, width: int, height: int, target: str
+        self, frame: VideoFrame, width: int, height: int, target: str, flags: int | None = None
     ) -> Callable[[VideoFrame], Planes]:
         matrix = _BT601 if frame.colorspace == _RESERVED_MATRIX else None
         ranges_and_tags, n_threads = (None,) * 4, 1
         reformat = self._reformatter(frame, target).reformat
-        options: tuple[Any, ...] = (width, height, target, matrix, matrix, self._flags)
+        options: tuple[Any, ...] = (width, height, target, matrix, matrix, flags or self._flags)
         options += (*ranges_and_tags, n_threads)
         return lambda each: reformat(each, *options).planes
 
@@ -253,6 +260,11 @@ class FrameConverter:
             return frame
         blended = (rgba[..., :3].astype(np.uint16) * alpha + 127) // 255
         return VideoFrame.from_ndarray(blended.astype(np.uint8), format="rgb24")
+
+
+def _converts_fast(frame: VideoFrame, width: int, height: int) -> bool:
+    is_whole = (frame.width, frame.height) == (width, height) and not (width | height) & 1
+    return is_whole and frame.format.name in ("yuv420p", "yuvj420p")
 
 
 def _converts_to_planes(frame: VideoFrame, height: int) -> bool:

@@ -19,7 +19,7 @@ from shardio.media.frames import CropPosition
 
 ClipChoice = Literal["all", "random", "uniform"]
 Crop = Literal["center", "random"]
-PixelForm = Literal["rgb", "yuv420"]
+PixelForm = Literal["rgb", "rgb-fast", "yuv420"]
 
 _Numbers = npt.NDArray[np.int64]
 _MAX: Final = 1 << 31

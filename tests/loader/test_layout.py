@@ -214,7 +214,7 @@ def test_decoded_pictures_and_clips(tmp_path: Path) -> None:
     with shardio.DatasetWriter(tmp_path / "set", schema) as writer:
         writer.append({"image": encode_jpeg(image), "video": video})
     arrived = {}
-    for pixels in ("rgb", "yuv420"):
+    for pixels in ("rgb", "rgb-fast", "yuv420"):
         with shardio.open(tmp_path / "set") as dataset:
             clips = dataset.clips(4, pixels=pixels)
             for layout in ("HWC", "CHW"):
@@ -223,6 +223,8 @@ def test_decoded_pictures_and_clips(tmp_path: Path) -> None:
     assert np.array_equal(chw["image"], hwc["image"].transpose(0, 3, 1, 2))
     assert np.array_equal(chw["video"], hwc["video"].transpose(0, 1, 4, 2, 3))
     assert chw["video"].shape == (2, 4, 3, 24, 32)
+    chw, hwc = arrived["rgb-fast", "CHW"], arrived["rgb-fast", "HWC"]
+    assert np.array_equal(chw["video"], hwc["video"].transpose(0, 1, 4, 2, 3))
     assert arrived["yuv420", "CHW"]["video"].shape == arrived["yuv420", "HWC"]["video"].shape
     with shardio.open(tmp_path / "set") as dataset:
         steps = dataset.windows({"video": [-1, 0]}, fps=25)

@@ -139,7 +139,10 @@ def test_all_clips_have_their_frames_pixels(folder: str, frames: Frames, num_wor
         assert (label, start_of(pixels, frames(video), ALL)) == (video, start)
 
 
-@pytest.mark.parametrize(("pixels", "size"), [("rgb", 32), ("yuv420", 32), ("yuv420", None)])
+@pytest.mark.parametrize(
+    ("pixels", "size"),
+    [("rgb", 32), ("rgb-fast", 32), ("rgb-fast", None), ("yuv420", 32), ("yuv420", None)],
+)
 @pytest.mark.parametrize("where", ["random", "uniform"])
 def test_clips_are_scaled_cropped_and_in_planes_as_asked(
     folder: str, frames: Frames, pixels: Any, size: int | None, where: Any
@@ -148,7 +151,7 @@ def test_clips_are_scaled_cropped_and_in_planes_as_asked(
     clip = Clip(3, 3, where=where, per_video=2, size=side, pixels=pixels)
     found = epoch(folder, clip)
     height, width = side or (HEIGHT, WIDTH)
-    shape = (height, width, 3) if pixels == "rgb" else (height * 3 // 2, width)
+    shape = (height * 3 // 2, width) if pixels == "yuv420" else (height, width, 3)
     long = [video for video, n in enumerate(LENGTHS) if (n or 0) >= clip.span]
     assert [label for _, label, _ in found] == [video for video in long for _ in range(2)]
     for _, label, made in found:

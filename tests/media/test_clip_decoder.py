@@ -387,3 +387,15 @@ def test_arrays_and_options_that_do_not_fit_are_refused(
 ) -> None:
     with ClipDecoder() as decoder, pytest.raises(InvalidArgument, match=reason):
         decoder.decode(stream, [0, 1], np.empty(shape, np.uint8), **options)
+
+
+def test_fast_colours_of_real_clips(media_root: Path) -> None:
+    """Real pictures have few edges of colour: their error is that of repeated chroma."""
+    found = []
+    for path in sorted((media_root / "clips").rglob("*.*")):
+        video = demux(str(path))
+        frames, shape = [0, video.n_frames // 2], (video.height, video.width, 3)
+        exact = decode(video, frames, shape).astype(np.int16)
+        found.append(np.abs(exact - decode(video, frames, shape, pixels="rgb-fast")).mean())
+
+    assert 0 < np.mean(found) < 2 and max(found) < 5

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import av
 import numpy as np
+import numpy.typing as npt
 import pytest
 from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
@@ -235,3 +236,75 @@ def test_frames_as_the_first(pixels: str, size: tuple[int, int], crop: CropPosit
         for display in (None, turned, None):
             alone = FrameWriter(size, Fraction(1), crop, pixels).render(frame, display)
             assert np.array_equal(writer.render(frame, display), alone)
+
+
+def nearest_rgb(frame: av.VideoFrame) -> npt.NDArray[np.float64]:
+    """Compute the RGB of a 4:2:0 frame; four pixels share their chroma, without interpolation."""
+    y, u, v = (plane_rows(plane, plane.height, plane.width) for plane in frame.planes)
+    u, v = (part.repeat(2, 0).repeat(2, 1) for part in (u, v))
+    full = frame.color_range == FULL or frame.format.name == "yuvj420p"
+    red, blue = COEFFICIENTS[frame.colorspace]
+    low, luma_span, chroma_span = (0, 255, 255) if full else (16, 219, 224)
+    luma, cb, cr = (
+        (y - float(low)) / luma_span,
+        (u - 128.0) / chroma_span,
+        (v - 128.0) / chroma_span,
+    )
+    r, b = luma + 2 * (1 - red) * cr, luma + 2 * (1 - blue) * cb
+    g = (luma - red * r - blue * b) / (1 - red - blue)
+    return np.stack([r, g, b], -1).clip(0, 1) * 255
+
+
+@pytest.mark.parametrize("size", [(2, 2), (6, 10), (8, 46), (48, 64), (112, 112)])
+@pytest.mark.parametrize("color_range", [0, LIMITED, FULL])
+@pytest.mark.parametrize("matrix", COEFFICIENTS)
+@pytest.mark.parametrize("pixel_format", ["yuv420p", "yuvj420p"])
+def test_fast_colours_repeat_chroma(
+    pixel_format: str, matrix: int, color_range: int, size: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(7)
+    frame = av.VideoFrame(size[1], size[0], pixel_format)
+    for plane in frame.planes:
+        plane.update(rng.integers(0, 256, plane.buffer_size, dtype=np.uint8).tobytes())
+    frame.colorspace, frame.color_range = matrix, color_range
+    found = FrameWriter(size, Fraction(1), None, "rgb-fast").render(frame, None)
+    off = np.abs(found - nearest_rgb(frame))
+    assert off.max() < 3 and off.mean() < 1
+
+
+def test_fast_colours_of_smooth_pictures_are_close_to_exact_ones() -> None:
+    frame = av.VideoFrame(112, 80, "yuv420p")
+    for plane in frame.planes:
+        rows = plane_rows(plane, plane.height, plane.width)
+        rows[...] = np.linspace(30, 200, plane.height)[:, None] + np.linspace(-9, 9, plane.width)
+    exact, fast = (
+        FrameWriter((80, 112), Fraction(1), None, pixels).render(frame, None).astype(int)
+        for pixels in ("rgb", "rgb-fast")
+    )
+    assert 0 < np.abs(exact - fast).max() <= 5 and np.abs(exact - fast).mean() < 2
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "pixel_format", "size"),
+    [
+        (64, 48, "yuv420p", (24, 32)),
+        (64, 48, "yuv420p", (48, 48)),
+        (64, 48, "yuv422p", (48, 64)),
+        (64, 48, "yuv420p10le", (48, 64)),
+        (51, 48, "yuv420p", (48, 51)),
+        (64, 39, "yuv420p", (39, 64)),
+        (64, 48, "rgba", (48, 64)),
+    ],
+)
+def test_other_pictures_have_exact_colours(
+    width: int, height: int, pixel_format: str, size: tuple[int, int]
+) -> None:
+    frame = av.VideoFrame(width, height, pixel_format)
+    for plane in frame.planes:
+        plane.update(np.random.default_rng(1).integers(0, 4, plane.buffer_size, np.uint8).tobytes())
+    exact, fast = (
+        FrameWriter(size, Fraction(1), None, pixels).render(frame, None)
+        for pixels in ("rgb", "rgb-fast")
+    )
+    is_cropped_only = size == (48, 48)
+    assert np.array_equal(exact, fast) != is_cropped_only

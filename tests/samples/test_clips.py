@@ -136,7 +136,7 @@ def test_so_many_frames_are_before_that_of_the_event(frames: int, lead: Any, n: 
         ({"size": 112}, "size must be (height, width)"),
         ({"size": (0, 4)}, "size must be"),
         ({"size": (7, 8), "pixels": "yuv420"}, "even sizes"),
-        ({"pixels": "bgr"}, "pixels must be one of 'rgb', 'yuv420'"),
+        ({"pixels": "bgr"}, "pixels must be one of 'rgb', 'rgb-fast', 'yuv420'"),
         ({"crop": "left"}, "crop must be one of"),
         ({"crop": "random"}, "needs size="),
         ({"field": 3}, "field must be the name"),
