@@ -218,10 +218,12 @@ class FrameWriter:
             frame = self._converter.yuv(frame, *whole)
         planes: Planes = frame.planes
         luma, blue, red = planes
-        out[:tall] = plane_rows(luma, tall, wide, top, left)
-        tall, wide, top, left = tall // 2, wide // 2, top // 2, left // 2
-        out[-tall:, :wide] = plane_rows(blue, tall, wide, top, left)
-        out[-tall:, wide:] = plane_rows(red, tall, wide, top, left)
+        stride = luma.line_size
+        out[:tall] = np.ndarray((tall, wide), _UINT8, luma, top * stride + left, (stride, 1))
+        chroma, half, stride = out[tall:], wide // 2, blue.line_size
+        size, start, strides = (tall // 2, half), (top * stride + left) // 2, (stride, 1)
+        chroma[:, :half] = np.ndarray(size, _UINT8, blue, start, strides)
+        chroma[:, half:] = np.ndarray(size, _UINT8, red, start, strides)
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
