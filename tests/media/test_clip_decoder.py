@@ -394,8 +394,7 @@ def test_fast_colours_of_real_clips(media_root: Path) -> None:
     found = []
     for path in sorted((media_root / "clips").rglob("*.*")):
         video = demux(str(path))
-        frames, shape = keyframes_of(video)[-1:], (video.height, video.width, 3)
+        frames, shape = [int(keyframes_of(video)[-1])], (video.height, video.width, 3)
         exact = decode(video, frames, shape).astype(np.int16)
         found.append(np.abs(exact - decode(video, frames, shape, pixels="rgb-fast")).mean())
-
     assert 0 < np.mean(found) < 2 and max(found) < 5
