@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -113,6 +113,19 @@ def ask_raw(client: TestClient, target: str) -> tuple[int, dict[str, str]]:
 
     The client of Starlette resolves `..` itself, as browsers do.
     """
+    return ask_each(client, [target])[0]
+
+
+def ask_each(client: TestClient, targets: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """Do so for one path after the other, in a tenth of the time of Starlette's client."""
+    return anyio.run(_ask_each, client, targets)
+
+
+async def _ask_each(client: TestClient, targets: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    return [await _ask(client, target) for target in targets]
+
+
+async def _ask(client: TestClient, target: str) -> tuple[int, dict[str, str]]:
     path, _, query = target.partition("?")
     scope = {
         "type": "http",
@@ -133,9 +146,6 @@ def ask_raw(client: TestClient, target: str) -> tuple[int, dict[str, str]]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def call() -> None:
-        await client.app(scope, receive, send)
-
-    anyio.run(call)
+    await client.app(scope, receive, send)
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers
