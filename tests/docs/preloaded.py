@@ -1,13 +1,14 @@
 """A Python whose programs run in forks of one process that has imported what they need.
 
 A new interpreter spends most of its time on imports. `preloaded` starts a process that has imported
-packages other than shardio, and writes a program `python` that runs `-c`, `-m`, `-` or a file in a
-fork of it, with the arguments, environment, folder and standard streams of the caller. Scripts
-import of shardio what they name: nothing of it is imported ahead, except for commands.
+shardio, its commands and other packages, and writes a program `python` that runs `-c`, `-m`, `-` or
+a file in a fork of it, with the arguments, environment, folder and standard streams of the caller.
+The first zygote of a program, too, is such a fork rather than a new interpreter.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
@@ -17,7 +18,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -33,9 +34,8 @@ multiprocessing.pool multiprocessing.queues multiprocessing.spawn multiprocessin
 tinygrad.renderer.cstyle tinygrad.renderer.isa.x86 tinygrad.renderer.llvmir tinygrad.renderer.nir
 tinygrad.runtime.autogen.libc tinygrad.runtime.support.compiler_cpu tinygrad.runtime.support.elf
 tinygrad.runtime.support.hcq tinygrad.uop.upat
+shardio._workers.processes.zygote shardio.conversion.api shardio.loader shardio_tools.cli
 """.split()
-COMMANDS = ("shardio.conversion.api", "shardio.loader", "shardio_tools.cli")
-"""The modules of shardio that are imported ahead for commands."""
 REQUEST_BYTES = 1 << 17
 
 # What the program `python` is: it hands its streams over, and ends as the fork does. It imports
@@ -59,13 +59,8 @@ class _Request(NamedTuple):
 
 
 @contextmanager
-def preloaded(
-    environment: Mapping[str, str], programs: Path, also: Sequence[str] = ()
-) -> Iterator[None]:
-    """Start such a process in an environment, write `python` into a folder, and end the process.
-
-    `also` names further modules that are imported ahead.
-    """
+def preloaded(environment: Mapping[str, str], programs: Path) -> Iterator[None]:
+    """Start such a process in an environment, write `python` into a folder, and end the process."""
     address = programs / "preloaded.socket"
     client = programs / "client.py"
     client.write_text(CLIENT)
@@ -73,7 +68,7 @@ def preloaded(
         listening.bind(str(address))
         listening.listen()
         process = subprocess.Popen(
-            [sys.executable, __file__, str(listening.fileno()), *also],
+            [sys.executable, __file__, str(listening.fileno())],
             env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
@@ -137,6 +132,7 @@ def _run(request: _Request) -> None:
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.environment)
+    _prepare_zygote()
     how, *rest = request.arguments
     if how == "-m":
         sys.argv, sys.path[0] = rest, request.cwd
@@ -155,9 +151,49 @@ def _run(request: _Request) -> None:
     exec(compile(code, name, "exec"), main.__dict__)
 
 
+def _prepare_zygote() -> None:
+    """Fork the first zygote of this program now, while there is one thread; it waits to be used."""
+    from shardio._workers.processes import zygote
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        request, fds, _, _ = socket.recv_fds(theirs, REQUEST_BYTES, 2)
+        if not request:  # the program has ended
+            os._exit(0)
+        sys.path[:], environment = json.loads(request)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in fds]
+        zygote.serve(os.dup2(high[0], 3), os.dup2(high[1], 4), zygote.PRELOAD)
+    theirs.close()
+    own_fd, spawn = ours.detach(), zygote._spawn
+
+    def use(control_fd: int, main_pidfd: int) -> int:
+        zygote._spawn = spawn
+        request = json.dumps([list(map(os.fspath, sys.path)), dict(os.environ)]).encode()
+        with socket.socket(fileno=own_fd) as ours:
+            socket.send_fds(ours, [request], [control_fd, main_pidfd])
+        return pid
+
+    # Nothing of the zygote's interface names its program, as no user chooses it.
+    zygote._spawn = use
+
+
+def _warm_device() -> None:
+    """Have tinygrad compile its rules for the CPU, without a device that forks would share."""
+    if os.environ.get("DEV") == "CPU":
+        from tinygrad.runtime.ops_cpu import CPUDevice
+
+        CPUDevice("CPU:9")
+
+
 def _main() -> None:
-    for name in (*AHEAD, *sys.argv[2:]):
+    for name in AHEAD:
         __import__(name)
+    _warm_device()
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"{n_threads} threads: a fork would lack some"
     gc.collect()

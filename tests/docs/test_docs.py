@@ -2,8 +2,8 @@
 
 The blocks of a page run in order in one folder, which holds `videos/` and `out/`, the dataset made
 of them, unless the page makes it itself. Python is run like a script on standard input. All that
-Python runs, commands too, is run in forks of a process that has imported what it needs of other
-packages (see `preloaded`).
+Python runs, commands too, is run in forks of a process that has imported what it needs (see
+`preloaded`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from PIL import Image
 import shardio
 from shardio import errors
 from shardio_tools import cli, sample_clips
-from tests.docs.preloaded import COMMANDS, preloaded, write_program
+from tests.docs.preloaded import preloaded, write_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,8 +42,13 @@ NOT_RUN = {
     ("docs/contributing/README.md", "tools/test"),
 }
 
-# A text of a page, and what is run in its place: the same for a shorter time.
-SHORTER = {"--seconds 3\n": "--seconds 0.3\n"}
+# A text of a page, and what is run in its place: the same for a shorter time, or with the videos
+# that are there. README.md draws videos by the command, and tests/tools/test_demo.py by the demo.
+SHORTER = {
+    "--seconds 3\n": "--seconds 0.3 --videos videos/\n",
+    "python -m shardio_tools.sample_clips videos/\n": "test -d videos/\n",
+    "python -m shardio_tools.sample_clips motions/\n": "cp -r videos/ motions/\n",
+}
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
 NOT_EVERYWHERE = tuple("torchvision lightning accelerate torch jax ray webdataset datasets".split())
@@ -172,11 +177,11 @@ def quick(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
     """Return the same environment, in which warnings are errors, but with a preloaded Python."""
-    programs, commands = map(tmp_path_factory.mktemp, ("quick", "commands"))
+    programs = tmp_path_factory.mktemp("quick")
     path = os.pathsep.join([str(programs), environment["PATH"]])
     strict = {**environment, "PATH": path, "PYTHONWARNINGS": "error"}
-    write_program(programs / "shardio", [str(commands / "python"), "-m", "shardio"])
-    with preloaded(strict, programs), preloaded(strict, commands, COMMANDS):
+    write_program(programs / "shardio", [str(programs / "python"), "-m", "shardio"])
+    with preloaded(strict, programs):
         yield strict
 
 
