@@ -37,6 +37,41 @@ def run_python(
     )
 
 
+# Runs commands, which are separated by NEXT, one after the other in forks, with their output in
+# files; writes the exit codes.
+IN_FORKS = """
+import gc, os, runpy, sys
+import shardio.conversion.api, shardio.loader, shardio_tools.cli
+assert sys.getfilesystemencoding() == "ascii"
+gc.collect()
+gc.freeze()
+folder, *arguments = sys.argv[1:]
+while arguments:
+    end = arguments.index("NEXT")
+    pid = os.fork()
+    if pid == 0:
+        for fd in (1, 2):
+            os.dup2(os.open(f"{folder}/{len(arguments)}-{fd}", os.O_WRONLY | os.O_CREAT), fd)
+        sys.argv[1:] = arguments[:end]
+        runpy.run_module("shardio", run_name="__main__")
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(len(arguments), code, flush=True)
+    del arguments[: end + 1]
+"""
+
+
+def run_commands(
+    commands: Sequence[Sequence[str | bytes]], folder: Path, outputs: Path
+) -> list[Ran]:
+    """Run commands in forks of one process; `outputs` is an empty folder for their output."""
+    arguments = [each for command in commands for each in (*command, "NEXT")]
+    done = run_python(IN_FORKS, str(outputs), *arguments, folder=folder)
+    return [
+        Ran(int(code), *((outputs / f"{name}-{fd}").read_text("ascii") for fd in (1, 2)))
+        for name, code in map(str.split, done.stdout.decode().splitlines())
+    ]
+
+
 def run_command(command: Sequence[str | bytes], folder: Path) -> Ran:
     code = "import sys, runpy\nassert sys.getfilesystemencoding() == 'ascii'\n"
     code += "runpy.run_module('shardio', run_name='__main__')"

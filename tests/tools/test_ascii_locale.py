@@ -12,7 +12,7 @@ import pytest
 import shardio
 from shardio.conversion.inputs import original_name, stored_name, utf8_name
 from shardio.measuring import measure_stored
-from tests.ascii_locale import LATIN, Ran, run_command, run_python
+from tests.ascii_locale import LATIN, Ran, run_commands, run_python
 from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.slow  # that is, the fixture `ran`
@@ -58,8 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(folder: Path) -> dict[str, Ran]:
-    return {name: run_command(command, folder) for name, command in COMMANDS.items()}
+def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    found = run_commands([*COMMANDS.values()], folder, tmp_path_factory.mktemp("outputs"))
+    return dict(zip(COMMANDS, found, strict=True))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -107,23 +108,24 @@ def test_exported_files_have_names_in_utf_8(ran: dict[str, Ran], folder: Path) -
     assert texts == ["straße", "weg"]
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        ("shardio.convert('klaß', 'out')", "src (SRC)"),
-        ("shardio.convert('.', 'ß')", "out (OUT)"),
-        ("shardio.convert('.', 'out', labels='ß.csv')", "labels (--labels)"),
-        ("shardio.open('ß')", "path"),
-        ("shardio.ShardLoader('ß', 1)", "path"),
-        ("shardio.ShardReader('ß.shard')", "path"),
-    ],
-)
-def test_an_unencodable_path_is_refused_with_a_hint(call: str, what: str, tmp_path: Path) -> None:
+UNENCODABLE = {
+    "shardio.convert('klaß', 'out')": "src (SRC)",
+    "shardio.convert('.', 'ß')": "out (OUT)",
+    "shardio.convert('.', 'out', labels='ß.csv')": "labels (--labels)",
+    "shardio.open('ß')": "path",
+    "shardio.ShardLoader('ß', 1)": "path",
+    "shardio.ShardReader('ß.shard')": "path",
+}
+
+
+def test_an_unencodable_path_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
-    code = f"import shardio\ntry:\n    {call}\nexcept ValueError as error:\n    print(ascii(error))"
+    call = "try:\n    {}\nexcept ValueError as error:\n    print(ascii(error))\n"
+    code = "import shardio\n" + "".join(map(call.format, UNENCODABLE))
     done = run_python(code.encode("ascii", "backslashreplace").decode(), folder=tmp_path)
-    assert done.stdout.startswith(f'InvalidArgument("{what} is '.encode())
-    assert b"ascii, cannot encode; set PYTHONUTF8=1" in done.stdout
+    for what, line in zip(UNENCODABLE.values(), done.stdout.splitlines(), strict=True):
+        assert line.startswith(f'InvalidArgument("{what} is '.encode())
+        assert b"ascii, cannot encode; set PYTHONUTF8=1" in line
 
 
 @pytest.mark.parametrize(
