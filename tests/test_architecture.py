@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -147,6 +147,11 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes(), filename=str(path))
 
 
+@functools.cache
+def _all_nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_tree(path)))
+
+
 def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
@@ -183,7 +188,9 @@ def _imported(node: ast.AST) -> list[str]:
 
 @functools.cache
 def _imports(path: Path, *, at_run_time: bool = False, at_import: bool = False) -> tuple[str, ...]:
-    nodes = _nodes(_tree(path), at_run_time=at_run_time, at_import=at_import)
+    nodes: Iterable[ast.AST] = _all_nodes(path)
+    if at_run_time or at_import:
+        nodes = _nodes(_tree(path), at_run_time=at_run_time, at_import=at_import)
     return tuple(name for node in nodes for name in _imported(node))
 
 
@@ -291,7 +298,7 @@ def test_the_map_of_the_library_names_functions_that_their_files_define() -> Non
         for file, names in rows
         for name in names.split(".")
         if not any(
-            getattr(node, "name", None) == name for node in _nodes(_tree(ROOT / "shardio" / file))
+            getattr(node, "name", None) == name for node in _all_nodes(ROOT / "shardio" / file)
         )
     ]
     assert rows and missing == []
@@ -324,7 +331,7 @@ def test_ranks_decide_allowed_imports(module: str, imported: str, is_offence: ob
 
 
 def test_a_module_imports_absolutely() -> None:
-    imports = ((p, n) for p in MODULES.values() for n in _nodes(_tree(p)))
+    imports = ((p, n) for p in MODULES.values() for n in _all_nodes(p))
     relative = [(p, n.lineno) for p, n in imports if isinstance(n, ast.ImportFrom) and n.level]
     assert relative == []
 
@@ -414,7 +421,7 @@ def test_a_face_has_no_queue_and_no_thread_process_socket_or_lock_of_its_own(fac
 
 def test_library_code_never_prints() -> None:
     library = [path for m, path in MODULES.items() if not _is_within(m, "shardio_tools")]
-    calls = ((p, n) for p in library for n in _nodes(_tree(p)) if isinstance(n, ast.Call))
+    calls = ((p, n) for p in library for n in _all_nodes(p) if isinstance(n, ast.Call))
     prints = {"print", "sys.stdout.write"}
     assert [(p, call.lineno) for p, call in calls if ast.unparse(call.func) in prints] == []
 
@@ -423,7 +430,7 @@ def test_only_field_types_are_told_apart_by_their_classes() -> None:
     """All other code asks the field, so that a new type needs no change elsewhere."""
     kinds = {prefix + kind.__name__ for kind in FIELD_TYPES.values() for prefix in ("", "shardio.")}
     others = (p for m, p in MODULES.items() if not _is_within(m, "shardio.format.types"))
-    calls = ((p, n) for p in others for n in _nodes(_tree(p)) if isinstance(n, ast.Call))
+    calls = ((p, n) for p in others for n in _all_nodes(p) if isinstance(n, ast.Call))
     tests = ((p, n) for p, n in calls if ast.unparse(n.func) == "isinstance")
     named = ((p, n, {ast.unparse(each) for each in ast.walk(n.args[1])}) for p, n in tests)
     assert [(p, n.lineno) for p, n, names in named if names & kinds] == []
@@ -463,23 +470,23 @@ MAY_CHANGE_FILES = {
 """Modules that change files without `shardio.storage.fs`, each with the reason."""
 
 
-def _file_changes(tree: ast.Module) -> set[str]:
+def _file_changes(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(tree):
+    for node in _all_nodes(path):
         if not isinstance(node, ast.Call):
             continue
-        name, arguments = ast.unparse(node.func), [ast.unparse(one) for one in node.args]
+        name, arguments = ast.unparse(node.func), [*map(ast.unparse, node.args[1:2])]
         if CHANGES_FILES.fullmatch(name):
             found.add(name)
-        elif name == "os.open" and OPENS_FOR_WRITING.search(arguments[1]):
+        elif name == "os.open" and OPENS_FOR_WRITING.search(arguments[0]):
             found.add(name)
-        elif name == "open" and re.search("[wax+]", (arguments[1:] or ["'r'"])[0]):
+        elif name == "open" and re.search("[wax+]", (arguments or ["'r'"])[0]):
             found.add(name)
     return found
 
 
 def test_only_one_module_changes_the_file_system() -> None:
     library = {m: path for m, path in MODULES.items() if _is_within(m, "shardio")}
-    changes = {m: found for m, path in library.items() if (found := _file_changes(_tree(path)))}
+    changes = {m: found for m, path in library.items() if (found := _file_changes(path))}
     assert {m: found for m, found in changes.items() if m not in MAY_CHANGE_FILES} == {}
     assert MAY_CHANGE_FILES.keys() == changes.keys()
