@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from benchmarks import harness, report
+from benchmarks import gate, harness, report
 from benchmarks.__main__ import GROUPS, load_groups, main
 from benchmarks.child import NotMeasured
 from benchmarks.data import Cache, DatasetSpec
@@ -256,7 +256,8 @@ def test_cases_run(arguments: list[str], tmp_path: Path, capsys: Capture) -> Non
 
 
 @pytest.mark.slow
-def test_the_gate_measures_both_trees(tmp_path: Path) -> None:
+def test_the_gate_measures_both_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "N_PROCESSES", 2)
     case = CASES["gate.batches"]
     result = measure(case, Cache(tmp_path), rounds=1, options={"commit": "HEAD"})
     if result.is_unavailable:
