@@ -250,6 +250,13 @@ def test_what_is_run_for_a_shorter_time_is_still_there() -> None:
     assert [text for text in SHORTER if text not in code] == []
 
 
+def test_blocks_use_public_names_of_shardio() -> None:
+    """They would find any other module in the Python that has imported it."""
+    found = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    names = {name for b in found for name in re.findall(r"(?<!\w)shardio\.([a-z]\w*)", b.code)}
+    assert names - {*shardio.__all__, *shardio._MODULES} == set()
+
+
 @pytest.mark.parametrize(("name", "beginning"), sorted(NOT_RUN))
 def test_what_is_not_run_is_still_there(name: str, beginning: str) -> None:
     page = ROOT / name
