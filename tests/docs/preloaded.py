@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-# What shardio and its commands import of other packages and of Python, and what tinygrad imports
-# once it computes.
+# What shardio and its commands import of other packages and of Python, what tinygrad imports once
+# it computes, and shardio.
 AHEAD = """
 argparse av av.audio.codeccontext av.subtitles.stream av.video.codeccontext cloudpickle
 concurrent.futures.thread csv hmac importlib.metadata numpy numpy.typing queue resource rich
