@@ -183,7 +183,7 @@ def _prepare_zygote() -> None:
 
 
 def _warm_device() -> None:
-    """Have tinygrad compile its rules for the CPU, without a device that forks would share."""
+    """Compile the rules of tinygrad for the CPU, without a device that forks would share."""
     if os.environ.get("DEV") == "CPU":
         from tinygrad.runtime.ops_cpu import CPUDevice
 
