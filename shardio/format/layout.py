@@ -77,10 +77,11 @@ class Required(IntFlag):
     FLOAT8 = 1 << 8
     COMPLEX = 1 << 9
     SIDE_COLUMNS = 1 << 10
+    PLANES = 1 << 11
 
 
-SUPPORTED: Final = Required((Required.AUDIO << 1) - 1)
-"""The features that this version supports: those up to AUDIO."""
+SUPPORTED: Final = Required((Required.AUDIO << 1) - 1) | Required.PLANES
+"""The features that this version supports: those up to AUDIO, and PLANES."""
 
 
 def padded(n_bytes: int) -> int:

@@ -13,7 +13,7 @@ from shardio.media.container import (
     has_sound_suffix,
 )
 from shardio.media.demuxing import SpanReader, demux, times_of
-from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
+from shardio.media.encoding import PLANES_CODECS, JpegEncoder, PlanesEncoder, StreamEncoder, encode
 from shardio.media.frames import MAX_SIDE, CropPosition
 from shardio.media.image import (
     ImageFacts,
@@ -38,6 +38,7 @@ from shardio.media.values import StoredImage, StoredVideo, preview_pixels
 __all__ = [
     "HEAD_BYTES",
     "MAX_SIDE",
+    "PLANES_CODECS",
     "AudioDecoder",
     "ClipDecoder",
     "ImageFacts",
@@ -45,6 +46,7 @@ __all__ = [
     "Mp4File",
     "MuxedStream",
     "Pixels",
+    "PlanesEncoder",
     "CropPosition",
     "MonotonicTimestamps",
     "SpanReader",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,18 @@ import numpy.typing as npt
 from shardio._base.classes import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.types.streams import (
+    PLANES,
     EncodedStream,
     PacketFlag,
     Packets,
     packet_flags,
     packet_sizes,
+    planes_bytes,
+    planes_error,
 )
 from shardio.media.bitstream import parameter_change_test, parameter_sets, starts_closed_gop
 from shardio.media.decoders import (
+    decode_planes,
     decoder_key,
     display_parameter,
     fraction_parameter,
@@ -35,6 +39,7 @@ from shardio.media.pixels import FrameConverter, Pixels, display_matrix
 
 if TYPE_CHECKING:
     from av import VideoFrame
+    from av.video.codeccontext import VideoCodecContext
 
 # The search for a frame's keyframe goes back by at most this number of keyframes, and then to the
 # stream's first keyframe. Without the limit, a damaged table could make the search take long.
@@ -185,12 +190,22 @@ def _check_outputs(
     return height, width
 
 
+def _check_planes(stream: EncodedStream) -> None:
+    if wrong := planes_error(stream.packets, stream.width, stream.height):
+        what, expected, found = wrong
+        raise MediaError(f"{what}: expected {expected}, found {found}")
+
+
 class _OpenStream:
     def __init__(self, stream: EncodedStream) -> None:
         parameters, extradata = stream.parameters, stream.extradata
+        self.codec = str(parameters.get("codec"))
+        self.is_planes = self.codec == PLANES
+        if self.is_planes:
+            _check_planes(stream)
+            parameters = {"codec": PLANES}  # the others are for the eye
         self.stream = stream  # kept alive, because the caches use its id() as their key
         self.table = FrameTable(stream.packets, stream.n_frames)
-        self.codec = str(parameters.get("codec"))
         self.decoder_key = decoder_key(parameters, extradata)
         self.aspect = fraction_parameter(parameters, "sample_aspect")
         self.display = display_parameter(parameters)
@@ -199,10 +214,16 @@ class _OpenStream:
 
 
 class _OpenDecoder:
-    """A decoder of `stream`, and of any other stream that has an equal `decoder_key`."""
+    """A decoder of the stream `opened`, and of any other stream that has an equal `decoder_key`.
 
-    def __init__(self, stream: EncodedStream) -> None:
-        self.codec = open_video_decoder(stream.parameters, stream.extradata)
+    Planes need no `codec`: it is None.
+    """
+
+    def __init__(self, opened: _OpenStream) -> None:
+        self.codec: VideoCodecContext | None = None
+        if not opened.is_planes:
+            stream = opened.stream
+            self.codec = open_video_decoder(stream.parameters, stream.extradata)
         self.converter = FrameConverter()
         self.is_changed = False
         """True if a packet has replaced the parameter sets with which the decoder was opened."""
@@ -282,7 +303,7 @@ class ClipDecoder(Closing):
             self._open_streams, id(stream), self._max_streams, lambda: _OpenStream(stream)
         )
         decoder = get_or_create(
-            self._decoders, opened.decoder_key, _MAX_DECODERS, lambda: _OpenDecoder(stream)
+            self._decoders, opened.decoder_key, _MAX_DECODERS, lambda: _OpenDecoder(opened)
         )
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
         if len(crops) != len(clips):
@@ -293,9 +314,10 @@ class ClipDecoder(Closing):
         if len(by_crop) > 1:
             pairs = zip(clips, crops, strict=True)
             writers = [by_crop[each] for (_, out), each in pairs for _ in out]
+        decode_run = _PlanesDecoder if opened.is_planes else _RunDecoder
         try:
             for run in opened.table.runs(np.concatenate(numbers)):
-                _RunDecoder(opened, decoder, writers, rows).decode(run)
+                decode_run(opened, decoder, writers, rows).decode(run)
         except MediaError:
             # Drop the decoder: it may have read wrong parameters from damaged data, and would use
             # them for the next packets.
@@ -358,6 +380,8 @@ class _RunDecoder:
         import av
 
         codec, wanted = self._decoder.codec, dict(run.wanted)
+        if codec is None:
+            raise AssertionError("planes are decoded without a codec")
         codec.flush_buffers()
         codec.reorder_depth = int(self._open_stream.stream.parameters.get("reorder", 0))
         where: int | str = run.first
@@ -419,11 +443,53 @@ class _RunDecoder:
         display = self._open_stream.display
         if display is None and frame.rotation:
             display = display_matrix(frame)
+        self._write(positions, FrameWriter.write, frame, display)
+
+    def _write(self, positions: Sequence[int], write: Callable[..., None], *frame: Any) -> None:
+        """Write a frame into the rows at `positions` with a method of FrameWriter.
+
+        The frame is written once per writer, and copied to its other rows.
+        """
         written: dict[FrameWriter, Pixels] = {}
         for position in positions:
             writer, row = self._writers[position], self._rows[position]
             if writer in written:
                 row[...] = written[writer]
                 continue
-            writer.write(frame, display, row)
+            write(writer, *frame, row)
             written[writer] = row
+
+
+class _PlanesDecoder(_RunDecoder):
+    """A decoder of runs of a stream of planes, whose packets are pictures or differences."""
+
+    __slots__ = ()
+
+    def decode(self, run: DecodeRun) -> None:
+        """Decode the wanted frames of a run into their rows."""
+        import av
+
+        stream, wanted = self._open_stream.stream, run.wanted
+        shape = stream.height * 3 // 2, stream.width
+        for number, picture in enumerate(self._pictures(run), run.first):
+            if (positions := wanted.get(number)) is not None:
+                try:
+                    self._write(positions, FrameWriter.write_planes, picture.reshape(shape))
+                except (ValueError, av.FFmpegError) as error:
+                    raise MediaError(f"packet {number} of planes: {error}") from error
+
+    def _pictures(self, run: DecodeRun) -> Iterator[Pixels]:
+        """Return an iterator over the pictures of a run, whose bytes may be read-only."""
+        opened = self._open_stream
+        table, n_bytes = opened.table, planes_bytes(opened.stream.width, opened.stream.height)
+        part = slice(run.first, run.stop)
+        starts, sizes = table.offsets[part], table.sizes[part]
+        ends = starts + sizes
+        # Slice the data only once for the run, because each slice may verify checksums.
+        data = memoryview(opened.stream.data[int(starts[0]) : int(ends[-1])])
+        is_key = table.is_key[part]
+        if len(data) == n_bytes * len(is_key) and is_key.all():
+            return iter(np.frombuffer(data, np.uint8).reshape(-1, n_bytes))
+        places = (starts - starts[0]).tolist(), (ends - starts[0]).tolist()
+        packets = [data[start:end] for start, end in zip(*places, strict=True)]
+        return decode_planes(packets, is_key.tolist(), n_bytes, run.first)

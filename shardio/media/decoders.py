@@ -1,4 +1,4 @@
-"""Open decoders from the parameters of a stream, without its container.
+"""Open decoders from the parameters of a stream, without its container; unpack planes.
 
 Decoders use one thread, and all damage that they detect is an error. An unknown codec
 or an invalid parameter causes a MediaError, because parameters come from files.
@@ -7,12 +7,16 @@ or an invalid parameter causes a MediaError, because parameters come from files.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardio.errors import MediaError
+import numpy as np
+
+from shardio.errors import MediaError, ShardCorrupt
+from shardio.format.types.streams import unpack_planes
 from shardio.media.container import make_strict
+from shardio.media.pixels import Pixels
 
 if TYPE_CHECKING:
     from av import Packet
@@ -147,6 +151,25 @@ def numbered_packet(
     if is_key:
         packet.is_keyframe = True
     return packet
+
+
+def decode_planes(
+    packets: Sequence[memoryview], is_key: Sequence[bool], n_bytes: int, first: int
+) -> Iterator[Pixels]:
+    """Yield the pictures of `n_bytes` in packets of planes, the first of which is a keyframe.
+
+    Their bytes may be read-only. `first` is the index of the first packet, for errors.
+    """
+    picture = np.empty(0, np.uint8)
+    for i, packet in enumerate(packets):
+        try:
+            found = np.frombuffer(unpack_planes(packet, n_bytes), np.uint8)
+        except ShardCorrupt as error:
+            numbers = f"expected {error.expected}, found {error.found}"
+            what = f"packet {first + i} of planes: {error.what}: {numbers}"
+            raise MediaError(what) from error
+        picture = found if is_key[i] else found + picture
+        yield picture
 
 
 def get_or_create(

@@ -1,5 +1,7 @@
 """Encode frames for random access: the groups of pictures are short, closed, and easy to decode.
 
+`PlanesEncoder` changes no pixel; the other encoders lose detail.
+
 In H.264, up to three of every four frames are needed by no other frame, so that decoding a clip can
 leave them out. Encoders use one thread, because the same frames then always give the same bytes.
 """
@@ -12,16 +14,17 @@ from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
-from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets
+from shardio.format.codecs import compress_planes
+from shardio.format.types.streams import PLANES, EncodedStream, PacketFlag, pack_packets
 from shardio.media.bitstream import disposable_packets
 from shardio.media.checking import build_stream
 from shardio.media.container import ffmpeg_errors
-from shardio.media.frames import frame_from_planes
+from shardio.media.frames import frame_from_planes, split_planes
 from shardio.media.image import encode_jpeg
 from shardio.media.pixels import MATRICES, RANGES, FrameConverter, Pixels
 from shardio.media.timestamps import frame_durations
@@ -201,9 +204,7 @@ class StreamEncoder:
                 f"a picture is {picture.dtype} of {picture.shape}; expected uint8 of "
                 f"{(height, width, 3)} or {(height * 3 // 2, width)}"
             )
-        half = width // 2
-        parts = (picture[:height], picture[height:, :half], picture[height:, half:])
-        return frame_from_planes(parts, "yuv420p")
+        return frame_from_planes(split_planes(picture), "yuv420p")
 
     def _collect(self, packets: Iterable[Any]) -> None:
         for packet in packets:
@@ -306,4 +307,62 @@ class JpegEncoder:
             self._times,
             frame_durations(self._times),
         )
+        return build_stream(parameters, b"", packets, b"".join(self._packets), self._time_base)
+
+
+PLANES_CODECS: Final = ("zstd", "raw")
+"""The codecs of `PlanesEncoder`: compressed with zstd, or as they are."""
+
+
+class PlanesEncoder:
+    """A writer of frames to a stream of their 4:2:0 planes, without loss.
+
+    Every `gop`-th frame is a keyframe; the others are stored as differences to the frame before.
+    Frames are compressed with zstd unless `codec` is "raw".
+
+    Raises InvalidArgument if an argument is invalid.
+    """
+
+    def __init__(
+        self, width: int, height: int, time_base: Fraction, *, gop: int = 4, codec: str = "zstd"
+    ) -> None:
+        if min(width, height) < 2 or (width | height) & 1 or gop < 1 or codec not in PLANES_CODECS:
+            raise InvalidArgument(
+                f"{width}x{height} pixels, gop {gop}, codec {codec!r}; expected even sides of at "
+                f"least 2, a gop of at least 1, codec {' or '.join(map(repr, PLANES_CODECS))}"
+            )
+        self._size, self._time_base, self._gop = (width, height), time_base, gop
+        self._is_compressed = codec == "zstd"
+        self._packets: list[bytes] = []
+        self._times: list[int] = []
+        self._latest = np.empty(0, np.uint8)
+
+    def add(self, time: int, picture: Pixels) -> None:
+        """Add the next frame, uint8 of (height * 3 / 2, width), shown from the tick `time` on.
+
+        Y is above, and U and V are side by side below Y.
+        """
+        width, height = self._size
+        if picture.dtype != np.uint8 or picture.shape != (height * 3 // 2, width):
+            raise InvalidArgument(
+                f"a picture is {picture.dtype} of {picture.shape}; expected uint8 of "
+                f"{(height * 3 // 2, width)}"
+            )
+        _check_rising(self._times, time)
+        is_key = len(self._times) % self._gop == 0
+        stored = picture if is_key else picture - self._latest
+        self._latest = picture.copy()  # the caller may change its memory
+        packet = stored.tobytes()
+        self._packets.append(compress_planes(packet) if self._is_compressed else packet)
+        self._times.append(time)
+
+    def finish(self) -> EncodedStream:
+        """Return the stream. Call this once, after the last `add`."""
+        if not self._times:
+            raise MediaError("no picture to encode")
+        flags = np.zeros(len(self._times), np.int64)
+        flags[:: self._gop] = PacketFlag.KEY
+        durations = frame_durations(self._times)
+        packets = pack_packets(list(map(len, self._packets)), flags, self._times, durations)
+        parameters = _parameters(PLANES, "yuv420p", self._size, "limited")
         return build_stream(parameters, b"", packets, b"".join(self._packets), self._time_base)

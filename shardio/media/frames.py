@@ -167,6 +167,16 @@ class FrameWriter:
         for channel, part in zip(self._channels, self._cropped(planes), strict=True):
             out[..., channel] = part
 
+    def write_planes(self, picture: Pixels, out: Pixels) -> None:
+        """Scale and crop a picture of square pixels, as `split_planes` describes it, into `out`.
+
+        Raises the errors of `write`.
+        """
+        if self._is_yuv and picture.shape == out.shape:
+            out[...] = picture
+            return
+        self.write(frame_from_planes(split_planes(picture), "yuv420p"), None, out)
+
     def _choose_conversion(self, frame: VideoFrame, display: bytes | None) -> None:
         self._rotation = turned, down, right = display_rotation(display)
         wide, tall = frame.width * (self._aspect or Fraction(1)), Fraction(frame.height)
@@ -239,6 +249,15 @@ def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
     turned = abs(b) + abs(c) > abs(a) + abs(d)
     down, right = (b, c) if turned else (d, a)
     return turned, -1 if down < 0 else 1, -1 if right < 0 else 1
+
+
+def split_planes(picture: Pixels) -> tuple[Pixels, Pixels, Pixels]:
+    """Return views of Y, U and V of a picture of (height * 3 / 2, width).
+
+    Y is above, and U and V are side by side below Y.
+    """
+    height, half = len(picture) * 2 // 3, picture.shape[1] // 2
+    return picture[:height], picture[height:, :half], picture[height:, half:]
 
 
 def frame_from_planes(parts: Sequence[Pixels], pixel_format: str) -> VideoFrame:

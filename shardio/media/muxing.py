@@ -1,7 +1,8 @@
 """Mux the packets of a stream into a file that players open, and verify the file by demuxing it.
 
 The packets are not changed, except that a length replaces the start code before each unit of H.264
-and HEVC if the container requires this.
+and HEVC if the container requires this. No container stores packets of planes: their pictures are
+encoded without loss.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import numpy as np
 
 from shardio.errors import MediaError
-from shardio.format.types.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
+from shardio.format.types.streams import (
+    PLANES,
+    EncodedStream,
+    PacketFlag,
+    pack_packets,
+    packet_flags,
+    packet_sizes,
+)
 from shardio.media.bitstream import packet_units
-from shardio.media.decoders import display_parameter, fraction_parameter
+from shardio.media.checking import build_stream
+from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.container import ffmpeg_errors
+from shardio.media.decoders import decoder_parameters, display_parameter, fraction_parameter
 from shardio.media.demuxing import demux
 from shardio.media.encoding import keep_scheduling_policy
+from shardio.media.frames import frame_from_planes, split_planes
+from shardio.media.pixels import MATRICES, RANGES
 
 if TYPE_CHECKING:
     from av.container import OutputContainer
@@ -52,6 +65,8 @@ _SOUND_FORMATS: Final = {
     "vorbis": (("ogg", ".ogg"),),
 }
 _ANY_SOUND_FORMATS: Final = (("ipod", ".m4a"), ("matroska", ".mka"))
+_CHUNK_FRAMES: Final = 16
+"""The number of pictures that are decoded at a time."""
 _COLOUR_ATTRIBUTES: Final = ("color_range", "colorspace", "color_primaries", "color_trc")
 
 
@@ -71,11 +86,14 @@ def mux(stream: EncodedStream) -> MuxedStream:
 
     PCM may be cut into other packets. All times of an audio stream may be shifted. All times of a
     video may be shifted so that it begins at 0: few containers can store times before 0.
+    Planes are encoded with FFV1: the packets of the file are others, and their pictures the same.
 
     Raises:
         MediaError: no container can store the stream unchanged; the message has the reasons.
         ShardCorrupt: the stream is damaged.
     """
+    if stream.parameters.get("codec") == PLANES:
+        stream = _encode_losslessly(stream)
     codec = str(stream.parameters.get("codec"))
     reasons = []
     for form, suffix, shift in _candidate_formats(stream, codec):
@@ -95,6 +113,38 @@ def mux(stream: EncodedStream) -> MuxedStream:
     raise MediaError(
         f"no container stores packets of {codec} unchanged: {'; '.join(dict.fromkeys(reasons))}"
     )
+
+
+def _encode_losslessly(stream: EncodedStream) -> EncodedStream:
+    """Encode the pictures of a stream of planes with FFV1; every packet is a keyframe."""
+    import av
+    from av.video.codeccontext import VideoCodecContext
+
+    codec = av.CodecContext.create("ffv1", "w")
+    if not isinstance(codec, VideoCodecContext):
+        raise AssertionError("FFV1 is a codec of videos")
+    codec.width, codec.height, codec.pix_fmt = stream.width, stream.height, "yuv420p"
+    codec.time_base, codec.gop_size = stream.time_base, 1
+    codec.colorspace, codec.color_range = MATRICES["bt601"], RANGES["limited"]
+    codec.thread_type, codec.thread_count = "NONE", 1
+    codec.options = {"level": "3", "slices": "4", "slicecrc": "1"}
+    packets: list[bytes] = []
+    with ClipDecoder() as decoder, ffmpeg_errors(lambda: f"picture {len(packets)}"):
+        for first in range(0, stream.n_frames, _CHUNK_FRAMES):
+            numbers = range(first, min(first + _CHUNK_FRAMES, stream.n_frames))
+            out = np.empty((len(numbers), stream.height * 3 // 2, stream.width), np.uint8)
+            decoder.decode(stream, numbers, out, pixels="yuv420")
+            for number, picture in zip(numbers, out, strict=True):
+                frame = frame_from_planes(split_planes(picture), "yuv420p")
+                frame.pts = number
+                packets += map(bytes, codec.encode(frame))
+        packets += map(bytes, codec.encode(None))
+    table = stream.packets
+    flags = np.full(len(table), PacketFlag.KEY)
+    made = pack_packets(list(map(len, packets)), flags, table["pts"], table["duration"])
+    parameters = decoder_parameters(codec) | {"range": "limited", "matrix": "bt601"}
+    extradata = codec.extradata or b""
+    return build_stream(parameters, extradata, made, b"".join(packets), stream.time_base)
 
 
 class FormatRejected(Exception):

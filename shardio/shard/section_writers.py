@@ -339,6 +339,7 @@ class PayloadWriter:
             start, n_tables = self.data.n_bytes, sum(table.n_bytes for table in self._tables)
             hash_ = self.streams[layout.name].append(record, self.data)
             self._write_entry(start, record.nbytes, Codec.RAW, record.nbytes, hash_)
+            self.required |= record.required
             n_added = sum(table.n_bytes for table in self._tables) - n_tables
             self.n_buffered += record.nbytes + n_added
 

@@ -11,8 +11,9 @@ import numpy as np
 from shardio import Array, Audio, EncodedStream, Image, Schema, Text, Video
 from shardio.format.types import EncodedImage
 from shardio.format.types.streams import pack_packets
+from shardio.media import PlanesEncoder
 
-__all__ = ["media"]
+__all__ = ["media", "planes", "planes_picture"]
 
 Samples = list[dict[str, Any]]
 
@@ -85,3 +86,26 @@ def media() -> Iterator[tuple[str, Schema, Samples]]:
     for name, (schema, samples) in cases.items():
         yield name, schema, samples
     yield "missing_media_no_sample", cases["missing_media"][0], []
+
+
+def planes_picture(i: int, k: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return picture k of video i of the golden file of planes; in video 2 it is noise."""
+    height, width = 4 + 2 * i, 6 + 2 * i
+    down, right = np.ogrid[: height * 3 // 2, :width]
+    n = down * width + right
+    value = n * n * 2_654_435_761 + k * 40_503 >> 7 if i == 2 else 3 * down + right + 7 * k
+    return (value % 256).astype(np.uint8)
+
+
+def planes() -> Iterator[tuple[str, Schema, Samples]]:
+    """Yield the golden file of planes: compressed, not compressed, noise, and of another codec."""
+    found: Samples = []
+    ways: list[dict[str, Any]] = [{"gop": 3}, {"codec": "raw", "gop": 1}, {"gop": 2}]
+    for i, options in enumerate(ways):
+        height, width = planes_picture(i, 0).shape
+        encoder = PlanesEncoder(width, height * 2 // 3, Fraction(1, 90_000), **options)
+        for k in range(5):
+            encoder.add(k * k * 100 - 50, planes_picture(i, k))
+        found.append({"video": encoder.finish()})
+    found.append({"video": _stream("h264", 1, 3, 9)})
+    yield "planes", Schema({"video": Video()}), found

@@ -4,6 +4,7 @@
     python -m tests.golden.make_golden tests/golden/datasets-v1.0 --datasets
     python -m tests.golden.make_golden tests/golden/lists-v1.0 --lists
     python -m tests.golden.make_golden tests/golden/media-v1.0 --media
+    python -m tests.golden.make_golden tests/golden/planes-v1.0 --planes
 
 Run once for a version of the format, by hand, never by the tests: a golden file that is made anew
 proves nothing. Refuses to write into a folder that holds anything. Beside each shard or dataset
@@ -40,7 +41,7 @@ from shardio.format.layout import MAJOR, MINOR
 from shardio.format.types import DTYPES, EncodedImage
 from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.maintenance import add_column
-from tests.golden.golden_media import media
+from tests.golden.golden_media import media, planes
 
 LIBRARIES = ("shardio-loader", "numpy", "zstandard", "xxhash")
 Samples = list[dict[str, Any]]
@@ -310,6 +311,8 @@ def main() -> int:
         written = write_datasets(folder)
     elif "--lists" in sys.argv[2:]:
         written = write_parts(folder)
+    elif "--planes" in sys.argv[2:]:
+        written = write_shards(folder, planes())
     else:
         written = write_shards(folder, media() if "--media" in sys.argv[2:] else goldens())
     provenance = {

@@ -21,6 +21,7 @@ SCHEMA, COLUMN, COLUMN_HASHES, PAYLOAD, INDEX, SHAPES, BLOCK_HASHES, DICTIONARY,
 CHUNK_HASHES, PACKETS, STREAMS = 10, 11, 12
 ARRAY, BYTES, TEXT, JSON, IMAGE, VIDEO, AUDIO, LIST = range(1, 9)
 HIDDEN, ANY_FLAG, CHUNK = 2, 7, 65536
+OF_RECORDS = 1 | 1 << 11  # the feature bits that depend on records
 ITEM_SIZES = dict(enumerate([1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2], start=1))
 
 
@@ -86,7 +87,7 @@ class SecondReader:
         text = content[schema.offset : schema.offset + schema.size].decode()
         self.fields: list[dict[str, Any]] = json.loads(text)["fields"]
         self.records = [f for f in self.fields if not is_column(f)]
-        require(required & ~1 == self._features(), "feature bits")
+        require(required & ~OF_RECORDS == self._features(), "feature bits")
         self._check_sections()
 
     def _table(self, table: int, table_size: int) -> dict[tuple[int, int, int], Section]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 from shardio import Array, Schema, ShardReader, Text
 from shardio import open as open_dataset
@@ -19,7 +20,9 @@ from shardio.format.layout import PAGE
 from shardio.format.sections import DIMENSION, plan_sections
 from shardio.format.types import DType
 from shardio.maintenance import verify_dataset, verify_shard
+from shardio.media import ClipDecoder
 from shardio.shard.section_writers import PayloadWriter, SectionTable
+from tests.golden.golden_media import planes_picture
 from tests.golden.make_golden import plain
 from tests.golden.second_reader import (
     Picture,
@@ -55,6 +58,7 @@ NAMES = {
         "wide",
     ],
     "media-v1.0": ["long_video", "missing_media", "missing_media_no_sample", "pictures", "videos"],
+    "planes-v1.0": ["planes"],
 }
 GOLDEN = [HERE / version / name for version, names in NAMES.items() for name in names]
 golden = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -114,6 +118,35 @@ def test_a_reader_written_from_the_specification_reads_the_same(path: Path) -> N
                 assert value.codec == stored >> 48
                 assert value.content == content[place : place + (stored & (1 << 48) - 1)]
                 assert value.n_bytes == entry["n_bytes"]
+
+
+def decoded_by_the_specification(stream: Stream) -> list[bytes]:
+    """Return the pictures of a stream of planes, by the rules of the specification alone."""
+    _, _, _, width, height, _ = stream.numbers
+    found, picture = [], bytes(width * height * 3 // 2)
+    for packet, flags, _, _ in stream.packets:
+        content = packet
+        if len(packet) < len(picture):
+            content = zstandard.ZstdDecompressor().decompress(packet)
+        before = bytes(len(picture)) if flags & 1 else picture
+        picture = bytes((a + b) % 256 for a, b in zip(content, before, strict=True))
+        found.append(picture)
+    return found
+
+
+def test_golden_planes_are_the_pictures_that_were_stored() -> None:
+    path, sizes = HERE / "planes-v1.0" / "planes.shard", set()
+    second = SecondReader(path)
+    with ShardReader(path) as reader, ClipDecoder() as decoder:
+        for i in range(3):
+            stream = reader[i]["video"]
+            found = np.empty((5, stream.height * 3 // 2, stream.width), np.uint8)
+            decoder.decode(stream, range(5), found, pixels="yuv420")
+            wanted = [planes_picture(i, k).tobytes() for k in range(5)]
+            assert [each.tobytes() for each in found] == wanted
+            assert decoded_by_the_specification(second[i]["video"]) == wanted
+            sizes |= {len(packet) < len(wanted[0]) for packet, *_ in second[i]["video"].packets}
+    assert sizes == {True, False}
 
 
 def generation_of(folder: Path) -> dict[str, Any]:

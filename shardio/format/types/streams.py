@@ -25,6 +25,7 @@ from shardio._base.callers import ANY_OPTION, refuses
 from shardio._base.progress import format_sides
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES
+from shardio.format.codecs import ZSTD_MAX_RATIO, Codec, decode
 from shardio.format.layout import Required
 from shardio.format.types.field import MAX_RECORD_BYTES, Content, FieldType, type_mismatch
 from shardio.format.types.images import EncodedMedia
@@ -180,11 +181,19 @@ class StreamRecord:
     gigabytes for hours of video.
     """
 
-    __slots__ = ("_data", "_head", "nbytes", "tables")
+    __slots__ = ("_data", "_head", "nbytes", "required", "tables")
 
-    def __init__(self, head: bytes, data: bytes | memoryview, tables: StreamTables) -> None:
+    def __init__(
+        self,
+        head: bytes,
+        data: bytes | memoryview,
+        tables: StreamTables,
+        required: Required = Required(0),  # noqa: B008  # an immutable number
+    ) -> None:
         self._head, self._data, self.tables = head, data, tables
         self.nbytes: Final = len(head) + len(data)
+        self.required: Final = required
+        """The features that a reader needs for the codec of the stream."""
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield the bytes of the record in pieces of whole chunks; the last may be shorter."""
@@ -196,7 +205,7 @@ class StreamRecord:
 
     def owned_copy(self) -> StreamRecord:
         """Return a copy that owns all of its memory."""
-        return StreamRecord(self._head, bytes(self._data), self.tables)
+        return StreamRecord(self._head, bytes(self._data), self.tables, self.required)
 
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces())
@@ -232,7 +241,8 @@ class _StreamField(EncodedMedia):
         except (ShardCorrupt, SchemaError, TypeError, ValueError) as error:
             raise SchemaError(f"field {name!r}: {error}") from error
         tables = stream_tables(name, value, len(head), has_frames=self.has_frames)
-        return StreamRecord(b"".join((head, value.extradata)), value.data[:], tables)
+        joined = b"".join((head, value.extradata))
+        return StreamRecord(joined, value.data[:], tables, required_by_codec(parameters))
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         return memoryview(bytes(self.encode_stream(name, value))), ()
@@ -389,3 +399,51 @@ def check_parameters(parameters: object) -> Mapping[str, Any]:
             found=str(parameters)[:60],
         )
     return parameters
+
+
+PLANES: Final = "planes"
+"""The codec of videos whose pictures are stored as their 4:2:0 planes, with or without zstd."""
+
+
+def required_by_codec(parameters: Mapping[str, Any]) -> Required:
+    """Return the features that a reader needs for a stream with these parameters."""
+    return Required.PLANES if parameters["codec"] == PLANES else Required(0)
+
+
+def planes_bytes(width: int, height: int) -> int:
+    """Return the size of a picture as 4:2:0 planes in bytes."""
+    return width * height * 3 // 2
+
+
+def planes_error(packets: Packets, width: int, height: int) -> tuple[str, int, int] | None:
+    """Return the rule that a table of packets of planes breaks, what it expects and finds; or None.
+
+    Whether the packets can be decompressed is not known from the table.
+    """
+    if (width | height) & 1:
+        odd = width if width & 1 else height
+        return "the height or width of planes is odd", odd + 1, odd
+    flags, sizes = packet_flags(packets), packet_sizes(packets)
+    allowed = np.full(len(packets), PacketFlag.KEY)
+    allowed[:1] = 0
+    wrong = np.flatnonzero((flags | allowed) != PacketFlag.KEY)
+    for number in wrong[:1].tolist():
+        what = f"packet {number} of planes is hidden or disposable, or is the first and no keyframe"
+        return what, int(PacketFlag.KEY), int(flags[number])
+    for number in np.flatnonzero(packets["pts"][1:] <= packets["pts"][:-1])[:1].tolist():
+        before, found = packets["pts"][number : number + 2].tolist()
+        return f"packet {number + 1} of planes is not shown after the one before", before + 1, found
+    n_bytes = planes_bytes(width, height)
+    wrong = np.flatnonzero((sizes > n_bytes) | (sizes < n_bytes / ZSTD_MAX_RATIO))
+    for number in wrong[:1].tolist():
+        what = f"packet {number} of planes cannot hold a picture of {n_bytes} bytes"
+        return what, n_bytes, int(sizes[number])
+    return None
+
+
+def unpack_planes(packet: memoryview, n_bytes: int) -> bytes | memoryview:
+    """Return the `n_bytes` of planes in a packet: as it is, or decompressed if it is shorter.
+
+    Raises ShardCorrupt, without a path, if the packet cannot be decompressed to `n_bytes`.
+    """
+    return packet if len(packet) == n_bytes else decode(packet, Codec.ZSTD, n_bytes)

@@ -132,6 +132,7 @@ class PayloadVerifier:
             self._check_records(first_row, entries, bad)
         for verifier in self._streams.values():
             verifier.close()
+            self._features |= verifier.features
         self._check_end(hasher.intdigest())
 
     def _location(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
@@ -159,7 +160,7 @@ class PayloadVerifier:
             codec = str(feature.name).lower()
             self._findings.add(
                 "feature",
-                f"the {codec} feature bit must be set if, and only if, a record is compressed with "
+                f"the {codec} feature bit must be set if, and only if, a record is stored with "
                 f"{codec}",
                 section="header",
                 expected=int(feature in self._features),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
-from shardio.format.layout import NO_FIELD, Kind, Section
+from shardio.format.layout import NO_FIELD, Kind, Required, Section
 from shardio.format.schema import Schema
 from shardio.format.sections import ENTRY, Entries, Sections
 from shardio.format.types import Field
@@ -25,10 +25,16 @@ from shardio.format.types.streams import (
     PACKET_DTYPE,
     STREAM,
     STREAM_DTYPE,
+    Packets,
     check_parameters,
     invalid_streams,
     n_shown,
+    packet_sizes,
     packets_error,
+    planes_bytes,
+    planes_error,
+    required_by_codec,
+    unpack_planes,
 )
 from shardio.format.types.text import canonical_json, check_json, read_json
 from shardio.maintenance.verify import Findings
@@ -84,6 +90,8 @@ class StreamVerifier:
         self._streams = sections[Kind.STREAMS, number, 0]
         self._packets = sections[Kind.PACKETS, number, 0]
         self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
+        self.features = Required(0)
+        """The features that a reader must support for the codecs of the streams checked so far."""
         self._expected_next = {"first_packet": 0, "first_chunk": 0}
         """The values that the next row of the stream table must have.
 
@@ -158,9 +166,37 @@ class StreamVerifier:
         self._check_packets(row, stream, n_data)
         if self._findings.n_found != n_before:
             return  # the stream is damaged: do not interpret its bytes
-        parameters = bytes(self._content.bytes[offset : offset + n_parameters])
-        if (wrong := _parameters_error(parameters)) is not None:
+        content = bytes(self._content.bytes[offset : offset + n_parameters])
+        if (wrong := _parameters_error(content)) is not None:
             self._findings.add("parameters", wrong, **self._location(self._payload, row, offset))
+            return
+        features = required_by_codec(read_json(content.decode()))
+        self.features |= features
+        if features & Required.PLANES and self._field.has_frames:
+            self._check_planes(row, stream, offset + n_bytes - n_data)
+
+    def _check_planes(self, row: int, stream: np.void, offset: int) -> None:
+        """Check that each packet of a stream of planes, which begin at `offset`, is a picture."""
+        packets, (width, height) = self._packets_of(stream), (stream["width"], stream["height"])
+        width, height = int(width), int(height)
+        if (wrong := planes_error(packets, width, height)) is not None:
+            what, expected, found = wrong
+            place = self._packets.offset + int(stream["first_packet"]) * PACKET.size
+            where = self._location(self._packets, row, place)
+            self._findings.add("planes", what, expected=expected, found=found, **where)
+            return
+        starts, sizes = packets["offset"].tolist(), packet_sizes(packets).tolist()
+        for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            place = offset + start
+            try:
+                unpack_planes(
+                    self._content.window(place, place + size), planes_bytes(width, height)
+                )
+            except ShardCorrupt as error:
+                what = f"packet {number} of planes: {error.what}"
+                where = self._location(self._payload, row, place)
+                numbers = {"expected": error.expected, "found": error.found}
+                self._findings.add("planes", what, **where, **numbers)
 
     def _check_hashes(
         self, row: int, first_chunk: int, offset: int, n_bytes: int, expected: int
@@ -182,8 +218,7 @@ class StreamVerifier:
                 self._findings.add_mismatch(wanted, actual, **where)
 
     def _check_packets(self, row: int, stream: np.void, n_bytes: int) -> None:
-        first, count = int(stream["first_packet"]), int(stream["n_packets"])
-        packets = self._content.items(self._packets, PACKET_DTYPE, first, count)
+        packets = self._packets_of(stream)
         code, wrong, numbers = "packet", packets_error(packets, n_bytes), {}
         if wrong is None and self._field.has_frames:
             shown, n_frames = n_shown(packets), int(stream["n_frames"])
@@ -191,8 +226,14 @@ class StreamVerifier:
                 code, numbers = "frames", {"expected": shown, "found": n_frames}
                 wrong = "the number of frames of a video differs from the number of shown packets"
         if wrong is not None:
-            where = self._location(self._packets, row, self._packets.offset + first * PACKET.size)
+            place = self._packets.offset + int(stream["first_packet"]) * PACKET.size
+            where = self._location(self._packets, row, place)
             self._findings.add(code, wrong, **where, **numbers)
+
+    def _packets_of(self, stream: np.void) -> Packets:
+        first, count = int(stream["first_packet"]), int(stream["n_packets"])
+        packets: Packets = self._content.items(self._packets, PACKET_DTYPE, first, count)
+        return packets
 
 
 _INVALID_ROW: Final = "the table row of a stream is invalid (packets, chunks, sizes or time base)"
